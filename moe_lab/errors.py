@@ -1,0 +1,38 @@
+"""Errors that a user can cause, and the exit code each one ends with.
+
+Everything else that is raised is a defect of this package and keeps its traceback.
+"""
+
+
+class MoeLabError(Exception):
+    """Base of all user-facing errors: a few lines that say what is wrong and what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(MoeLabError):
+    """The request is wrong: unknown option or key, impossible value, missing data or file."""
+
+    exit_code = 2
+
+
+class ModelError(ConfigError):
+    """The model cannot be used: no model there, no router, an unsupported family."""
+
+
+class TaskError(ConfigError):
+    """The task cannot be used: unknown name, missing or malformed data."""
+
+
+class RoutingError(MoeLabError):
+    """The routing seam was bypassed or met NaN while a run was under way."""
+
+
+class ResultsError(MoeLabError):
+    """Results could not be written or read."""
+
+
+class RunHeldError(MoeLabError):
+    """The requested run is held by another live process."""
+
+    exit_code = 3

@@ -1,0 +1,34 @@
+"""The methods by name. A method is a context manager that yields a language model for lm-eval.
+
+Adding one: a module with a `Method` subclass and its `Config`, a line in `METHODS`, and `conf/method/<name>.yaml`.
+Packages of others register theirs under the entry-point group `moe_lab.methods`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
+
+METHODS = {
+    "base": "moe_lab.methods.base:Base",
+    "roe": "moe_lab.methods.roe:RoE",
+    "pretrain": "moe_lab.methods.pretrain:Pretrain",
+}
+
+
+def method_names() -> list[str]:
+    """All names that `method=` takes, plug-ins included."""
+    return sorted({*METHODS, *(entry.name for entry in entry_points(group="moe_lab.methods"))})
+
+
+def get_method(name: str) -> type[Method]:
+    """The class of a method. Raises ConfigError with the known names for an unknown one."""
+    if name in METHODS:
+        module, _, attribute = METHODS[name].partition(":")
+        return getattr(import_module(module), attribute)
+    for entry in entry_points(group="moe_lab.methods", name=name):
+        return entry.load()
+    raise ConfigError(f"Unknown method {name!r}. Methods: {', '.join(method_names())}.")

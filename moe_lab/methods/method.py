@@ -1,0 +1,49 @@
+"""What a method is: a small class with its own `Config`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+class Method(ABC):
+    """One way to run a model over a task.
+
+    A method that evaluates (`trains = False`) opens an LM; one that trains (`trains = True`) overrides `train`.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value."""
+
+        name: str
+
+    numerics: ClassVar[int] = 1
+    """Raised whenever the method's numbers may change: part of a run's identity."""
+    random: ClassVar[bool] = False
+    """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
+    needs_router: ClassVar[bool] = True
+    """Whether a model without a router is refused."""
+    trains: ClassVar[bool] = False
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def check(self, facts: ModelFacts) -> None:
+        """Raise ConfigError where the configuration cannot work on this model. Called before weights load."""
+
+    @abstractmethod
+    def open(self, model: LoadedModel, config: Config) -> AbstractContextManager[EngineLM]:
+        """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""
+
+    def report(self) -> dict[str, Any]:
+        """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}; called after the run."""
+        return {}

@@ -1,0 +1,27 @@
+"""The one seam into a model: its routers.
+
+`routed(model, policy)` installs a policy on every router and restores the model on exit; `record(model)` keeps what
+the routers decided; `gumbel` is the keyed noise that RoE adds to their logits.
+"""
+
+from moe_lab.routing.families import Family, family_of, supported
+from moe_lab.routing.gumbel_top_k import GumbelTopK
+from moe_lab.routing.hook import Policy, Router, Routing, find_routers, routed
+from moe_lab.routing.noise import document_key, gumbel
+from moe_lab.routing.record import Record, record
+
+__all__ = [
+    "Family",
+    "GumbelTopK",
+    "Policy",
+    "Record",
+    "Router",
+    "Routing",
+    "document_key",
+    "family_of",
+    "find_routers",
+    "gumbel",
+    "record",
+    "routed",
+    "supported",
+]

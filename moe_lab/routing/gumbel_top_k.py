@@ -1,0 +1,89 @@
+"""Gumbel-top-k routing (RoE, equation 1): the k experts with the largest `logits + temperature * noise`.
+
+T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.noise import gumbel_for_tokens
+
+
+@dataclass(frozen=True)
+class NoisyTokens:
+    """Which tokens of the next forward pass are routed with noise, and the keys of their noise. All int64 [N]."""
+
+    index: Tensor
+    """Places among the T tokens of the pass."""
+    document: Tensor
+    repeat: Tensor
+    row: Tensor
+    position: Tensor
+
+
+class GumbelTopK:
+    """A policy: tokens named by `expect` choose their experts with noise, all others are left alone.
+
+    Args:
+        temperatures: one per MoE layer; a layer with 0 is left alone.
+        seed: key of the noise.
+        perturbed_weights: combine weights from the noisy logits instead of the clean ones.
+    """
+
+    def __init__(self, temperatures: Sequence[float], seed: int, perturbed_weights: bool = False):
+        self.temperatures = list(temperatures)
+        self.seed = seed
+        self.perturbed_weights = perturbed_weights
+        self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
+        self._tokens: NoisyTokens | None = None
+        self._noise_LNE: Tensor | None = None
+        self._changed: Tensor | int = 0
+        self._routed = 0
+
+    def expect(self, tokens: NoisyTokens | None) -> None:
+        """Say which tokens of the next forward pass are noisy; None: none of them."""
+        self._tokens, self._noise_LNE = tokens, None
+
+    @property
+    def changed_fraction(self) -> float | None:
+        """Share of noisy decisions (a token, a row, a layer with temperature > 0) whose set of experts differs from
+        the clean one; None before the first."""
+        return float(self._changed) / self._routed if self._routed else None
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        temperature = self.temperatures[router.layer]
+        if self._tokens is None or temperature == 0:
+            return None
+        chosen = self._tokens.index
+        logits_NE = routing.logits_TE[chosen]
+        noisy_NE = logits_NE.float() + temperature * self._noise(router.layer, logits_NE.shape[-1])
+        index_NK = noisy_NE.topk(routing.index_TK.shape[-1], dim=-1).indices
+        source_NE = noisy_NE.to(logits_NE.dtype) if self.perturbed_weights else logits_NE
+        weights_NK = router.family.weights(router.module, source_NE, index_NK)
+        self._count(index_NK, routing.index_TK[chosen])
+        return Routing(
+            routing.logits_TE,
+            routing.weights_TK.index_copy(0, chosen, weights_NK),
+            routing.index_TK.index_copy(0, chosen, index_NK),
+        )
+
+    def _noise(self, layer: int, n_experts: int) -> Tensor:
+        """float32 [N, E]; drawn for all noisy layers at once when the first of them asks."""
+        if self._noise_LNE is None:
+            t = self._tokens
+            layer_L = torch.tensor(self._noisy_layers, device=t.index.device)
+            self._noise_LNE = gumbel_for_tokens(
+                self.seed, t.document, t.repeat, t.row, t.position, layer_L, n_experts
+            )
+        return self._noise_LNE[self._noisy_layers.index(layer)]
+
+    def _count(self, index_NK: Tensor, clean_NK: Tensor) -> None:
+        differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
+        self._changed = self._changed + differs_N.sum()
+        self._routed += differs_N.numel()

@@ -1,0 +1,57 @@
+# Everything that a checkout can do. Each target makes its own environment in .venv where that is missing.
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-all checks format bench reproduce-tables clean-outputs
+
+# The Python that makes the environment: 3.11 or newer.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+# What `make run` runs: overrides of the command (see --help).
+RUN_ARGS ?= method=roe model=tiny task=toy_math limit=100
+# Tables: names of experiments or all; tiny, small or paper; run, plan or report.
+EXPERIMENT ?= all
+SCALE ?= tiny
+MODE ?= run
+# Processes that pytest uses.
+WORKERS ?= 2
+CHECKED := moe_lab tests benchmarks
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## The embedded model with and without RoE on toy_math (RUN_ARGS='...' for another run)
+	$(BIN)/python -m moe_lab $(RUN_ARGS)
+
+test: checks ## Checks, and all tests but the slow ones
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow'
+
+test-all: checks ## Checks, and all tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+checks: $(STAMP) ## Lint, format and types
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md
+	$(BIN)/python -m benchmarks
+
+reproduce-tables: $(STAMP) ## The papers' tables (EXPERIMENT=all SCALE=tiny MODE=run)
+	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE)
+
+clean-outputs: ## Delete everything in outputs/
+	find outputs -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +

@@ -1,0 +1,83 @@
+"""The command: compose, check, then run, plan, report or diagnose; every ending has its exit code.
+
+python -m moe_lab method=roe model=tiny task=toy_math
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from moe_lab.errors import ConfigError
+from moe_lab.exits import exit_code, print_error, raise_on_sigterm
+
+if TYPE_CHECKING:
+    from moe_lab.compose import Cell
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code; `argv` without the program's name."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _main(list(arguments))
+    except SystemExit as stop:  # argparse, and Hydra's flags that only print
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt as stop:
+        print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
+        return exit_code(stop)
+    except Exception as error:
+        print_error(error)
+        return exit_code(error)
+
+
+def _main(argv: list[str]) -> int:
+    if "--help" in argv or "-h" in argv:
+        from moe_lab.help import help_text
+
+        print(help_text(argv))
+        return 0
+    cells = compose_or_explain(argv)
+    if not cells:
+        return 0
+    if threading.current_thread() is threading.main_thread():
+        raise_on_sigterm()
+    return dispatch(cells)
+
+
+def compose_or_explain(argv: list[str]) -> list[Cell]:
+    """The cells of a command line. Raises ConfigError for whatever Hydra refuses."""
+    from moe_lab.compose import check_launcher, compose
+    from moe_lab.explain import REQUEST_ERRORS, explain
+
+    try:
+        cells = compose(argv)
+    except REQUEST_ERRORS as error:
+        raise ConfigError(explain(error)) from error
+    for cell in cells:
+        check_launcher(cell)
+    return cells
+
+
+def dispatch(cells: list[Cell]) -> int:
+    """Do what `mode` says with the composed cells."""
+    from moe_lab.convert import to_config
+
+    configs = [to_config(cell) for cell in cells]
+    mode = configs[0].mode
+    if any(config.mode != mode for config in configs):
+        raise ConfigError("A grid has one mode. Give mode= one value.")
+    if mode == "doctor":
+        from moe_lab.doctor import diagnose
+
+        print(diagnose(configs[0]))
+        return 0
+    if any(config.experiment for config in configs):
+        from moe_lab.reports.experiments import run_experiments
+
+        if len(configs) > 1:
+            raise ConfigError("experiment= brings its own grid. Leave out -m and name one value per key.")
+        return run_experiments(configs[0], cells[0])
+    from moe_lab.grid import plan_grid, report_grid, run_grid
+
+    return {"run": run_grid, "plan": plan_grid, "report": report_grid}[mode](configs)

@@ -1,0 +1,109 @@
+"""From the command line to composed configs: the one place that talks to Hydra.
+
+Hydra's job only collects what was composed, so that every cell of a grid is known before the first runs,
+and Hydra's errors (exit 1 and a traceback by its own rules) reach `moe_lab.app`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest.mock import patch
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from moe_lab.config import Config, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
+from moe_lab.errors import ConfigError
+from moe_lab.paths import resource_folder
+
+GROUPS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
+PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs)=([^'\"\[{].*[,=].*)$")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One composed configuration and the overrides that made it."""
+
+    values: dict[str, Any]
+    choices: dict[str, str]
+    overrides: list[str]
+
+
+def compose(argv: list[str]) -> list[Cell]:
+    """All cells that a command line asks for; none after a flag that only prints (`--cfg`, `--info`).
+
+    Raises Hydra's and OmegaConf's own errors.
+    """
+    composed: list[tuple[DictConfig, DictConfig]] = []
+    register_schema()
+    with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch, _raw_errors():
+        quoted = [quote_commas(argument) for argument in argv]
+        arguments = ["moe_lab", *quoted, f"hydra.sweep.dir='{scratch}'"]
+        with patch.object(sys, "argv", arguments):
+            hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
+                lambda cfg: composed.append((cfg, HydraConfig.get()))  # type: ignore[arg-type,func-returns-value]
+            )()
+    return [read_cell(cfg, runtime) for cfg, runtime in composed]
+
+
+def compose_cell(overrides: list[str], searchpath: list[str]) -> Cell:
+    """One cell from overrides alone, for experiments. `searchpath`: Hydra's, where `--config-dir` stands."""
+    register_schema()
+    quoted = [quote_commas(override) for override in overrides]
+    if searchpath:
+        quoted.append(f"hydra.searchpath={OmegaConf.to_yaml(searchpath)}")
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(resource_folder("conf"))):
+        cfg = hydra.compose("config", overrides=quoted, return_hydra_config=True)
+    return read_cell(cfg, cfg.hydra)
+
+
+def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
+    """Plain values of a composed config; `runtime` is its `hydra` node. Raises OmegaConf's errors."""
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    plain.pop("hydra", None)
+    values = {str(key): value for key, value in plain.items()}
+    choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
+    return Cell(values=values, choices=choices, overrides=list(runtime.overrides.task))
+
+
+def register_schema() -> None:
+    """Let every key of a group be overridden, also where an option's YAML leaves it out."""
+    defaults = {group: {**asdict(cls()), "name": None} for group, cls in GROUPS.items()}
+    ConfigStore.instance().store(name="schema", node=defaults)
+
+
+def quote_commas(argument: str) -> str:
+    """Quote a value whose commas and equal signs are not Hydra's: `experiment=a,b`, `gen_kwargs=x=1,y=2`."""
+    match = PLAIN_COMMAS.match(argument)
+    return f"{match[1]}='{match[2]}'" if match else argument
+
+
+@contextmanager
+def _raw_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and leaving with exit code 1."""
+    with patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
+        yield
+
+
+def check_launcher(cell: Cell) -> None:
+    """Refuse launchers and sweepers that would run cells elsewhere than in this process."""
+    for part in ("hydra/launcher", "hydra/sweeper"):
+        if cell.choices.get(part, "basic") != "basic":
+            raise ConfigError(
+                f"{part}={cell.choices[part]} is not supported: moe_lab runs a grid in one process."
+            )
+
+
+def top_level_keys() -> list[str]:
+    """Keys that a composed config has, in the order of the schema."""
+    return [key for key in Config.__dataclass_fields__ if key != "overrides"]

@@ -1,0 +1,156 @@
+"""The typed schema of `conf/`: what `config.yaml` and its groups may hold.
+
+`method`'s keys belong to the method's own `Config` (see `moe_lab.methods`); all other groups are here.
+Nothing in this module imports torch, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe_lab.errors import ConfigError
+
+MODES = ("run", "plan", "doctor", "report")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+SCALES = ("tiny", "small", "paper")
+METRICS = ("none",)
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    name: str = "tiny"
+    path: str | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    peft: str | None = None
+    experts_implementation: str | None = None
+    experts_per_token: int | None = None
+    add_bos_token: bool | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("model.experts_per_token", self.experts_per_token, 1)
+
+
+@dataclass(kw_only=True)
+class TaskConfig:
+    """Which lm-eval task, and which of its metrics is the headline."""
+
+    name: str | list[str] = "toy_math"
+    """lm-eval's name of a task or group, or a list of them."""
+    metric: str | None = None
+    """Headline metric in lm-eval's `metric,filter` spelling; null: the first that lm-eval reports."""
+    data_folder: str | None = None
+    """Folder under `data_dir`; null: the task's name."""
+    data_filter: str | dict[str, str] | None = None
+    """{lm-eval task: value} or a column name: rows of a shared file that belong to one task of a group."""
+    include_path: str | None = None
+    fewshot_split: str | None = None
+
+
+@dataclass(kw_only=True)
+class TuningConfig:
+    name: str = "none"
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    name: str = "none"
+
+
+@dataclass(kw_only=True)
+class Config:
+    """One composed run. Raises ConfigError for a value that no run can have."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: Any = None
+    """An instance of the method's `Config`; its `name` field says which method."""
+    task: TaskConfig = field(default_factory=TaskConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+    mode: str = "run"
+    seed: int = 0
+    seeds: int = 1
+    sample_seed: int = 1234
+    fewshot_seed: int = 1234
+    limit: int | float | None = None
+    samples: list[int] | None = None
+    num_fewshot: int | None = None
+    batch_size: int | str = "auto"
+    max_batch_size: int | None = None
+    max_length: int | None = None
+    gen_kwargs: dict[str, Any] | None = None
+    apply_chat_template: bool | str = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = True
+    predict_only: bool = False
+    device: str = "auto"
+    dtype: str = "auto"
+    output_dir: str = "outputs"
+    data_dir: str | None = None
+    offline: bool = False
+    baseline: bool = True
+    rerun: bool = False
+    metrics: str = "none"
+    experiment: str | None = None
+    scale: str = "tiny"
+
+    overrides: list[str] = field(default_factory=list)
+    """The overrides that were typed, for the record; not a key of `conf/`."""
+
+    def __post_init__(self) -> None:
+        _one_of("mode", self.mode, MODES)
+        _one_of("scale", self.scale, SCALES)
+        _one_of("metrics", self.metrics, METRICS)
+        _one_of("dtype", self.dtype, DTYPES)
+        for key in ("seed", "sample_seed", "fewshot_seed", "num_fewshot"):
+            _at_least(key, getattr(self, key), 0)
+        for key in ("seeds", "max_batch_size", "max_length"):
+            _at_least(key, getattr(self, key), 1)
+        self._check_documents()
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise ConfigError(
+                f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or mps."
+            )
+        if isinstance(self.batch_size, int):
+            _at_least("batch_size", self.batch_size, 1)
+        elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
+            raise ConfigError(
+                f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
+            )
+
+    def _check_documents(self) -> None:
+        if self.limit is not None and self.limit <= 0:
+            raise ConfigError(f"limit={self.limit} selects nothing. Use a count, or a fraction below 1.")
+        if self.limit is not None and self.limit > 1 and self.limit != int(self.limit):
+            raise ConfigError(f"limit={self.limit} is neither a count nor a fraction below 1.")
+        if self.samples is None:
+            return
+        if self.limit is not None:
+            raise ConfigError("limit= and samples= both choose documents. Give one of them.")
+        if not self.samples or min(self.samples) < 0:
+            raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{key}={value} is unknown. Choices: {', '.join(choices)}.{did_you_mean(value, choices)}"
+        )
+
+
+def _at_least(key: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{key}={value} is too small. It must be at least {least}.")
+
+
+def did_you_mean(word: str, choices: Any) -> str:
+    """Give " Did you mean 'x'?" for the closest choice, or nothing where none is close."""
+    from difflib import get_close_matches
+
+    matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

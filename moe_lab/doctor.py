@@ -1,0 +1,93 @@
+"""mode=doctor: versions, devices, caches, offline flags, and which documented task lacks which data."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from moe_lab import __version__
+from moe_lab.config import Config
+
+PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
+OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
+
+
+def diagnose(config: Config) -> str:
+    """The whole report as text. Loads no weights, fetches and writes nothing."""
+    sections = {
+        "Versions": [f"moe_lab {__version__}, Python {platform.python_version()}", *_versions()],
+        "Devices": _devices(),
+        "Caches and offline": [*_caches(), *_flags(config)],
+        "Output folder": [_output(Path(config.output_dir))],
+        "Data of the documented tasks": _tasks(config),
+    }
+    return "\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in sections.items())
+
+
+def _versions() -> list[str]:
+    lines = []
+    for package in PACKAGES:
+        try:
+            lines.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            lines.append(f"{package} MISSING: pip install moe-lab brings it")
+    return lines
+
+
+def _devices() -> list[str]:
+    import torch
+
+    lines = [f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        lines.append(f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        lines.append("mps: available")
+    return lines
+
+
+def _caches() -> list[str]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE)
+    kept = sorted(folder.name for folder in cache.glob("*--*")) if cache.is_dir() else []
+    lines = [f"hub cache: {cache}" + ("" if cache.is_dir() else " (not there yet)")]
+    return lines + [f"  {name.replace('--', '/').partition('/')[2]} ({name.partition('--')[0]})" for name in kept]
+
+
+def _flags(config: Config) -> list[str]:
+    lines = [f"{flag}={os.environ.get(flag, '(not set)')}" for flag in OFFLINE_FLAGS]
+    return [*lines, f"offline={str(config.offline).lower()} data_dir={config.data_dir or '(the hub)'}"]
+
+
+def _output(folder: Path) -> str:
+    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+    writable = "writable" if os.access(existing, os.W_OK) else "NOT WRITABLE: choose another with output_dir="
+    return f"{folder.absolute()}: {writable}"
+
+
+def _tasks(config: Config) -> list[str]:
+    from moe_lab.compose import compose_cell
+    from moe_lab.convert import to_config
+    from moe_lab.help import options
+    from moe_lab.paths import resource_folder
+
+    names = [name for name in options("task", [resource_folder("conf")]) if name != "lm_eval"]
+    lines = []
+    for name in names:
+        task = to_config(compose_cell([f"task={name}"], [])).task
+        lines.append(f"{name:<16} {_state(replace(config, task=task))}")
+    return lines
+
+
+def _state(config: Config) -> str:
+    from moe_lab.errors import MoeLabError
+    from moe_lab.tasks import missing_data
+
+    try:
+        return missing_data(config) or "ready"
+    except MoeLabError as error:
+        return str(error).replace("\n", " ")

@@ -1,0 +1,52 @@
+"""Hydra's and OmegaConf's errors in a few lines that name the closest valid choice and what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from moe_lab.config import did_you_mean
+from moe_lab.convert import unknown_key
+
+# Hydra proposes `+key` and `++key`, which are refused here.
+ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
+REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+
+
+def explain(error: BaseException) -> str:
+    """The message for an error that Hydra or OmegaConf raised while composing."""
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error)
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
+        return _missing_key(cause)
+    lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
+    if cause is not None:
+        lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
+    return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
+
+
+def _missing_option(error: MissingConfigException) -> str:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    if not error.options:
+        return f"{str(error).splitlines()[0]}\nSee --help for what can be composed."
+    options = sorted(error.options)
+    return f"Unknown {group} {option!r}.{did_you_mean(option, options)}\nChoices: {', '.join(options)}."
+
+
+def _missing_key(cause: Any) -> str:
+    root = cause.parent_node._get_root()
+    prefix, _, _ = str(cause.full_key).rpartition(".")
+    known = [f"{prefix}.{key}" if prefix else str(key) for key in cause.parent_node if key != "hydra"]
+    if not prefix:
+        sections = {
+            key: node for key, node in root.items() if isinstance(node, DictConfig) and key != "hydra"
+        }
+        leaf = str(cause.full_key)
+        known += [f"{group}.{key}" for group, section in sections.items() for key in section if key == leaf]
+    return str(unknown_key(str(cause.full_key), known))

@@ -1,0 +1,117 @@
+"""What `--help` prints: read from the YAML files in `conf/`, without Hydra and without torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+from moe_lab.config import ModelConfig, TaskConfig
+from moe_lab.paths import resource_folder
+
+GROUPS = ("method", "model", "task", "tuning", "logger")
+
+HEAD = """\
+moe_lab: does a Mixture-of-Experts language model get better if it routes differently, and at what cost?
+
+Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
+
+Five commands:
+  python -m moe_lab
+      method=roe model=tiny task=toy_math: no network, no GPU, no data set
+  python -m moe_lab method=roe model=olmoe task=gsm8k limit=50 data_dir=my/data
+      a model of the hub on 50 documents of a local copy of GSM8K; such numbers are marked PARTIAL
+  python -m moe_lab -m method=base,roe model=olmoe,mixtral task=gsm8k,arc_challenge
+      a grid: every combination, each model loaded once, one table at the end
+  python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
+      what would run, what is stored already, and how much work it is; loads and writes nothing
+  python -m moe_lab experiment=figure3 scale=tiny
+      a table of a paper: runs what is not stored yet, then writes outputs/tables/figure3.md and .csv
+"""
+
+TAIL = """\
+Where results go:
+  outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
+  outputs/tables/                                          tables of experiments
+  The same command again continues an interrupted run, or shows the stored result. The path of
+  results.json is the last line on stdout. output_dir=elsewhere moves all of it.
+
+Flags (before the overrides):
+  -m, --multirun        a grid: values separated by commas make one run each
+  --cfg job             print the composed configuration and stop
+  --info defaults       how the configuration was composed (also: config, searchpath, plugins)
+  --config-dir FOLDER   options of your own: FOLDER/model/mine.yaml is model=mine
+  --hydra-help          Hydra's own flags
+
+Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run;
+130 and 143 interrupted.
+HYDRA_FULL_ERROR=1 shows the traceback of an error."""
+
+
+def help_text(argv: list[str]) -> str:
+    """The whole text; options in folders given by `--config-dir` are listed too."""
+    folders = [resource_folder("conf"), *_config_dirs(argv)]
+    groups = [_group(group, folders) for group in GROUPS]
+    return "\n".join(
+        [HEAD, "Groups (the first line of each option's YAML says what it is):", *groups, _keys(), TAIL]
+    )
+
+
+def options(group: str, folders: list[Path]) -> dict[str, str]:
+    """The options of a group, each with the first comment line of its YAML."""
+    files = [file for folder in folders for file in (folder / group).glob("*.yaml")]
+    return {file.stem: first_comment(file) for file in sorted(files, key=lambda file: file.stem)}
+
+
+def first_comment(file: Path) -> str:
+    """The first comment line of a YAML file, or nothing."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            return line.lstrip("# ").strip()
+    return ""
+
+
+def experiments() -> dict[str, str]:
+    """The experiments by name, each with the first comment line of its YAML."""
+    files = sorted(resource_folder("experiments").rglob("*.yaml"), key=lambda file: file.stem)
+    return {file.stem: first_comment(file) for file in files}
+
+
+def top_level_keys() -> list[tuple[str, str, str]]:
+    """(key, default, comment) of every top-level key of `conf/config.yaml`."""
+    text = (resource_folder("conf") / "config.yaml").read_text(encoding="utf-8")
+    return [
+        (key, default, comment) for comment, key, default in re.findall(r"^# (.+)\n(\w+): (.+)$", text, re.M)
+    ]
+
+
+def _group(group: str, folders: list[Path]) -> str:
+    rows = [f"  {name:<16} {comment}" for name, comment in options(group, folders).items()]
+    return "\n".join([f"{group}=", *rows, ""])
+
+
+def _keys() -> str:
+    rows = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
+    model = ", ".join(f"model.{f.name}" for f in fields(ModelConfig) if f.name != "name")
+    task = ", ".join(f"task.{f.name}" for f in fields(TaskConfig))
+    tables = [f"  {name:<16} {comment}" for name, comment in experiments().items()]
+    return "\n".join(
+        [
+            "experiment=",
+            *tables,
+            "",
+            "Keys and defaults (those of a method: conf/method/<method>.yaml, or --cfg job):",
+            *rows,
+            f"  {model}",
+            f"  {task}",
+            "",
+        ]
+    )
+
+
+def _config_dirs(argv: list[str]) -> list[Path]:
+    flags = ("--config-dir", "-cd")
+    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    apart = [value for flag, value in pairwise(argv) if flag in flags]
+    return [Path(folder) for folder in joined + apart]

@@ -1,0 +1,75 @@
+"""The numbers of a results.json as rows: value, interval, comparison with the untouched model, marks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One task's headline metric in one run. Rates are fractions; None where a number does not exist."""
+
+    model: str
+    method: str
+    task: str
+    metric: str
+    run_id: str
+    n: int | None = None
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    baseline: float | None = None
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
+    p_mcnemar: float | None = None
+    marks: tuple[str, ...] = field(default=())
+
+
+def rows_of(results: dict[str, Any]) -> list[Row]:
+    """One row per evaluated task of a run."""
+    block = results["moe_lab"]
+    return [_row(results, block, task) for task in block["task"]["tasks"] if task in results["results"]]
+
+
+def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
+    """What has to be said wherever a number of this run appears."""
+    names = {"partial": "PARTIAL", "untuned": "untuned"}
+    return tuple(label for key, label in names.items() if block.get(key))
+
+
+def _row(results: dict[str, Any], block: dict[str, Any], task: str) -> Row:
+    scores = results["results"][task]
+    metric = headline(scores, block["task"].get("metric"))
+    paired = block.get("paired", {}).get(task, {}).get(metric, {})
+    baseline = (block.get("baseline") or {}).get("results", {}).get(task, {})
+    interval = block.get("intervals", {}).get(task, {}).get(metric)
+    return Row(
+        model=block["model"]["name"],
+        method=block["method"]["name"],
+        task=task,
+        metric=metric,
+        run_id=block["run_id"],
+        n=len(block["samples"].get(task, [])) or None,
+        value=_number(scores.get(metric)),
+        interval=_pair(interval),
+        baseline=_number(baseline.get(metric)),
+        difference=_number(paired.get("difference")),
+        difference_interval=_pair(paired.get("ci95")),
+        p_mcnemar=_number(paired.get("p_mcnemar")),
+        marks=marks_of(block),
+    )
+
+
+def headline(scores: dict[str, Any], wanted: str | None) -> str:
+    """The headline metric in lm-eval's `metric,filter` spelling: the task's own, else the first reported."""
+    if wanted in scores:
+        return str(wanted)
+    return next(key for key in scores if "," in key and "_stderr," not in key)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    return (float(value[0]), float(value[1])) if value and None not in value else None

@@ -36,6 +36,7 @@ class Cell:
     values: dict[str, Any]
     choices: dict[str, str]
     overrides: list[str]
+    config_dirs: list[str]
 
 
 def compose(argv: list[str]) -> list[Cell]:
@@ -55,12 +56,15 @@ def compose(argv: list[str]) -> list[Cell]:
     return [read_cell(cfg, runtime) for cfg, runtime in composed]
 
 
-def compose_cell(overrides: list[str], searchpath: list[str]) -> Cell:
-    """One cell from overrides alone, for experiments. `searchpath`: Hydra's, where `--config-dir` stands."""
+def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
+    """One cell from overrides alone, for experiments. `config_dirs`: folders given by `--config-dir`.
+
+    Raises Hydra's and OmegaConf's own errors.
+    """
     register_schema()
     quoted = [quote_commas(override) for override in overrides]
-    if searchpath:
-        quoted.append(f"hydra.searchpath={OmegaConf.to_yaml(searchpath)}")
+    if config_dirs:
+        quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(resource_folder("conf"))):
         cfg = hydra.compose("config", overrides=quoted, return_hydra_config=True)
     return read_cell(cfg, cfg.hydra)
@@ -73,7 +77,11 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
     plain.pop("hydra", None)
     values = {str(key): value for key, value in plain.items()}
     choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
-    return Cell(values=values, choices=choices, overrides=list(runtime.overrides.task))
+    config_dirs = [
+        str(source.path) for source in runtime.runtime.config_sources if source.provider == "command-line"
+    ]
+    overrides = [str(override) for override in runtime.overrides.task]
+    return Cell(values=values, choices=choices, overrides=overrides, config_dirs=config_dirs)
 
 
 def register_schema() -> None:

@@ -16,7 +16,7 @@ from moe_lab.methods import get_method
 
 
 def to_config(cell: Cell) -> Config:
-    """The typed config of a cell. Raises ConfigError with the key, what it expects or the closest valid key."""
+    """The typed config of a cell. ConfigError names the key, what it expects or the closest one."""
     values = dict(cell.values)
     _check_names(values, cell.choices)
     sections: dict[str, Any] = {}

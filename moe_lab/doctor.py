@@ -24,7 +24,9 @@ def diagnose(config: Config) -> str:
         "Output folder": [_output(Path(config.output_dir))],
         "Data of the documented tasks": _tasks(config),
     }
-    return "\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in sections.items())
+    return "\n".join(
+        f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in sections.items()
+    )
 
 
 def _versions() -> list[str]:
@@ -55,7 +57,9 @@ def _caches() -> list[str]:
     cache = Path(HF_HUB_CACHE)
     kept = sorted(folder.name for folder in cache.glob("*--*")) if cache.is_dir() else []
     lines = [f"hub cache: {cache}" + ("" if cache.is_dir() else " (not there yet)")]
-    return lines + [f"  {name.replace('--', '/').partition('/')[2]} ({name.partition('--')[0]})" for name in kept]
+    return lines + [
+        f"  {name.replace('--', '/').partition('/')[2]} ({name.partition('--')[0]})" for name in kept
+    ]
 
 
 def _flags(config: Config) -> list[str]:

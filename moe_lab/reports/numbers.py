@@ -25,10 +25,13 @@ class Row:
     marks: tuple[str, ...] = field(default=())
 
 
-def rows_of(results: dict[str, Any]) -> list[Row]:
-    """One row per evaluated task of a run."""
+def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
+    """One row per evaluated task of a run: its headline metric, or `metric` (lm-eval's `metric,filter`)."""
     block = results["moe_lab"]
-    return [_row(results, block, task) for task in block["task"]["tasks"] if task in results["results"]]
+    wanted = metric or block["task"].get("metric")
+    return [
+        _row(results, block, task, wanted) for task in block["task"]["tasks"] if task in results["results"]
+    ]
 
 
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
@@ -37,9 +40,9 @@ def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
     return tuple(label for key, label in names.items() if block.get(key))
 
 
-def _row(results: dict[str, Any], block: dict[str, Any], task: str) -> Row:
+def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str | None) -> Row:
     scores = results["results"][task]
-    metric = headline(scores, block["task"].get("metric"))
+    metric = headline(scores, wanted)
     paired = block.get("paired", {}).get(task, {}).get(metric, {})
     baseline = (block.get("baseline") or {}).get("results", {}).get(task, {})
     interval = block.get("intervals", {}).get(task, {}).get(metric)

@@ -84,7 +84,7 @@ def cost_table(results: Sequence[dict[str, Any]]) -> Table:
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
     """What the marks mean, for those that appear."""
     texts = {
-        "PARTIAL": "PARTIAL: computed on part of the documents (limit=, samples=); not the benchmark's number.",
+        "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
         "untuned": "untuned: the temperature was given, not tuned on held-out data as the RoE paper does.",
     }
     seen = {mark for result in results for mark in marks_of(result["moe_lab"])}

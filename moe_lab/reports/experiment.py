@@ -1,0 +1,113 @@
+"""An experiment: a YAML in `experiments/` that names a paper's table, its cells and the paper's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moe_lab.config import did_you_mean
+from moe_lab.convert import build
+from moe_lab.errors import ConfigError
+from moe_lab.paths import resource_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Which cells a scale runs, as overrides of the ordinary command."""
+
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    cells: list[list[str]] = field(default_factory=list)
+    set: list[str] = field(default_factory=list)
+
+    def overrides(self) -> list[list[str]]:
+        """One list of overrides per cell: the grid's combinations, then the single cells."""
+        combinations = product(
+            *([f"{key}={option}" for option in options] for key, options in self.grid.items())
+        )
+        grid = [list(combination) for combination in combinations] if self.grid else []
+        return [[*cell, *self.set] for cell in [*grid, *self.cells]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A number of the paper: of which cell, in which unit, its place, a mark where it is doubtful."""
+
+    cell: dict[str, str]
+    value: float
+    unit: str = "fraction"
+    place: str
+    mark: str | None = None
+
+    @property
+    def fraction(self) -> float:
+        """The value as results have it: rates are fractions."""
+        return self.value / 100 if self.unit == "percent" else self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One table: what its rows and columns are, what runs at each scale, what the paper says."""
+
+    name: str
+    title: str
+    source: str
+    rows: list[str]
+    columns: list[str]
+    metric: str
+    scales: dict[str, Scale]
+    paper: list[Published]
+
+    def scale(self, name: str) -> Scale:
+        """The cells of one scale. Raises ConfigError naming those that the experiment has."""
+        if name not in self.scales:
+            raise ConfigError(
+                f"experiment={self.name} has no scale={name}. It has: {', '.join(self.scales)}."
+            )
+        return self.scales[name]
+
+
+def find_experiments(names: str) -> list[Experiment]:
+    """The experiments of `experiment=<name>,...|all`. A name is a file's, with its folder if needed.
+
+    Raises ConfigError for an unknown or ambiguous name and for a malformed file.
+    """
+    root = resource_folder("experiments")
+    files = {file.relative_to(root).with_suffix("").as_posix(): file for file in sorted(root.rglob("*.yaml"))}
+    if names == "all":
+        chosen = list(files)
+    else:
+        chosen = [_full_name(name.strip(), list(files)) for name in names.split(",")]
+    return [load_experiment(name, files[name]) for name in dict.fromkeys(chosen)]
+
+
+def load_experiment(name: str, file: Path) -> Experiment:
+    """Read one file, every key checked."""
+    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} is not a mapping.")
+    try:
+        scales = {
+            key: build(Scale, scale, f"scales.{key}.") for key, scale in values.get("scales", {}).items()
+        }
+        paper = [build(Published, each, f"paper[{i}].") for i, each in enumerate(values.get("paper") or [])]
+        return build(
+            Experiment, {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}, ""
+        )
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _full_name(name: str, known: list[str]) -> str:
+    matches = [full for full in known if name in (full, full.rpartition("/")[2])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"experiment={name} is ambiguous. Choose one of: {', '.join(matches)}.")
+    shorts = [full.rpartition("/")[2] for full in known]
+    raise ConfigError(
+        f"Unknown experiment {name!r}.{did_you_mean(name, shorts)}\nChoices: {', '.join(known)}, all."
+    )

@@ -1,0 +1,140 @@
+"""Running experiments: what is not stored is run, past failed cells, then the tables are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.compose import Cell, compose_cell
+from moe_lab.config import Config
+from moe_lab.convert import to_config
+from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.explain import REQUEST_ERRORS, explain
+from moe_lab.grid import by_model, grid_exit_code, report_failures, run_all
+from moe_lab.reports.experiment import Experiment, find_experiments
+from moe_lab.reports.paper_table import TableCell, write_index, write_table
+
+if TYPE_CHECKING:
+    from moe_lab.run import Outcome, Run
+
+OURS = ("experiment", "scale", "mode")
+
+
+@dataclass
+class Prepared:
+    """A cell of an experiment, checked: its run, or why it cannot run."""
+
+    cell: Cell
+    config: Config
+    run: Run | None
+    error: BaseException | None = None
+
+
+def run_experiments(config: Config, cell: Cell) -> int:
+    """Run, plan or report the experiments that `config.experiment` names; returns the exit code."""
+    assert config.experiment is not None
+    experiments = find_experiments(config.experiment)
+    prepared = {each.name: prepare_cells(each, config, cell) for each in experiments}
+    runs = {one.run.run_id: one.run for cells in prepared.values() for one in cells if one.run is not None}
+    for one in (one for cells in prepared.values() for one in cells if one.error is not None):
+        print(f"Cannot run {label(one)}: {one.error}", file=sys.stderr)
+    if config.mode == "plan":
+        from moe_lab.plan import print_plan
+
+        print_plan(list(runs.values()))
+        return 0
+    errors = [one.error for cells in prepared.values() for one in cells if one.error is not None]
+    outcomes, failed = _execute(list(runs.values()), only_stored=config.mode == "report")
+    _write(experiments, prepared, config, outcomes, failed)
+    if config.mode == "report":
+        return 0
+    return grid_exit_code([*errors, *failed.values()])
+
+
+def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Prepared]:
+    """Every cell of an experiment, composed with the user's own overrides last.
+
+    Raises ConfigError where the overrides themselves are wrong; a cell without data or model is kept.
+    """
+    from moe_lab.run import prepare
+
+    extra = [override for override in base.overrides if override.partition("=")[0].lstrip("+") not in OURS]
+    cells = []
+    for overrides in experiment.scale(config.scale).overrides():
+        try:
+            cell = compose_cell([*overrides, *extra], base.config_dirs)
+        except REQUEST_ERRORS as error:
+            raise ConfigError(
+                f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}"
+            ) from error
+        typed = to_config(cell)
+        try:
+            cells.append(Prepared(cell, typed, prepare(typed)))
+        except MoeLabError as error:
+            cells.append(Prepared(cell, typed, None, error))
+    return cells
+
+
+def label(prepared: Prepared) -> str:
+    """`model-method-task` of a cell, for messages."""
+    config = prepared.config
+    task = config.task.name if isinstance(config.task.name, str) else ",".join(config.task.name)
+    return f"{config.model.name}-{config.method.name}-{task}"
+
+
+def _execute(runs: list[Run], only_stored: bool) -> tuple[dict[str, Outcome], dict[str, BaseException]]:
+    from moe_lab.run import ModelPool
+
+    wanted = [run for run in runs if run.done] if only_stored else by_model(runs)
+    outcomes, failures = run_all(wanted, ModelPool())
+    report_failures(failures, alone=False)
+    return (
+        {outcome.run.run_id: outcome for outcome in outcomes},
+        {failure.run.run_id: failure.error for failure in failures},
+    )
+
+
+def _write(
+    experiments: Sequence[Experiment],
+    prepared: dict[str, list[Prepared]],
+    config: Config,
+    outcomes: dict[str, Outcome],
+    failed: dict[str, BaseException],
+) -> None:
+    folder = Path(config.output_dir) / "tables"
+    for experiment in experiments:
+        cells = [_table_cell(experiment, one, outcomes, failed) for one in prepared[experiment.name]]
+        print(write_table(experiment, config.scale, cells, folder))
+    print(write_index(folder))
+
+
+def _table_cell(
+    experiment: Experiment, one: Prepared, outcomes: dict[str, Outcome], failed: dict[str, BaseException]
+) -> TableCell:
+    error, results = one.error, None
+    if one.run is not None:
+        error = failed.get(one.run.run_id)
+        outcome = outcomes.get(one.run.run_id)
+        results = None if outcome is None else outcome.results
+    keys = [*experiment.rows, *experiment.columns]
+    return TableCell(
+        coordinates={key: coordinate(one, key) for key in keys},
+        run_id=None if one.run is None else one.run.run_id,
+        results=results,
+        problem=None if error is None else " ".join(str(error).split()),
+    )
+
+
+def coordinate(prepared: Prepared, key: str) -> str:
+    """What a cell is called on one axis of its table: an option's name, or the value of a dotted key."""
+    if key == "model":
+        return prepared.config.model.name
+    if key in prepared.cell.choices:
+        return prepared.cell.choices[key]
+    value: Any = prepared.cell.values
+    for part in key.split("."):
+        value = value[part]
+    return str(value)

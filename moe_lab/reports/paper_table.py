@@ -1,0 +1,240 @@
+"""The table of an experiment as Markdown and CSV: measured and published values side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moe_lab.reports.experiment import Experiment, Published
+from moe_lab.reports.numbers import Row, rows_of
+
+NOT_COMPARABLE = {
+    "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
+    "small": "Scale small: part of the documents.",
+}
+CSV_COLUMNS = (
+    "metric",
+    "value",
+    "low",
+    "high",
+    "n",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p_mcnemar",
+    "marks",
+    "published",
+    "published_unit",
+    "published_place",
+    "published_mark",
+    "run_id",
+    "problem",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCell:
+    """One cell of a table: where it stands, and its stored results, or why there are none."""
+
+    coordinates: dict[str, str]
+    run_id: str | None
+    results: dict[str, Any] | None
+    problem: str | None = None
+
+    def row(self, metric: str) -> Row | None:
+        """The numbers of the cell's first task; `metric` is `headline` or an lm-eval `metric,filter`."""
+        rows = [] if self.results is None else rows_of(self.results, None if metric == "headline" else metric)
+        return rows[0] if rows else None
+
+
+def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
+    """Write `<name>-<scale>.md` and `.csv` and return the path of the first."""
+    stem = f"{experiment.name.replace('/', '-')}-{scale}"
+    write_text(folder / f"{stem}.csv", csv_text(experiment, cells))
+    return write_text(folder / f"{stem}.md", markdown(experiment, scale, cells))
+
+
+def write_index(folder: Path) -> Path:
+    """Write `index.md`: every table in the folder with its title."""
+    lines = ["# Tables", ""]
+    for file in sorted(folder.glob("*.md")):
+        if file.name != "index.md":
+            title = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            lines.append(f"- [{title}]({file.name}) ([csv]({file.with_suffix('.csv').name}))")
+    return write_text(folder / "index.md", "\n".join(lines) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file so that it is never seen half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    return temporary.replace(path)
+
+
+def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> str:
+    """The whole Markdown file."""
+    lines = [f"# {experiment.title} (scale {scale})", "", experiment.source, ""]
+    if scale in NOT_COMPARABLE:
+        lines += [NOT_COMPARABLE[scale], ""]
+    measured = [row for cell in cells if (row := cell.row(experiment.metric))]
+    lines += [
+        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with 95% intervals.",
+        "",
+    ]
+    lines += _grid(experiment, cells)
+    lines += ["", *_published_list(experiment), *_marks(measured), *_problems(cells), *_runs(cells)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
+    """One line per cell, numbers as they are stored."""
+    keys = [*experiment.rows, *experiment.columns]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=[*keys, *CSV_COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    for cell in cells:
+        published = published_of(experiment, cell)
+        writer.writerow(
+            {**cell.coordinates, **_csv_numbers(cell, experiment.metric), **_csv_published(published)}
+        )
+    return stream.getvalue()
+
+
+def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
+    """The paper's number for a cell, where it gives one."""
+    for published in experiment.paper:
+        if all(cell.coordinates.get(key) == value for key, value in published.cell.items()):
+            return published
+    return None
+
+
+def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+    by_place = {(_key(cell, experiment.rows), _key(cell, experiment.columns)): cell for cell in cells}
+    rows = list(dict.fromkeys(row for row, _ in by_place))
+    columns = list(dict.fromkeys(column for _, column in by_place))
+    header = [*experiment.rows, "n"]
+    for column in columns:
+        name = " ".join(column)
+        header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
+    body = []
+    for row in rows:
+        line = [*row, _documents([by_place.get((row, column)) for column in columns], experiment.metric)]
+        for column in columns:
+            line += _texts(experiment, by_place.get((row, column)))
+        body.append(line)
+    header, body = _without_empty(header, body)
+    return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+
+
+def _texts(experiment: Experiment, cell: TableCell | None) -> list[str]:
+    """What stands in the three columns of a cell: measured, published, difference to base."""
+    if cell is None:
+        return ["", "", ""]
+    row, published = cell.row(experiment.metric), published_of(experiment, cell)
+    shown = (
+        ""
+        if published is None
+        else f"{published.fraction:.4g}{f' {published.mark}' if published.mark else ''}"
+    )
+    if row is None:
+        return ["failed" if cell.problem else "missing", shown or "-", ""]
+    value = " ".join([_with_interval(row.value, row.interval), *row.marks])
+    difference = ""
+    if row.difference is not None:
+        p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
+        difference = _with_interval(row.difference, row.difference_interval, "+") + p
+    return [value, shown or "-", difference]
+
+
+def _without_empty(header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns in which no row says anything (base has no difference to itself)."""
+    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
+    return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
+
+
+def _with_interval(value: float | None, bounds: tuple[float, float] | None, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    shown = f"{value:{sign}.4f}"
+    return shown if bounds is None else f"{shown} [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
+
+
+def _documents(cells: Sequence[TableCell | None], metric: str) -> str:
+    rows = [cell.row(metric) for cell in cells if cell is not None]
+    return "/".join(dict.fromkeys(str(row.n) for row in rows if row is not None and row.n is not None)) or "-"
+
+
+def _published_list(experiment: Experiment) -> list[str]:
+    lines = [
+        f"- {', '.join(each.cell.values())}: {each.value:g} {each.unit} ({each.place})"
+        + (f" {each.mark}" if each.mark else "")
+        for each in experiment.paper
+    ]
+    return ["Published numbers and their places:", "", *lines, ""] if lines else []
+
+
+def _marks(rows: Sequence[Row]) -> list[str]:
+    texts = {
+        "PARTIAL": "PARTIAL: part of the documents (limit=, samples=).",
+        "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    }
+    seen = {mark for row in rows for mark in row.marks}
+    lines = [f"- {text}" for mark, text in texts.items() if mark in seen]
+    return [*lines, ""] if lines else []
+
+
+def _problems(cells: Sequence[TableCell]) -> list[str]:
+    lines = [f"- {', '.join(cell.coordinates.values())}: {cell.problem}" for cell in cells if cell.problem]
+    return ["Failed cells:", "", *lines, ""] if lines else []
+
+
+def _runs(cells: Sequence[TableCell]) -> list[str]:
+    lines = [f"- {', '.join(cell.coordinates.values())}: {cell.run_id}" for cell in cells if cell.results]
+    return ["Runs:", "", *lines] if lines else []
+
+
+def _csv_numbers(cell: TableCell, metric: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = {"run_id": cell.run_id, "problem": cell.problem}
+    row = cell.row(metric)
+    if row is None:
+        return numbers
+    low, high = row.interval or (None, None)
+    difference_low, difference_high = row.difference_interval or (None, None)
+    return {
+        **numbers,
+        "metric": row.metric,
+        "value": row.value,
+        "low": low,
+        "high": high,
+        "n": row.n,
+        "difference": row.difference,
+        "difference_low": difference_low,
+        "difference_high": difference_high,
+        "p_mcnemar": row.p_mcnemar,
+        "marks": " ".join(row.marks),
+    }
+
+
+def _csv_published(published: Published | None) -> dict[str, Any]:
+    if published is None:
+        return {}
+    return {
+        "published": published.value,
+        "published_unit": published.unit,
+        "published_place": published.place,
+        "published_mark": published.mark,
+    }
+
+
+def _key(cell: TableCell, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell.coordinates[name] for name in names)
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

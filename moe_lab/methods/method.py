@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,6 +45,10 @@ class Method(ABC):
     def open(self, model: LoadedModel, config: Config) -> AbstractContextManager[EngineLM]:
         """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""
 
-    def report(self) -> dict[str, Any]:
-        """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}; called after the run."""
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
+
+        Args:
+            counters: `EngineLM.cost` of the whole run, interruptions included.
+        """
         return {}

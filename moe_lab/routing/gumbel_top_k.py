@@ -44,17 +44,19 @@ class GumbelTopK:
         self._tokens: NoisyTokens | None = None
         self._noise_LNE: Tensor | None = None
         self._changed: Tensor | int = 0
-        self._routed = 0
+        self._decided = 0
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Say which tokens of the next forward pass are noisy; None: none of them."""
         self._tokens, self._noise_LNE = tokens, None
 
     @property
-    def changed_fraction(self) -> float | None:
-        """Share of noisy decisions (a token, a row, a layer with temperature > 0) whose set of experts differs from
-        the clean one; None before the first."""
-        return float(self._changed) / self._routed if self._routed else None
+    def decisions(self) -> tuple[int, int]:
+        """(decisions whose set of experts differs from the clean one, all decisions) made with noise so far.
+
+        A decision is one token of one row in one layer with a temperature above 0.
+        """
+        return int(self._changed), self._decided
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         temperature = self.temperatures[router.layer]
@@ -86,4 +88,4 @@ class GumbelTopK:
     def _count(self, index_NK: Tensor, clean_NK: Tensor) -> None:
         differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
         self._changed = self._changed + differs_N.sum()
-        self._routed += differs_N.numel()
+        self._decided += differs_N.numel()

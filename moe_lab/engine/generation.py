@@ -1,0 +1,172 @@
+"""Generation: prompts are read in batches, then every step gives each unfinished sequence one token.
+
+B = sequences of a batch, T = cached columns, A = sequences that still generate, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from moe_lab.engine.cache import RowCache
+from moe_lab.engine.prefixes import group_by_prefix
+from moe_lab.engine.rows import RowForward
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.tokens import Tokens, TreeRow, collate
+
+MAX_SEQUENCES = {"cpu": 16}
+"""Sequences that generate together where nothing else is asked for, by device type; 64 elsewhere."""
+
+
+@dataclass
+class Answer:
+    """A prompt, and what has been generated after it, as token ids."""
+
+    index: int
+    prompt: Sequence[int]
+    document: int
+    repeat: int = 0
+    generated: list[int] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Index of the token that the next step reads."""
+        return len(self.prompt) + len(self.generated) - 1
+
+
+Choose = Callable[[Tensor, list[Answer]], list[int]]
+"""(log-probabilities [A, V], the sequences they continue) -> the next token of each."""
+Finished = Callable[[list[int]], bool]
+"""Whether a sequence with these generated tokens ends here."""
+
+
+def generate(
+    forward: RowForward,
+    sequences: list[Answer],
+    budget: Budget,
+    choose: Choose,
+    finished: Finished,
+    max_new_tokens: int,
+    on_done: Callable[[Answer], None],
+) -> None:
+    """Continue all sequences; `on_done` is called for each as soon as it ends, in any order."""
+    for shared, members in _prefix_groups(sequences):
+        past = None
+        if shared:
+            past = forward.new_cache(shared)
+            forward(collate([TreeRow(members[0].prompt[:shared], [])], 0, forward.device), past)
+        for batch in _batches(members, budget, forward):
+            _Batch(forward, batch, past, budget, max_new_tokens).run(choose, finished, on_done)
+
+
+def _prefix_groups(sequences: list[Answer]) -> Iterator[tuple[int, list[Answer]]]:
+    """(tokens shared, sequences), each list from the longest prompt to the shortest; all that share nothing are one."""
+    alone: list[Answer] = []
+    for group in group_by_prefix([sequence.prompt for sequence in sequences]):
+        members = [sequences[i] for i in group.members]
+        if group.shared:
+            yield group.shared, sorted(members, key=lambda s: -len(s.prompt))
+        else:
+            alone += members
+    if alone:
+        yield 0, sorted(alone, key=lambda s: -len(s.prompt))
+
+
+def _batches(members: list[Answer], budget: Budget, forward: RowForward) -> Iterator[list[Answer]]:
+    size = budget.sequences or MAX_SEQUENCES.get(forward.device.type, 64)
+    size = max(1, min(size, budget.tokens // forward.ensemble.n))
+    for start in range(0, len(members), size):
+        yield members[start : start + size]
+
+
+class _Batch:
+    """Sequences that generate together: right-aligned in one cache, so that all write the same column."""
+
+    def __init__(
+        self,
+        forward: RowForward,
+        sequences: list[Answer],
+        past: RowCache | None,
+        budget: Budget,
+        max_new_tokens: int,
+    ):
+        self.forward = forward
+        self.sequences = sequences
+        self.max_new_tokens = max_new_tokens
+        self.cache, self.real_BT, self.log_probs_AV = self._read_prompts(past, budget)
+        self.active = list(range(len(sequences)))
+
+    def _read_prompts(self, past: RowCache | None, budget: Budget) -> tuple[RowCache, Tensor, Tensor]:
+        """The cache of all prompts, which of its columns are real, and the distributions after the prompts."""
+        shared = past.length if past else 0
+        room = self.max_new_tokens + self.forward.ensemble.n
+        caches, reals, log_probs = [], [], []
+        for part in self._parts(shared, budget):
+            rows = [TreeRow(s.prompt, [[0]], shared, s.document, s.repeat) for s in part]
+            width = max(map(len, rows))
+            alone = len(part) == len(self.sequences)
+            capacity = shared + width + (room if alone else self.forward.ensemble.n)
+            cache = past.expanded(len(part), capacity) if past else self.forward.new_cache(capacity)
+            tokens = collate(rows, shared, self.forward.device, left=True)
+            log_probs.append(self.forward(tokens, cache, counted=sum(map(len, rows))))
+            caches.append(cache)
+            reals.append(torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows]))
+        cache = caches[0] if len(caches) == 1 else RowCache.right_aligned(caches, caches[0].length + room)
+        real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
+        return cache, real.to(self.forward.device), torch.cat(log_probs)
+
+    def _parts(self, shared: int, budget: Budget) -> Iterator[list[Answer]]:
+        """Prompts of like length, as many as one pass takes."""
+        part: list[Answer] = []
+        for sequence in self.sequences:
+            if part and (len(part[0].prompt) - shared) * (len(part) + 1) > budget.tokens:
+                yield part
+                part = []
+            part.append(sequence)
+        yield part
+
+    def run(self, choose: Choose, finished: Finished, on_done: Callable[[Answer], None]) -> None:
+        while True:
+            going = [self.sequences[b] for b in self.active]
+            for sequence, token in zip(going, choose(self.log_probs_AV, going), strict=True):
+                sequence.generated.append(token)
+            ended = {
+                b
+                for b in self.active
+                if len(self.sequences[b].generated) >= self.max_new_tokens or finished(self.sequences[b].generated)
+            }
+            for b in sorted(ended):
+                on_done(self.sequences[b])
+            self.active = [b for b in self.active if b not in ended]
+            if not self.active:
+                return
+            if len(self.active) <= len(self.sequences) // 2:
+                self._drop_finished()
+            self.log_probs_AV = self._step()
+
+    def _drop_finished(self) -> None:
+        index = torch.tensor(self.active, device=self.forward.device)
+        self.cache, self.real_BT = self.cache.select(index), self.real_BT[index]
+        self.sequences = [self.sequences[b] for b in self.active]
+        self.active = list(range(len(self.sequences)))
+
+    def _step(self) -> Tensor:
+        """Read the newest token of every sequence: float32 [A, V]."""
+        device = self.forward.device
+        self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
+        tokens = Tokens(
+            ids_BS=torch.tensor([[s.generated[-1]] for s in self.sequences], device=device),
+            position_BS=torch.tensor([[s.position] for s in self.sequences], device=device),
+            visible_BSK=None if self._no_padding else self.real_BT[:, None],
+            wanted_M=torch.tensor(self.active, device=device),
+            document_B=torch.tensor([s.document for s in self.sequences], device=device),
+            repeat_B=torch.tensor([s.repeat for s in self.sequences], device=device),
+        )
+        return self.forward(tokens, self.cache, counted=len(self.active))
+
+    @property
+    def _no_padding(self) -> bool:
+        return len(self.sequences) == 1 and bool(self.real_BT.all())

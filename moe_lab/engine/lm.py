@@ -1,0 +1,286 @@
+"""The engine behind lm-eval's interface.
+
+`EngineLM` is an lm-eval model: `lm_eval.simple_evaluate(model=EngineLM(model, tokenizer), tasks=["gsm8k"])` works. Its
+tokenization, prompts, chat templates and truncation are lm-eval's own `hf` model's, which it extends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.generation import Answer, generate
+from moe_lab.engine.rows import RowForward, runs_rows
+from moe_lab.engine.scoring import Budget, Question, Scores, score
+from moe_lab.errors import ConfigError
+from moe_lab.routing.noise import document_key
+
+PASS_TOKENS = {"cpu": 1024}
+"""Tokens of one forward pass with batch_size=auto, by device type; 16384 elsewhere."""
+
+
+class Request(NamedTuple):
+    """What lm-eval asks: the arguments of one `Instance`, and which of several answers to it this is."""
+
+    args: tuple
+    repeat: int = 0
+
+
+OnAnswer = Callable[[int, Any], None]
+"""(index of the request, its answer)"""
+
+
+class EngineLM(HFLM):
+    """A causal language model for lm-eval that computes a shared past once, then rows.
+
+    Models whose attention cannot be addressed row by row (recurrent states, sliding windows) are run by lm-eval's own
+    `hf` code; `engine` says which it is: "rows" or "hf".
+
+    Args:
+        model, tokenizer: of transformers; the model keeps its device and dtype.
+        ensemble: rows per token; the plain model by default.
+        batch_size: sequences per forward pass, or "auto": as many as fit a number of tokens.
+        max_batch_size: at most so many sequences with "auto".
+        max_length: longest input in tokens; longer ones lose their beginning.
+        add_bos_token: as in lm-eval.
+        seed: of sampling, where `gen_kwargs` ask for it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        ensemble: Ensemble | None = None,
+        batch_size: int | str = "auto",
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        seed: int = 0,
+    ):
+        self.ensemble = ensemble or Ensemble()
+        self.seed = seed
+        self.engine = "rows" if runs_rows(model) else "hf"
+        if self.engine == "hf" and self.ensemble.n > 1:
+            raise ConfigError(
+                f"{type(model).__name__} has layers that cannot be run row by row (recurrent states, sliding windows "
+                "or another attention implementation than sdpa and eager); only method=base runs it."
+            )
+        auto = batch_size == "auto"
+        super().__init__(
+            pretrained=model,
+            tokenizer=tokenizer,
+            batch_size=(max_batch_size or 8) if auto else int(batch_size),
+            max_length=max_length,
+            add_bos_token=add_bos_token,
+        )
+        self._device = next(model.parameters()).device
+        tokens = PASS_TOKENS.get(self._device.type, 16384)
+        self.budget = Budget(tokens, max_batch_size) if auto else Budget(max(tokens, 2**20), int(batch_size))
+        self.forward = RowForward(model, self.ensemble) if self.engine == "rows" else None
+        self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
+
+    @property
+    def cost(self) -> dict[str, int]:
+        """What this LM has done so far.
+
+        tokens_in: tokens put through the model (rows of ensembles included, padding excluded). tokens_out: tokens
+        generated. near_ties: greedy tokens whose runner-up was within 1e-4, which other shapes or machines may choose
+        otherwise. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
+        """
+        cost = dict(self._counted)
+        if self.forward:
+            cost["tokens_in"] += self.forward.tokens_in
+        if self.ensemble.routing:
+            cost["changed_decisions"], cost["noisy_decisions"] = self.ensemble.routing.decisions
+        return cost
+
+    # What lm-eval calls ------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        return self._answers("loglikelihood", requests)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        return self._answers("loglikelihood_rolling", requests)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        return self._answers("generate_until", requests)
+
+    def _answers(self, kind: str, instances: list[Any]) -> list[Any]:
+        """lm-eval asks for k answers to a prompt by k times the same instance."""
+        seen: Counter[int] = Counter()
+        requests = []
+        for instance in instances:
+            requests.append(Request(instance.args, seen[id(instance)]))
+            seen[id(instance)] += 1
+        answers: dict[int, Any] = {}
+        self.answer(kind, requests, answers.__setitem__)
+        return [answers[i] for i in range(len(requests))]
+
+    # The engine --------------------------------------------------------------------------------------------------
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        """Answer all requests, each reported at once by `on_answer(index, answer)`, in any order.
+
+        Args:
+            kind: "loglikelihood" -> (log-likelihood, whether greedy), "loglikelihood_rolling" -> log-likelihood,
+                "generate_until" -> text.
+        """
+        run = {
+            "loglikelihood": self._score_pairs,
+            "loglikelihood_rolling": self._score_texts,
+            "generate_until": self._generate,
+        }[kind]
+        with tqdm(total=len(requests), desc=kind, unit="request", disable=None) as bar:
+
+            def report(index: int, answer: Any) -> None:
+                on_answer(index, answer)
+                bar.update()
+
+            if self.forward:
+                with self.forward:
+                    run(self.forward, requests, report)
+            else:
+                self._answer_by_hf(kind, requests, report)
+
+    def _score_pairs(self, forward: RowForward, requests: Sequence[Request], report: OnAnswer) -> None:
+        pairs = [self._encoded(*request.args) for request in requests]
+        by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        for i, (context, continuation) in enumerate(pairs):
+            by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
+        questions = [
+            Question(context, list(continuations), document_key(context))
+            for context, continuations in by_context.items()
+        ]
+
+        def on_scores(index: int, scores: Scores) -> None:
+            requesters = by_context[tuple(questions[index].context)].values()
+            for answer, indices in zip(scores, requesters, strict=True):
+                for i in indices:
+                    report(i, answer)
+
+        score(forward, questions, self.budget, on_scores)
+
+    def _encoded(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a pair as lm-eval splits it; too long a context loses its beginning."""
+        if context == "":
+            ids = self.tok_encode(continuation, add_special_tokens=False)
+            if ids[0] == self.prefix_token_id:
+                context_ids, ids = ids[:1], ids[1:]
+            else:
+                context_ids = [self.prefix_token_id]
+        else:
+            context_ids, ids = self._encode_pair(context, continuation)
+        return self._truncated(context_ids, ids)
+
+    def _truncated(self, context: list[int], continuation: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if not 0 < len(continuation) <= self.max_length:
+            raise ConfigError(
+                f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
+                f"{self.max_length} (max_length)."
+            )
+        room = self.max_length + 1 - len(continuation)
+        return tuple(context[-room:]), tuple(continuation)
+
+    def _score_texts(self, forward: RowForward, requests: Sequence[Request], report: OnAnswer) -> None:
+        """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
+        windows: list[Question] = []
+        text_of: list[int] = []
+        for i, request in enumerate(requests):
+            for context, continuation in self._windows(request.args[0]):
+                windows.append(Question(context, [continuation], document_key([*context, *continuation])))
+                text_of.append(i)
+        missing = Counter(text_of)
+        total: Counter[int] = Counter()
+        for i in set(range(len(requests))) - set(missing):
+            report(i, 0.0)
+
+        def on_scores(index: int, scores: Scores) -> None:
+            i = text_of[index]
+            total[i] += scores[0][0]  # type: ignore[assignment]
+            missing[i] -= 1
+            if not missing[i]:
+                report(i, float(total[i]))
+
+        if windows:
+            score(forward, windows, self.budget, on_scores)
+
+    def _windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        windows = get_rolling_token_windows(
+            token_list=self.tok_encode(text),
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self.max_length,
+            context_len=1,
+        )
+        return [self._truncated(*make_disjoint_window(window)) for window in windows]
+
+    def _generate(self, forward: RowForward, requests: Sequence[Request], report: OnAnswer) -> None:
+        """Requests with the same generation options together."""
+        by_options: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            by_options.setdefault(repr(sorted(request.args[1].items())), []).append(i)
+        for indices in by_options.values():
+            self._generate_alike(forward, {i: requests[i] for i in indices}, report)
+
+    def _generate_alike(self, forward: RowForward, requests: dict[int, Request], report: OnAnswer) -> None:
+        options = normalize_gen_kwargs(next(iter(requests.values())).args[1], self.max_gen_toks)
+        end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
+        max_new_tokens = options.pop("max_gen_toks")
+        room = self.max_length - max_new_tokens
+        if room <= 0:
+            raise ConfigError(
+                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
+                f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
+            )
+        if not options["do_sample"]:
+            options.pop("temperature", None)
+        config = generation_config(self.model, options)
+        answers = []
+        for i, request in requests.items():
+            ids, _ = self.tok_batch_encode([request.args[0]], left_truncate_len=room, truncation=self.truncation)
+            prompt = ids[0].tolist() or [self.prefix_token_id]
+            answers.append(Answer(i, prompt, document_key(prompt), request.repeat))
+
+        def on_done(answer: Answer) -> None:
+            self._counted["tokens_out"] += len(answer.generated)
+            text = self.tok_decode(answer.generated)
+            report(answer.index, postprocess_generated_text(text, stop, None))
+
+        decoder = Decoder(self.model, config, self.seed)
+        finished = StopCondition(self.tokenizer, stop, config)
+        generate(forward, answers, self.budget, decoder, finished, max_new_tokens, on_done)
+        self._counted["near_ties"] += decoder.near_ties
+
+    # Models that cannot be run row by row ------------------------------------------------------------------------
+
+    def _answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
+        from lm_eval.api.instance import Instance
+
+        instances = [
+            Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
+            for request in requests
+        ]
+        with torch.inference_mode():
+            answers = getattr(super(), kind)(instances, disable_tqdm=True)
+        for i, answer in enumerate(answers):
+            report(i, answer)
+
+    def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
+        self._counted["tokens_in"] += sum(len(context) + len(continuation) - 1 for _, context, continuation in requests)
+        return super()._loglikelihood_tokens(requests, **kwargs)
+
+    def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        generated = super()._model_generate(context, **kwargs)
+        self._counted["tokens_in"] += context.numel()
+        self._counted["tokens_out"] += (generated.shape[1] - context.shape[1]) * generated.shape[0]
+        return generated

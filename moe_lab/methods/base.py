@@ -1,0 +1,36 @@
+"""`method=base`: the untouched model, what every other method is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from moe_lab.methods.method import Method
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.load import LoadedModel
+
+
+class Base(Method):
+    """Runs any causal language model as it is."""
+
+    needs_router = False
+
+    @contextmanager
+    def open(self, model: LoadedModel, config: Config) -> Iterator[EngineLM]:
+        from moe_lab.engine.lm import EngineLM
+
+        yield EngineLM(model.model, model.tokenizer, **engine_options(config))
+
+
+def engine_options(config: Config) -> dict:
+    """What every method hands from the run's configuration to `EngineLM`."""
+    return {
+        "batch_size": config.batch_size,
+        "max_batch_size": config.max_batch_size,
+        "max_length": config.max_length,
+        "add_bos_token": config.model.add_bos_token,
+    }

@@ -1,0 +1,123 @@
+"""`method=roe`: Roster of Experts, n routings of every token averaged (arXiv 2509.17238).
+
+Row 0 of a token is the untouched model; the other rows route it with Gumbel noise (equation 1). All rows read the
+clean history, and only row 0's keys and values are kept (the paper's clean cache, section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.method import Method
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+_CHOICES = {
+    "cache": ("clean",),
+    "weights": ("clean", "perturbed"),
+    "aggregate": ("probabilities", "logits"),
+}
+
+
+class RoE(Method):
+    """An ensemble of routings per token."""
+
+    random = True
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/roe.yaml`."""
+
+        name: str = "roe"
+        n: int = 32
+        temperature: Any = 0.1
+        """A number for all MoE layers that are not skipped, or a list with one entry per MoE layer."""
+        skip_layers: int | None = None
+        """L: MoE layers without noise at either end; null: 1 for a number, what the list says for a list."""
+        cache: str = "clean"
+        weights: str = "clean"
+        aggregate: str = "probabilities"
+        include_clean: bool = True
+
+        def __post_init__(self) -> None:
+            for key, choices in _CHOICES.items():
+                if (value := getattr(self, key)) not in choices:
+                    raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
+            if self.n < 1:
+                raise ConfigError(f"method.n={self.n}: the number of rows must be at least 1.")
+            if self.n == 1 and not self.include_clean:
+                raise ConfigError("method.n=1 has the clean row only: method.include_clean=false leaves nothing.")
+            if self.skip_layers is not None and self.skip_layers < 0:
+                raise ConfigError(f"method.skip_layers={self.skip_layers}: must not be negative.")
+            values = self.temperature if isinstance(self.temperature, list) else [self.temperature]
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                    raise ConfigError(
+                        f"method.temperature={self.temperature}: must be a number of at least 0, or a list of such "
+                        "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0]."
+                    )
+
+    def check(self, facts: ModelFacts) -> None:
+        self.temperatures(facts.moe_layers)
+
+    def temperatures(self, moe_layers: int) -> list[float]:
+        """One temperature per MoE layer. Raises ConfigError where list or L do not fit the model."""
+        given, skip = self.config.temperature, self.config.skip_layers
+        if isinstance(given, list):
+            if len(given) != moe_layers:
+                raise ConfigError(
+                    f"method.temperature has {len(given)} entries, but the model has {moe_layers} MoE layers: give one "
+                    "for each, those without noise (0) included."
+                )
+            if skip and any(given[:skip] + given[-skip:]):
+                raise ConfigError(
+                    f"method.skip_layers={skip} contradicts method.temperature, which is not 0 in the first and last "
+                    f"{skip}. With a list, leave skip_layers out."
+                )
+            return [float(value) for value in given]
+        skip = 1 if skip is None else skip
+        if 2 * skip >= moe_layers:
+            raise ConfigError(
+                f"method.skip_layers={skip} skips {2 * skip} MoE layers (both ends), but the model has {moe_layers}: "
+                "none would be left. Choose a smaller one."
+            )
+        return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
+
+    @contextmanager
+    def open(self, model: LoadedModel, config: Config) -> Iterator[EngineLM]:
+        from moe_lab.engine.ensemble import Ensemble
+        from moe_lab.engine.lm import EngineLM
+        from moe_lab.routing import GumbelTopK
+
+        settings = self.config
+        temperatures = self.temperatures(model.facts.moe_layers)
+        first_noisy = next((layer for layer, value in enumerate(temperatures) if value), settings.skip_layers or 0)
+        ensemble = Ensemble(
+            n=settings.n,
+            routing=GumbelTopK(temperatures, config.seed, settings.weights == "perturbed") if settings.n > 1 else None,
+            first_noisy=first_noisy,
+            aggregate=settings.aggregate,
+            include_clean=settings.include_clean,
+        )
+        yield EngineLM(model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config))
+
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        decisions = counters.get("noisy_decisions", 0)
+        return {
+            "roe": {
+                "n": self.config.n,
+                "temperatures": self.temperatures(facts.moe_layers),
+                "cache": self.config.cache,
+                "weights": self.config.weights,
+                "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
+            }
+        }

@@ -1,0 +1,59 @@
+"""Loading a model and its tokenizer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from moe_lab.config import ModelConfig
+from moe_lab.errors import ModelError
+from moe_lab.models.facts import ModelFacts, load_config, model_facts, model_source, resolve_device
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, in evaluation mode."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+    device: torch.device
+    load_seconds: float
+
+
+def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> LoadedModel:
+    """Load weights and tokenizer; `trust_remote_code` is off. Raises ModelError where that fails."""
+    start = time.perf_counter()
+    place = resolve_device(device)
+    facts = model_facts(model, dtype=dtype, device=device, offline=offline)
+    options = {"experts_implementation": model.experts_implementation} if model.experts_implementation else {}
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model_source(model),
+            config=load_config(model, offline=offline),
+            revision=model.revision or "main",
+            dtype=getattr(torch, facts.dtype),
+            local_files_only=offline,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The weights of {model_source(model)} could not be loaded: {error}") from error
+    loaded.to(place).eval()
+    tokenizer = load_tokenizer(model, offline=offline)
+    return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+
+
+def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
+    """The tokenizer alone. Raises ModelError where there is none."""
+    source = model.tokenizer or model_source(model)
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=model.revision or "main", local_files_only=offline)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"The tokenizer of {source} could not be loaded: {first_line}\nmodel.tokenizer names another folder or hub id."
+        ) from error

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
-from unittest.mock import patch
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -46,13 +45,10 @@ def compose(argv: list[str]) -> list[Cell]:
     """
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
-    with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch, _raw_errors():
-        quoted = [quote_commas(argument) for argument in argv]
-        arguments = ["moe_lab", *quoted, f"hydra.sweep.dir='{scratch}'"]
-        with patch.object(sys, "argv", arguments):
-            hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
-                lambda cfg: composed.append((cfg, HydraConfig.get()))  # type: ignore[arg-type,func-returns-value]
-            )()
+    with _hydra_surroundings(["moe_lab", *map(quote_commas, argv)]):
+        hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
+            lambda cfg: composed.append((cfg, HydraConfig.get()))
+        )()
     return [read_cell(cfg, runtime) for cfg, runtime in composed]
 
 
@@ -72,9 +68,9 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
 
 def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
     """Plain values of a composed config; `runtime` is its `hydra` node. Raises OmegaConf's errors."""
-    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    ours = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
-    plain.pop("hydra", None)
     values = {str(key): value for key, value in plain.items()}
     choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
     config_dirs = [
@@ -86,7 +82,9 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
 
 def register_schema() -> None:
     """Let every key of a group be overridden, also where an option's YAML leaves it out."""
-    defaults = {group: {**asdict(cls()), "name": None} for group, cls in GROUPS.items()}
+    defaults = {
+        group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUPS.items()
+    }
     ConfigStore.instance().store(name="schema", node=defaults)
 
 
@@ -97,10 +95,18 @@ def quote_commas(argument: str) -> str:
 
 
 @contextmanager
-def _raw_errors() -> Iterator[None]:
-    """Make Hydra raise its errors instead of printing them and leaving with exit code 1."""
-    with patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
-        yield
+def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
+    """Hydra's command line; its errors raised, not printed; its folders in a scratch folder."""
+    saved_argv, saved_environment = sys.argv, dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch:
+        sys.argv = argv
+        os.environ.update(HYDRA_FULL_ERROR="1", MOE_LAB_SWEEP_DIR=scratch)
+        try:
+            yield
+        finally:
+            sys.argv = saved_argv
+            os.environ.clear()
+            os.environ.update(saved_environment)
 
 
 def check_launcher(cell: Cell) -> None:

@@ -45,8 +45,8 @@ class TaskConfig:
     """Headline metric in lm-eval's `metric,filter` spelling; null: the first that lm-eval reports."""
     data_folder: str | None = None
     """Folder under `data_dir`; null: the task's name."""
-    data_filter: str | dict[str, str] | None = None
-    """{lm-eval task: value} or a column name: rows of a shared file that belong to one task of a group."""
+    data_filter: str | None = None
+    """Column of a file that a group's tasks share; a task's rows have its `dataset_name` there."""
     include_path: str | None = None
     fewshot_split: str | None = None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moe_lab import __version__
 from moe_lab.config import Config
+from moe_lab.errors import MoeLabError
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
 OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
@@ -17,12 +18,14 @@ OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"
 
 def diagnose(config: Config) -> str:
     """The whole report as text. Loads no weights, fetches and writes nothing."""
+    flags = _flags(config)
+    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     sections = {
         "Versions": [f"moe_lab {__version__}, Python {platform.python_version()}", *_versions()],
         "Devices": _devices(),
-        "Caches and offline": [*_caches(), *_flags(config)],
+        "Caches and offline": [*_caches(), *flags],
         "Output folder": [_output(Path(config.output_dir))],
-        "Data of the documented tasks": _tasks(config),
+        "Documented tasks, without fetching anything": _tasks(config),
     }
     return "\n".join(
         f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in sections.items()
@@ -80,18 +83,16 @@ def _tasks(config: Config) -> list[str]:
     from moe_lab.paths import resource_folder
 
     names = [name for name in options("task", [resource_folder("conf")]) if name != "lm_eval"]
-    lines = []
-    for name in names:
-        task = to_config(compose_cell([f"task={name}"], [])).task
-        lines.append(f"{name:<16} {_state(replace(config, task=task))}")
-    return lines
+    tasks = {name: to_config(compose_cell([f"task={name}"], [])).task for name in names}
+    return [f"{name:<16} {_state(replace(config, task=task, offline=True))}" for name, task in tasks.items()]
 
 
 def _state(config: Config) -> str:
-    from moe_lab.errors import MoeLabError
-    from moe_lab.tasks import missing_data
+    """Whether a task's documents are at hand; asked offline, so that nothing is fetched."""
+    from moe_lab.tasks import load_tasks
 
     try:
-        return missing_data(config) or "ready"
+        tasks = load_tasks(config)["tasks"]
     except MoeLabError as error:
-        return str(error).replace("\n", " ")
+        return "MISSING " + " ".join(str(error).split())
+    return f"ready, {sum(len(task.task_docs) for task in tasks.values()):,} documents"

@@ -8,7 +8,12 @@ from typing import Any
 import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from moe_lab.config import did_you_mean
 from moe_lab.convert import unknown_key
@@ -21,6 +26,8 @@ REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueE
 def explain(error: BaseException) -> str:
     """The message for an error that Hydra or OmegaConf raised while composing."""
     cause = error.__cause__
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:

@@ -1,0 +1,127 @@
+"""What `moe_lab.run.execute` does inside a run's folder: answer, evaluate, write."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from moe_lab.results.files import plain, write_atomically, write_json
+from moe_lab.results.responses import ResponseLog
+from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
+
+if TYPE_CHECKING:
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.run import ModelPool, Run
+
+
+def evaluate_run(run: Run, models: ModelPool, baseline: dict[str, Any] | None) -> dict[str, Any]:
+    """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
+
+    `baseline` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
+    """
+    from moe_lab.results.samples import write_samples
+
+    _write_settings(run)
+    path = run.folder / "responses.jsonl"
+    again = run.config.rerun  # an interrupted rerun continues its own log
+    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
+    try:
+        evaluated = _evaluate(run, models, log)
+    finally:
+        log.close()
+    report = run.method.report(run.facts, log.cost)
+    block = moe_lab_block(run, evaluated, cost_block(log), report, baseline)
+    samples = evaluated.pop("samples")
+    write_samples(run.folder, samples)
+    results = plain(evaluated | {"moe_lab": block})
+    write_json(run.folder / "results.json", results)
+    if again:
+        os.replace(log.path, path)
+    return results
+
+
+def cost_block(log: ResponseLog) -> dict[str, Any]:
+    """The `cost` of results.json, over all sessions of a run. Tokens per second are tokens put through the model."""
+    cost = log.cost
+    wall, tokens_in = cost.get("wall_seconds", 0.0), int(cost.get("tokens_in", 0))
+    return {
+        "wall_seconds": wall,
+        "load_seconds": cost.get("load_seconds", 0.0),
+        "tokens_in": tokens_in,
+        "tokens_out": int(cost.get("tokens_out", 0)),
+        "tokens_per_second": tokens_in / wall if wall else None,
+        "peak_memory_bytes": int(cost["peak_memory_bytes"]) if "peak_memory_bytes" in cost else None,
+        "energy_joules": cost.get("energy_joules"),
+        "device": log.device,
+    }
+
+
+def seed_as_lm_eval() -> None:
+    """The global seeds that `lm_eval.simple_evaluate` sets; some tasks shuffle their documents or choices."""
+    import numpy
+
+    random.seed(0)
+    numpy.random.seed(1234)
+
+
+def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
+    from lm_eval.evaluator import evaluate
+
+    from moe_lab.models.load import load_tokenizer
+    from moe_lab.results.cost import reset_peak_memory
+    from moe_lab.results.recorded import RecordedLM
+
+    config = run.config
+    with ExitStack() as opened:
+
+        def open_model() -> EngineLM:
+            loaded = models.get(config)
+            log.spend({"load_seconds": loaded.load_seconds}, device=str(loaded.device))
+            reset_peak_memory(loaded.device)
+            return opened.enter_context(run.method.open(loaded, config))
+
+        seed_as_lm_eval()
+        for task in run.tasks["tasks"].values():
+            task.set_fewshot_seed(config.fewshot_seed)
+        evaluated = evaluate(
+            lm=RecordedLM(
+                log,
+                open_model,
+                lambda: load_tokenizer(config.model, offline=config.offline),
+                config.apply_chat_template,
+            ),
+            task_dict=run.tasks,
+            samples=_chosen(run),
+            system_instruction=config.system_instruction,
+            apply_chat_template=config.apply_chat_template,
+            fewshot_as_multiturn=config.fewshot_as_multiturn,
+        )
+    assert evaluated is not None
+    return dict(evaluated)
+
+
+def _chosen(run: Run) -> dict[str, Any]:
+    """`samples=` of lm-eval; None where a task is evaluated whole, which spares lm-eval a search per document."""
+    tasks = run.tasks["tasks"]
+    return {name: ids if len(ids) < len(tasks[name].task_docs) else None for name, ids in run.samples.items()}
+
+
+def _header(run: Run) -> dict[str, Any]:
+    now = versions()
+    return {
+        "run_id": run.run_id,
+        "commit": run.facts.commit,
+        "versions": {name: now[name] for name in DECISIVE},
+    }
+
+
+def _write_settings(run: Run) -> None:
+    config = asdict(run.config)
+    overrides = config.pop("overrides")
+    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))

@@ -1,0 +1,59 @@
+"""What a run takes: time, tokens, peak memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moe_lab.engine.lm import EngineLM
+
+
+class Meter:
+    """Time and the engine's counters since the last reading."""
+
+    def __init__(self, model: EngineLM):
+        self._model = model
+        self._counts = dict(model.cost)
+        self._since = time.perf_counter()
+
+    def spent(self) -> dict[str, float]:
+        """What was spent since the last call, and the peak memory so far (bytes); zeros are left out."""
+        now, counts = time.perf_counter(), dict(self._model.cost)
+        spent: dict[str, float] = {name: count - self._counts.get(name, 0) for name, count in counts.items()}
+        spent["wall_seconds"] = now - self._since
+        spent["peak_memory_bytes"] = peak_memory_bytes(self._model.device)
+        self._counts, self._since = counts, now
+        return {name: amount for name, amount in spent.items() if amount}
+
+
+def reset_peak_memory(device: Any) -> None:
+    """Start a new measurement of the peak: of the device's memory, or of this process where the system can."""
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass  # not Linux, or not allowed: the peak is then that of the whole process
+
+
+def peak_memory_bytes(device: Any) -> int:
+    """Peak memory in bytes: allocated on a CUDA device, resident of this process elsewhere."""
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,63 @@
+"""Writing so that a file is absent or complete."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from moe_lab.errors import ResultsError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write (full disk, no permission) into a ResultsError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(
+            f"{path} could not be written: {error.strerror or error}. What was finished is kept."
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` at once: temporary file beside it, fsync, rename. Raises ResultsError."""
+    with writing(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically; NaN and infinities become null."""
+    text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, text + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Values that JSON can hold: no NaN, no numpy scalars, no sets; anything else as its string."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,114 @@
+"""A run's identity: the SHA-256 of all that determines its numbers, and of nothing else.
+
+Where it ran and how fast is recorded, not hashed. The three sets below classify every field of `Config`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict
+from functools import partial
+from inspect import getsource
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config import Config
+    from moe_lab.methods.method import Method
+
+HASHED = frozenset(
+    {
+        "apply_chat_template",
+        "fewshot_as_multiturn",
+        "fewshot_seed",
+        "max_length",
+        "predict_only",
+        "system_instruction",
+    }
+)
+"""Fields that enter as they are."""
+RESOLVED = frozenset(
+    {"model", "method", "task", "tuning", "seed", "dtype", "limit", "samples", "sample_seed", "num_fewshot"}
+    | {"gen_kwargs", "data_dir"}
+)
+"""Fields that enter as what they resolve to: content, document numbers, the task's settings, the dtype used."""
+RUNTIME = frozenset(
+    {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
+    | {"metrics", "experiment", "scale", "overrides", "logger"}
+)
+"""Fields that do not change numbers."""
+
+UNNAMED = ("custom_dataset", "dataset_kwargs", "task_alias", "tag")
+"""Keys of an lm-eval task that say where documents lie or how a task is called; the documents are hashed."""
+
+
+def identity(
+    config: Config,
+    method: Method,
+    *,
+    model: dict[str, Any],
+    dtype: str,
+    tasks: TaskDict,
+    samples: dict[str, list[int]],
+    documents: dict[str, str],
+) -> dict[str, Any]:
+    """All that determines a run's numbers, as plain values.
+
+    `model` is `model_identity`'s, `documents` is `documents_digest`'s; `dtype` is the resolved one.
+    """
+    return {
+        "model": model,
+        "dtype": dtype,
+        "method": {"config": asdict(method.config), "numerics": method.numerics},
+        "tuning": asdict(config.tuning),
+        "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
+        "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
+        "settings": {name: getattr(config, name) for name in sorted(HASHED)},
+        "samples": samples,
+        "documents": documents,
+        "seed": config.seed if method.random else None,
+    }
+
+
+def run_id(content: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON: sorted keys, no spaces, no NaN."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def task_settings(task: Any) -> dict[str, Any]:
+    """An lm-eval task's version and configuration, functions as their source, paths left out."""
+    settings = {key: _plain(value) for key, value in vars(task.config).items() if key not in UNNAMED}
+    settings["metadata"] = None
+    return {"version": str(task.VERSION), **settings}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        return {"call": _plain(value.func), "args": _plain(value.args), "kwargs": _plain(value.keywords)}
+    if callable(value):
+        return _source(value)
+    return _plain(vars(value)) if hasattr(value, "__dict__") else str(value)
+
+
+def _source(function: Any) -> str:
+    try:
+        return getsource(function)
+    except (OSError, TypeError):
+        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def folder_name(config: Config, digest: str) -> str:
+    """`<model>-<method>-<task>-<id8>`, with "-" for what a folder name should not hold."""
+    task = config.task.name if isinstance(config.task.name, str) else "-".join(config.task.name)
+    parts = (config.model.name, config.method.name, task[:60], digest[:8])
+    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in parts)

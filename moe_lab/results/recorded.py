@@ -1,0 +1,107 @@
+"""An lm-eval model that answers from the response log and asks the real one only what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import LM, TemplateLM
+
+from moe_lab.results.cost import Meter
+from moe_lab.results.responses import ResponseLog, request_key
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from moe_lab.engine.lm import EngineLM
+
+
+class RecordedLM(LM):
+    """Answers lm-eval's requests from `log`; `open_model` is called once, when the first answer is missing.
+
+    `load_tokenizer` gives the tokenizer alone: chat templates are applied without weights.
+    """
+
+    def __init__(
+        self,
+        log: ResponseLog,
+        open_model: Callable[[], EngineLM],
+        load_tokenizer: Callable[[], Any],
+        chat_template: bool | str = False,
+    ):
+        super().__init__()
+        self.log = log
+        self.chat_template_args: dict[str, Any] = {}
+        self._open_model = open_model
+        self._load_tokenizer = load_tokenizer
+        self._template_name = chat_template
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        return self._answer("loglikelihood", requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        return self._answer("loglikelihood_rolling", requests)
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        return self._answer("generate_until", requests)
+
+    @cached_property
+    def model(self) -> EngineLM:
+        return self._open_model()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        tokenizer = self._load_tokenizer()
+        if self._template_name:
+            tokenizer.chat_template = TemplateLM.chat_template(_Holding(tokenizer), self._template_name)
+        return tokenizer
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer.name_or_path.replace("/", "__")
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        from lm_eval.models.huggingface import HFLM
+
+        hf: Any = HFLM  # its method reads nothing but the tokenizer and chat_template_args
+        return hf.apply_chat_template(self, chat_history, add_generation_prompt)
+
+    def _answer(self, kind: str, instances: list[Instance]) -> list[Any]:
+        keys: list[str] = []
+        missing: dict[str, tuple[tuple[Any, ...], int]] = {}
+        repeats: Counter[int] = Counter()
+        for instance in instances:
+            # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one question
+            repeat = repeats[id(instance)]
+            repeats[id(instance)] += 1
+            key = request_key(kind, instance.args, repeat)
+            keys.append(key)
+            if key not in self.log:
+                missing[key] = (instance.args, repeat)
+        if missing:
+            self._ask(kind, missing)
+        return [self.log[key] for key in keys]
+
+    def _ask(self, kind: str, missing: dict[str, tuple[tuple[Any, ...], int]]) -> None:
+        from moe_lab.engine.lm import Request
+
+        model = self.model
+        keys = list(missing)
+        meter = Meter(model)
+        model.answer(
+            kind,
+            [Request(*asked) for asked in missing.values()],
+            lambda index, response: self.log.answer(keys[index], response, meter.spent()),
+        )
+        self.log.spend(meter.spent())
+
+
+class _Holding:
+    """What `TemplateLM.chat_template` reads of a model."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer

@@ -1,0 +1,102 @@
+"""The log of answered requests: one line each, appended and flushed as it is done; a restart replays it.
+
+The first line says whose answers these are; a log of another identity, model commit or library version is put aside
+and never served. Every line carries what its answers cost since the line before, so that the sums are the whole run's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from moe_lab.results.files import writing
+
+HEADER = "header"
+
+
+def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
+    """SHA-256 of what was asked."""
+    text = json.dumps([kind, list(args), repeat], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class ResponseLog:
+    """Answers by request key, kept in `path`. `header` says whose they are (see `run.py`)."""
+
+    def __init__(self, path: Path, header: dict[str, Any], *, fresh: bool = False):
+        self.path = path
+        self.cost: dict[str, float] = {}
+        """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
+        self.device: str | None = None
+        self._answers: dict[str, Any] = {}
+        with writing(path):
+            lines = [] if fresh or not path.exists() else _whole_lines(path)
+            if lines and lines[0].get(HEADER) == header:
+                for line in lines[1:]:
+                    self._take(line)
+                self._file: TextIO = path.open("a", encoding="utf-8")
+            else:
+                self._file = path.open("w", encoding="utf-8")
+                self._write({HEADER: header})
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._answers
+
+    def __getitem__(self, key: str) -> Any:
+        return self._answers[key]
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def answer(self, key: str, response: Any, cost: dict[str, float]) -> None:
+        """Keep one answer and what it cost. Raises ResultsError where it cannot be written."""
+        self._append({"key": key, "response": response, **({"cost": cost} if cost else {})})
+
+    def spend(self, cost: dict[str, float], device: str | None = None) -> None:
+        """Keep a cost that belongs to no single answer, such as loading, and where it arose."""
+        self._append({"cost": cost, **({"device": device} if device else {})})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with writing(self.path):
+            self._write(line)
+        self._take(line)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "key" in line and "response" in line:
+            self._answers[line["key"]] = _answer(line["response"])
+        self.device = line.get("device", self.device)
+        for name, amount in line.get("cost", {}).items():
+            before = self.cost.get(name, 0)
+            self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
+
+
+def _answer(response: Any) -> Any:
+    """JSON has no tuples: lm-eval's (log-likelihood, is greedy) comes back as one."""
+    return tuple(response) if isinstance(response, list) else response
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The log's readable lines. A last line that was torn by a kill or a full disk is cut off the file."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    lines = []
+    for line in content[:whole].splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue  # a damaged line is a missing answer: it is asked again
+        if isinstance(value, dict):
+            lines.append(value)
+    return lines

@@ -1,0 +1,76 @@
+"""lm-eval's log of samples: one line per document and filter, written for the user and read back for comparisons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ResultsError
+from moe_lab.results.files import write_atomically
+
+if TYPE_CHECKING:
+    from moe_lab.results.statistics import Aggregate
+
+Values = dict[str, dict[int, Any]]
+"""{"metric,filter": {document: value}}"""
+
+
+def samples_file(folder: Path, task: str) -> Path:
+    return folder / f"samples_{task.replace('/', '-')}.jsonl"
+
+
+def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> None:
+    """Write `samples_<task>.jsonl` in the layout of lm-eval's own tracker. Raises ResultsError."""
+    from lm_eval.utils import handle_non_serializable, sanitize_list
+
+    for task, lines in samples.items():
+        text = []
+        for sample in lines:
+            arguments = {
+                f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(args)}
+                for i, args in enumerate(sample["arguments"])
+            }
+            line = sample | {
+                "arguments": arguments,
+                "resps": sanitize_list(sample["resps"]),
+                "filtered_resps": sanitize_list(sample["filtered_resps"]),
+                "target": str(sample["target"]),
+            }
+            text.append(json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n")
+        write_atomically(samples_file(folder, task), "".join(text))
+
+
+def read_samples(folder: Path, tasks: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The logs of a finished run. Raises ResultsError where one is gone or damaged."""
+    samples = {}
+    for task in tasks:
+        file = samples_file(folder, task)
+        try:
+            samples[task] = [
+                json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line
+            ]
+        except (OSError, ValueError) as error:
+            raise ResultsError(
+                f"{file} cannot be read. The command of that run with rerun=true makes it again."
+            ) from error
+    return samples
+
+
+def metric_values(samples: list[dict[str, Any]]) -> Values:
+    """Each metric's value per document; lists, as JSON has them, are the tuples that lm-eval had."""
+    values: Values = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            value = sample[metric]
+            key = f"{metric},{sample['filter']}"
+            values.setdefault(key, {})[sample["doc_id"]] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def aggregation(task: Any, metric: str) -> Aggregate | None:
+    """How lm-eval turns a metric's values into the score; None for the mean."""
+    from lm_eval.api.metrics import mean
+
+    function = task.aggregation().get(metric.partition(",")[0], mean)
+    return None if function is mean else function

@@ -1,0 +1,121 @@
+"""The `moe_lab` block of results.json (schema version 1). A block that does not apply is absent."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from moe_lab import __version__
+from moe_lab.results.samples import Values, aggregation, metric_values
+from moe_lab.results.statistics import interval, paired
+
+if TYPE_CHECKING:
+    from moe_lab.run import Run
+
+SCHEMA_VERSION = 1
+LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
+DECISIVE = ("moe_lab", "lm_eval", "transformers")
+"""Packages whose version may change numbers: a result made by others is shown with a mark."""
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of this package, Python and the libraries that numbers depend on; none of them is imported."""
+    return {
+        "moe_lab": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in LIBRARIES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def moe_lab_block(
+    run: Run,
+    evaluated: dict[str, Any],
+    cost: dict[str, Any],
+    report: dict[str, Any],
+    baseline: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """What this package adds to lm-eval's result dictionary.
+
+    `evaluated` is what `lm_eval.evaluate` returned, samples included; `report` is the method's own blocks; `baseline`
+    is {"run_id", "results", "samples"} of the untouched model, or None.
+    """
+    facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
+    values = {name: metric_values(evaluated["samples"][name]) for name in tasks}
+    block: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "status": "success",
+        "partial": run.partial,
+        "model": {
+            "name": facts.name,
+            "path": facts.path,
+            "revision": facts.revision,
+            "commit": facts.commit,
+            "family": facts.family,
+            "dtype": facts.dtype,
+            "moe_layers": facts.moe_layers,
+            "experts": facts.experts,
+            "top_k": facts.top_k,
+            "experts_implementation": config.model.experts_implementation,
+        },
+        "method": {"name": config.method.name, "config": asdict(config.method)},
+        "task": {
+            "name": config.task.name,
+            "tasks": list(tasks),
+            "metric": config.task.metric or _first_metric(evaluated, list(tasks)),
+        },
+        "seed": config.seed,
+        "overrides": list(config.overrides),
+        "versions": versions(),
+        "samples": run.samples,
+        "cost": cost,
+        "intervals": {name: _intervals(task, values[name]) for name, task in tasks.items()},
+    }
+    if baseline is not None:
+        block["baseline"] = {
+            "run_id": baseline["run_id"],
+            "results": _scores(baseline["results"], list(tasks)),
+        }
+        before = {name: metric_values(baseline["samples"][name]) for name in tasks}
+        block["paired"] = {name: _paired(task, values[name], before[name]) for name, task in tasks.items()}
+    return block | report
+
+
+def _intervals(task: Any, values: Values) -> dict[str, list[float] | None]:
+    found = {}
+    for metric, by_document in values.items():
+        limits = interval(list(by_document.values()), aggregation(task, metric))
+        found[metric] = list(limits) if limits else None
+    return found
+
+
+def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
+    compared = {}
+    for metric, by_document in values.items():
+        documents = [document for document in by_document if document in before.get(metric, {})]
+        if documents:
+            mine = [by_document[document] for document in documents]
+            compared[metric] = paired(mine, [before[metric][d] for d in documents], aggregation(task, metric))
+    return compared
+
+
+def _first_metric(evaluated: dict[str, Any], tasks: list[str]) -> str | None:
+    return next(iter(_scores(evaluated["results"], tasks).get(tasks[0], {})), None)
+
+
+def _scores(results: dict[str, Any], tasks: list[str]) -> dict[str, dict[str, Any]]:
+    """lm-eval's scores per task by `metric,filter`, without standard errors and counts."""
+    return {
+        name: {key: value for key, value in results[name].items() if "," in key and "_stderr," not in key}
+        for name in tasks
+        if name in results
+    }

@@ -1,0 +1,102 @@
+"""Uncertainty of one score, and of the difference between two runs on the same documents.
+
+Scores that are 0 or 1 get Wilson's interval and McNemar's exact test; all others a percentile bootstrap over
+documents, seeded. `aggregate` is lm-eval's own: it turns the documents' values into the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+LEVEL = 0.95
+RESAMPLES = 2000
+SLOW_RESAMPLES = 500
+"""Resamples where `aggregate` is not the mean and runs once per resample."""
+SEED = 1234
+
+Aggregate = Callable[[list[Any]], float]
+Interval = tuple[float, float]
+
+
+def interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Interval | None:
+    """95% interval of a score over its documents; None with fewer than two. `aggregate` None: the mean."""
+    if len(values) < 2:
+        return None
+    if aggregate is None and is_binary(values):
+        from statsmodels.stats.proportion import proportion_confint
+
+        low, high = proportion_confint(int(sum(values)), len(values), alpha=1 - LEVEL, method="wilson")
+        return max(0.0, round(float(low), 15)), min(1.0, round(float(high), 15))
+    return _percentiles(_bootstrap([values], aggregate)[0])
+
+
+def paired(
+    values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate | None = None
+) -> dict[str, Any]:
+    """The difference `values` minus `baseline`, document by document.
+
+    Returns {"n", "difference", "ci95", "p_mcnemar"}: the interval resamples documents, p is McNemar's exact one for
+    0/1 scores and null for others. The two sequences list the same documents in the same order.
+    """
+    if len(values) != len(baseline):
+        raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
+    mean = aggregate or _mean
+    both = _bootstrap([values, baseline], aggregate)
+    ci = _percentiles(both[0] - both[1]) if len(values) > 1 else None
+    binary = aggregate is None and is_binary(values) and is_binary(baseline)
+    return {
+        "n": len(values),
+        "difference": float(mean(list(values))) - float(mean(list(baseline))),
+        "ci95": list(ci) if ci else None,
+        "p_mcnemar": mcnemar(values, baseline) if binary else None,
+    }
+
+
+def mcnemar(values: Sequence[float], baseline: Sequence[float]) -> float:
+    """Exact two-sided p of McNemar's test: the chance of so uneven a split of the documents that changed."""
+    from scipy.stats import binomtest
+
+    gained = sum(1 for new, old in zip(values, baseline, strict=True) if new > old)
+    lost = sum(1 for new, old in zip(values, baseline, strict=True) if new < old)
+    return float(binomtest(gained, gained + lost, 0.5).pvalue) if gained + lost else 1.0
+
+
+def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation (n - 1) and 95% t interval of one score over seeds."""
+    from scipy.stats import t
+
+    count, mean = len(scores), float(np.mean(scores))
+    if count < 2:
+        return {"mean": mean, "std": None, "ci95": None}
+    std = float(np.std(scores, ddof=1))
+    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * std / count**0.5
+    return {"mean": mean, "std": std, "ci95": [mean - half, mean + half]}
+
+
+def is_binary(values: Sequence[Any]) -> bool:
+    """Whether all values are 0 or 1."""
+    return all(isinstance(value, bool | int | float | np.number) and value in (0, 1) for value in values)
+
+
+def _bootstrap(samples: list[Sequence[Any]], aggregate: Aggregate | None) -> np.ndarray:
+    """Scores of resampled documents, the same ones in every sample: array [samples, resamples]."""
+    count = len(samples[0])
+    random = np.random.default_rng(SEED)
+    if aggregate is None:
+        columns = np.asarray(samples, dtype=float)
+        weights = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
+        return columns @ weights.T
+    draws = random.integers(count, size=(SLOW_RESAMPLES, count))
+    return np.array([[float(aggregate([values[i] for i in draw])) for draw in draws] for values in samples])
+
+
+def _percentiles(scores: np.ndarray) -> Interval:
+    low, high = np.quantile(scores, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _mean(values: list[Any]) -> float:
+    return float(np.mean(values))

@@ -1,0 +1,265 @@
+"""A run from its configuration to its result: prepare without weights, then execute.
+
+`prepare` checks all that can be checked and gives the run its identity; `execute` returns the stored result, or
+computes what is missing: the baseline first, then the unanswered requests, then lm-eval's metrics over all answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config import Config, TuningConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods import get_method
+from moe_lab.results.estimate import estimate_forward_tokens
+from moe_lab.results.store import RunFolder, check_writable, version_marks
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+__all__ = ["ModelPool", "Outcome", "Run", "estimate_forward_tokens", "execute", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, checked and named, nothing computed."""
+
+    config: Config
+    run_id: str
+    """SHA-256 of what determines its numbers (`moe_lab.results.identity`)."""
+    folder: Path
+    facts: ModelFacts
+    method: Method
+    tasks: TaskDict
+    """lm-eval's tasks by name, with their documents."""
+    samples: dict[str, list[int]]
+    """Document numbers per task."""
+    baseline: Run | None = None
+    """The untouched model on the same documents, where one is wanted."""
+
+    @property
+    def done(self) -> bool:
+        """Whether its result is stored."""
+        return self.stored() is not None
+
+    @property
+    def num_documents(self) -> int:
+        return sum(len(numbers) for numbers in self.samples.values())
+
+    @cached_property
+    def partial(self) -> bool:
+        """Whether a task has documents that the run leaves out."""
+        return any(
+            len(self.samples[name]) < len(task.task_docs) for name, task in self.tasks["tasks"].items()
+        )
+
+    @property
+    def store(self) -> RunFolder:
+        return RunFolder(self.folder, self.run_id)
+
+    def stored(self) -> dict[str, Any] | None:
+        """The content of its results.json, if complete and of this run and hub commit."""
+        return self.store.stored(self.facts.commit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    run: Run
+    results: dict[str, Any]
+    """The content of results.json."""
+    stored: bool
+    """Whether the result was there already."""
+    path: Path
+    """Of results.json."""
+    marks: list[str] = field(default_factory=list)
+    """What a reader has to know of a stored result: made with other versions."""
+
+
+def prepare(config: Config) -> Run:
+    """Check everything that can be checked without weights. Makes no folder.
+
+    Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
+    data, ModelError for a model that is none or has no router where the method needs one.
+    """
+    if config.offline:
+        go_offline()
+    check_writable(config.output_dir)
+    method = get_method(config.method.name)(config.method)
+    if method.trains:
+        raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
+
+    from moe_lab.models.facts import model_facts
+    from moe_lab.tasks import load_tasks, select_documents
+
+    tasks = load_tasks(config)
+    samples = select_documents(config, tasks)
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    _check_router(method, facts)
+    method.check(facts)
+    _check_chat_template(config)
+    run = _identified(config, method, facts, tasks, samples)
+    if not config.baseline or config.method.name == "base":
+        return run
+    base = _baseline_config(config)
+    untouched = get_method("base")(base.method)
+    return replace(run, baseline=_identified(base, untouched, facts, tasks, samples))
+
+
+def execute(run: Run, models: ModelPool) -> Outcome:
+    """Compute what is missing of a run and of its baseline, or return what is stored.
+
+    The same call after an interruption continues. Raises RunHeldError where another process works on this run.
+    """
+    from moe_lab.evaluation import evaluate_run
+
+    results = run.stored()
+    if (
+        results is not None
+        and not run.config.rerun
+        and (run.baseline is None or "baseline" in results["moe_lab"])
+    ):
+        return _stored(run, results)
+    with run.store.held(), run.store.status():
+        before = None if run.baseline is None else baseline_results(run.baseline, models)
+        results = evaluate_run(run, models, before)
+    return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")
+
+
+def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
+    """The untouched model's run, its samples included: read, waited for if another process computes it, or computed."""
+    from moe_lab.evaluation import evaluate_run
+    from moe_lab.results.samples import read_samples
+
+    results = run.stored()
+    if results is None:
+        with run.store.held(wait=True):
+            results = run.stored()
+            if results is None:
+                with run.store.status():
+                    results = evaluate_run(run, models, None)
+    samples = read_samples(run.folder, list(run.tasks["tasks"]))
+    return {"run_id": run.run_id, "results": results["results"], "samples": samples}
+
+
+class ModelPool:
+    """Holds the model that was loaded last, so that runs of one model load it once; the old one goes first."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._loaded: LoadedModel | None = None
+
+    def get(self, config: Config) -> LoadedModel:
+        """The model of a run, loaded if it is not the one held. Raises ModelError."""
+        from moe_lab.models.load import load_model
+
+        key = (repr(asdict(config.model)), config.dtype, config.device)
+        if self._loaded is None or key != self._key:
+            self.free()
+            self._loaded = load_model(
+                config.model, dtype=config.dtype, device=config.device, offline=config.offline
+            )
+            self._key = key
+        return self._loaded
+
+    def free(self) -> None:
+        """Let the model go, and its device memory with it."""
+        import gc
+
+        device = None if self._loaded is None else self._loaded.device
+        self._loaded = self._key = None
+        gc.collect()
+        if device is not None and device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+
+def go_offline() -> None:
+    """Forbid the Hugging Face libraries the network, whether they are imported already or not."""
+    import os
+    import sys
+
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if name in sys.modules:
+            sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def _stored(run: Run, results: dict[str, Any]) -> Outcome:
+    marks = version_marks(results["moe_lab"])
+    return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json", marks=marks)
+
+
+def _identified(
+    config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
+) -> Run:
+    from moe_lab.models.facts import model_source
+    from moe_lab.models.identity import model_identity
+    from moe_lab.results.identity import folder_name, identity, run_id
+    from moe_lab.tasks import documents_digest
+
+    content = identity(
+        config,
+        method,
+        model=model_identity(model_source(config.model), config.model),
+        dtype=facts.dtype,
+        tasks=tasks,
+        samples=samples,
+        documents=documents_digest(tasks, samples),
+    )
+    digest = run_id(content)
+    folder = Path(config.output_dir) / "runs" / folder_name(config, digest)
+    return Run(
+        config=config, run_id=digest, folder=folder, facts=facts, method=method, tasks=tasks, samples=samples
+    )
+
+
+def _baseline_config(config: Config) -> Config:
+    groups = ("method=", "method.", "tuning=", "tuning.", "seed=", "seeds=", "rerun=")
+    kept = [override for override in config.overrides if not override.lstrip("+").startswith(groups)]
+    return replace(
+        config,
+        method=get_method("base").Config(name="base"),
+        tuning=TuningConfig(),
+        seed=0,
+        seeds=1,
+        rerun=False,
+        baseline=False,
+        overrides=["method=base", *kept],
+    )
+
+
+def _check_router(method: Method, facts: ModelFacts) -> None:
+    if not method.needs_router or facts.moe_layers:
+        return
+    from moe_lab.routing.families import supported
+
+    raise ModelError(
+        f"No router was found in {facts.path or facts.name} (model type {facts.family}).\n"
+        f"method={method.config.name} needs one; supported families: {', '.join(supported())}.\n"
+        "method=base runs any causal language model."
+    )
+
+
+def _check_chat_template(config: Config) -> None:
+    if not config.apply_chat_template:
+        return
+    from moe_lab.models.load import load_tokenizer
+
+    templates = load_tokenizer(config.model, offline=config.offline).chat_template
+    if not templates:
+        raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
+    wanted = config.apply_chat_template
+    if isinstance(wanted, str) and (not isinstance(templates, dict) or wanted not in templates):
+        names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
+        raise ConfigError(f"apply_chat_template={wanted}: the tokenizer has {names}.")

@@ -1,0 +1,63 @@
+"""Which documents a run evaluates, and what they contain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import TaskError
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config import Config
+
+
+def select_documents(config: Config, tasks: TaskDict) -> dict[str, list[int]]:
+    """The sorted document numbers of each task, counted in the split that lm-eval evaluates.
+
+    `limit` takes the first ones of a permutation that depends on the task and `sample_seed` only, so that a smaller
+    limit's documents are among a larger one's. Raises TaskError for `samples` that a task does not have.
+    """
+    return {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
+
+
+def _select(name: str, count: int, config: Config) -> list[int]:
+    if count == 0:
+        raise TaskError(f"Task {name} has no documents.")
+    if config.samples is not None:
+        beyond = [number for number in config.samples if number >= count]
+        if beyond:
+            raise TaskError(f"samples={beyond[0]} does not exist: {name} has documents 0 to {count - 1}.")
+        return sorted(set(config.samples))
+    if config.limit is None:
+        return list(range(count))
+    order = list(range(count))
+    Random(f"{name} {config.sample_seed}").shuffle(order)
+    limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
+    return sorted(order[:limit])
+
+
+def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str, str]:
+    """SHA-256 per task of what its selected documents and its few-shot examples contain, wherever they came from."""
+    return {name: _digest(task, samples[name]) for name, task in tasks["tasks"].items()}
+
+
+def _digest(task: Any, numbers: list[int]) -> str:
+    digest = hashlib.sha256()
+    documents = task.task_docs
+    chosen = documents if len(numbers) == len(documents) else (documents[number] for number in numbers)
+    for document in chosen:
+        digest.update(_bytes(document))
+    if task.get_config("num_fewshot") and hasattr(task, "sampler"):
+        digest.update(b"few-shot")
+        for document in task.sampler.df:
+            digest.update(_bytes(document))
+    return digest.hexdigest()
+
+
+def _bytes(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True, ensure_ascii=False, default=str).encode() + b"\n"

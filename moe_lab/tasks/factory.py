@@ -1,0 +1,116 @@
+"""lm-eval's task factory with our data: local files in the place of hub data sets, and errors that name the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.tasks._factory import TaskFactory
+
+from moe_lab.errors import TaskError
+from moe_lab.tasks.local_data import LocalData, needed_splits
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks._index import Entry
+    from lm_eval.tasks.manager import TaskDict, TaskManager
+
+    from moe_lab.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What changes an lm-eval task's configuration before its documents are loaded."""
+
+    data_dir: str | None
+    folder: str | None
+    """Folder under `data_dir` for all tasks; None: each task's name."""
+    filter_column: str | None
+    """Column of a shared file whose value is the task's `dataset_name`; None: files are not shared."""
+    fewshot_split: str | None
+    num_fewshot: int | None
+
+    @classmethod
+    def of(cls, config: Config, names: list[str]) -> TaskSettings:
+        folder = config.task.data_folder
+        if folder is None and config.task.data_filter and len(names) == 1:
+            folder = names[0]
+        return cls(
+            data_dir=config.data_dir,
+            folder=folder,
+            filter_column=config.task.data_filter,
+            fewshot_split=config.task.fewshot_split,
+            num_fewshot=config.num_fewshot,
+        )
+
+
+def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) -> TaskDict:
+    """Load tasks, groups or tags by name or YAML file. Raises TaskError."""
+    manager._factory = _Factory(settings)  # the one place where lm-eval builds a task from its YAML
+    try:
+        tasks = manager.load(specs)
+    except ImportError as error:
+        raise TaskError(
+            f"task.name={', '.join(specs)} needs a package that is not installed: {error}"
+        ) from error
+    for name, task in tasks["tasks"].items():
+        if settings.data_dir is not None and not isinstance(task.get_config("custom_dataset"), LocalData):
+            raise TaskError(f"Task {name} is defined inside its group: data_dir cannot replace its data.")
+    return tasks
+
+
+class _Factory(TaskFactory):
+    def __init__(self, settings: TaskSettings):
+        super().__init__()
+        self._settings = settings
+
+    def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+        config = super()._load_full_config(entry, overrides)
+        if "task" not in config or isinstance(config["task"], list):
+            return config
+        split = self._settings.fewshot_split
+        if split is not None:
+            fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
+            config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
+        if self._settings.data_dir is not None:
+            config["custom_dataset"] = self._local_data(config)
+        return config
+
+    def _local_data(self, config: dict[str, Any]) -> LocalData:
+        settings = self._settings
+        assert settings.data_dir is not None
+        name = config["task"]
+        if "class" in config:
+            raise TaskError(
+                f"Task {name} is a Python class that loads its own data: data_dir cannot replace it."
+            )
+        return LocalData(
+            task=name,
+            data_dir=settings.data_dir,
+            folder=settings.folder or name,
+            column=settings.filter_column,
+            value=config.get("dataset_name") if settings.filter_column else None,
+            needed=needed_splits(config, settings.num_fewshot),
+        )
+
+    def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Task:
+        try:
+            return super()._build_task(entry, overrides)
+        except (TaskError, ImportError):
+            raise
+        except Exception as error:  # jinja2, datasets and each task's own code fail in their own ways
+            raise TaskError(
+                _cannot_load(entry.name, self._load_full_config(entry, overrides), error)
+            ) from error
+
+
+def _cannot_load(name: str, config: dict[str, Any], error: Exception) -> str:
+    reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    local = config.get("custom_dataset")
+    if isinstance(local, LocalData):
+        return f"Task {name} cannot use the files in {local.path}: {reason}\nThey need the hub data set's columns."
+    dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
+    return (
+        f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
+        f"Connect to the hub once, or give data_dir=<folder> with {name}/<split>.jsonl."
+    )

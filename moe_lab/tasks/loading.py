@@ -1,0 +1,130 @@
+"""From `task=` to lm-eval task objects, with the run's few-shot, generation and data settings applied."""
+
+from __future__ import annotations
+
+import logging
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import TaskError
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks.manager import TaskDict, TaskManager
+
+    from moe_lab.config import Config
+
+OWN_TASKS = Path(__file__).resolve().parent
+
+
+def load_tasks(config: Config) -> TaskDict:
+    """Build the tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
+
+    Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
+    unknown task, missing or malformed data, and settings that the task cannot have.
+    """
+    from moe_lab.tasks.factory import TaskSettings, build_tasks
+
+    _quiet_lm_eval()
+    names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
+    if not names:
+        raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
+    manager, specs = _find(tuple(names), config.task.include_path)
+    tasks = build_tasks(manager, specs, TaskSettings.of(config, names))
+    if not tasks["tasks"]:
+        raise TaskError(f"task.name={config.task.name} holds no task.")
+    for name, task in tasks["tasks"].items():
+        _refuse_unsupported(name, task)
+        _apply_settings(task, config)
+    return tasks
+
+
+def task_file(name: str) -> Path | None:
+    """The one YAML file that bears a task's name and defines that task (no group), or None.
+
+    Reading it alone takes milliseconds; indexing all of lm-eval takes seconds.
+    """
+    from importlib.util import find_spec
+
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    spec = find_spec("lm_eval")
+    assert spec is not None and spec.origin is not None
+    for root in (OWN_TASKS, Path(spec.origin).parent / "tasks"):
+        files = [file for file in root.rglob(f"{name}.yaml") if "*" not in name]
+        found = [file for file in files if load_yaml(file, resolve_func=False).get("task") == name]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager, list[str]]:
+    """A task manager and what to load from it: single files where each name is one, else the whole index."""
+    from lm_eval.tasks import TaskManager
+
+    if include_path is None:
+        files = [task_file(name) for name in names]
+        if all(files):
+            return TaskManager(include_defaults=False), [str(file) for file in files]
+    elif not Path(include_path).is_dir():
+        raise TaskError(
+            f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
+        )
+    manager = _full_index(include_path)
+    for name in names:
+        if name not in manager.task_index:
+            raise TaskError(_unknown_task(name, manager.all_tasks))
+    return manager, list(names)
+
+
+@lru_cache(maxsize=2)
+def _full_index(include_path: str | None) -> TaskManager:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=[str(OWN_TASKS), *([include_path] if include_path else [])])
+
+
+def _unknown_task(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=3, cutoff=0.6)
+    hint = f" Did you mean {', '.join(repr(match) for match in close)}?" if close else ""
+    return f"task.name={name} is no lm-eval task, group or tag.{hint}\nAll names: lm-eval ls tasks"
+
+
+def _refuse_unsupported(name: str, task: Task) -> None:
+    if getattr(task, "UNSAFE_CODE", False):
+        raise TaskError(f"Task {name} executes code that the model wrote. That is not supported.")
+    if getattr(task, "MULTIMODAL", False):
+        raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
+
+
+def _apply_settings(task: Any, config: Config) -> None:
+    """What `lm_eval.simple_evaluate` does between loading and evaluating; a key given here always wins."""
+    if config.gen_kwargs and task.get_config("output_type") == "generate_until":
+        task.set_config(key="generation_kwargs", value=dict(config.gen_kwargs), update=True)
+    if config.predict_only:
+        task.override_metric(metric_name="bypass")
+    if config.num_fewshot is not None:
+        task.set_config(key="num_fewshot", value=config.num_fewshot)
+    elif task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    _check_fewshot_pool(task)
+    task.set_fewshot_seed(seed=config.fewshot_seed)
+
+
+def _check_fewshot_pool(task: Any) -> None:
+    wanted = task.get_config("num_fewshot")
+    if not wanted or not hasattr(task, "sampler"):
+        return
+    same_split = task.fewshot_cfg.split is not None and task.fewshot_cfg.split == task.config.test_split
+    available = len(task.sampler.df) - (1 if same_split else 0)
+    if wanted > available:
+        raise TaskError(
+            f"num_fewshot={wanted} is more than the {available} examples that {task.task_name} has."
+        )
+
+
+def _quiet_lm_eval() -> None:
+    """lm-eval tells every default it takes; only its errors are the user's business."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -1,0 +1,116 @@
+"""Local JSON Lines in the place of a hub data set: `<data_dir>/<folder>/<split>.jsonl`, in its columns.
+
+The files are read here and not by `datasets`, whose JSON loader caches by path and turns strings that look like
+dates into timestamps.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import TaskError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalData:
+    """A task's `custom_dataset`: called by lm-eval, it returns {split: Dataset} from local files."""
+
+    task: str
+    data_dir: str
+    folder: str
+    column: str | None
+    value: str | None
+    needed: tuple[tuple[str, str], ...]
+    """(split, what needs it)"""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.data_dir) / self.folder
+
+    def __call__(self, **_: Any) -> dict[str, Dataset]:
+        return _Splits({split: self._split(split, purpose) for split, purpose in self.needed})
+
+    def _split(self, split: str, purpose: str) -> Dataset:
+        from datasets import Dataset
+
+        file = self.path / f"{split}.jsonl"
+        rows = read_jsonl(file, f"{self.task} needs it {purpose}")
+        if self.column is not None:
+            if self.column not in rows[0]:
+                raise TaskError(f"{file} has no column {self.column!r}, which task.data_filter names.")
+            rows = [row for row in rows if row[self.column] == self.value]
+            if not rows:
+                raise TaskError(f"{file} has no row with {self.column}={self.value!r} for {self.task}.")
+        return Dataset.from_list(rows)
+
+
+class _Splits(dict):
+    """Splits that the run does not need are empty: lm-eval looks at all that its YAML names."""
+
+    def __missing__(self, split: str) -> Dataset:
+        return next(iter(self.values())).select([])
+
+
+def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tuple[str, str], ...]:
+    """Which splits an lm-eval task configuration reads, with what for: the evaluated one, and the few-shot one."""
+    evaluated = config.get("test_split") or config.get("validation_split")
+    if evaluated is None:
+        raise TaskError(f"Task {config['task']} names neither a test nor a validation split.")
+    needed = {evaluated: "for its documents"}
+    shots = config.get("num_fewshot") if num_fewshot is None else num_fewshot
+    fewshot = config.get("fewshot_config") or {}
+    if shots and not fewshot.get("samples"):
+        split = fewshot.get("split") or config.get("fewshot_split")
+        split = split or config.get("training_split") or config.get("validation_split") or evaluated
+        needed.setdefault(split, f"for its {shots} few-shot examples")
+    return tuple(needed.items())
+
+
+def read_jsonl(file: Path, purpose: str) -> Rows:
+    """Rows of a JSON Lines file. Raises TaskError naming the file, and the line where one is malformed."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        raise TaskError(f"{file} is missing: {purpose}.\nIt holds one JSON object per line.") from None
+    except OSError as error:
+        raise TaskError(f"{file} cannot be read: {error.strerror}.") from error
+    return _read(file.resolve(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, _mtime_ns: int, _size: int) -> Rows:
+    rows: Rows = []
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_row(line, rows[0] if rows else None, f"{file}, line {number}"))
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{file}, after line {len(rows)}: not UTF-8 ({error.reason}).") from error
+    except OSError as error:
+        raise TaskError(f"{file} cannot be read: {error.strerror}.") from error
+    if not rows:
+        raise TaskError(f"{file} is empty.")
+    return rows
+
+
+def _row(line: str, first: dict[str, Any] | None, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TaskError(f"{place}: not JSON ({error.msg}).") from error
+    if not isinstance(row, dict):
+        raise TaskError(f"{place}: not a JSON object.")
+    missing = [column for column in first or () if column not in row]
+    if missing:
+        raise TaskError(f"{place}: no column {missing[0]!r}, which the first line has.")
+    return row

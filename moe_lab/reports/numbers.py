@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from moe_lab.results.store import version_marks
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -26,18 +28,18 @@ class Row:
 
 
 def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
-    """One row per evaluated task of a run: its headline metric, or `metric` (lm-eval's `metric,filter`)."""
+    """One row per group and task of a run: its headline metric, or `metric` (lm-eval's `metric,filter`)."""
     block = results["moe_lab"]
     wanted = metric or block["task"].get("metric")
-    return [
-        _row(results, block, task, wanted) for task in block["task"]["tasks"] if task in results["results"]
-    ]
+    names = [*results.get("groups", {}), *block["task"]["tasks"]]
+    return [_row(results, block, name, wanted) for name in names if name in results["results"]]
 
 
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
     """What has to be said wherever a number of this run appears."""
     names = {"partial": "PARTIAL", "untuned": "untuned"}
-    return tuple(label for key, label in names.items() if block.get(key))
+    marks = tuple(label for key, label in names.items() if block.get(key))
+    return (*marks, "other-versions") if version_marks(block) else marks
 
 
 def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str | None) -> Row:
@@ -52,7 +54,7 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
         task=task,
         metric=metric,
         run_id=block["run_id"],
-        n=len(block["samples"].get(task, [])) or None,
+        n=_documents(results, block["samples"], task),
         value=_number(scores.get(metric)),
         interval=_pair(interval),
         baseline=_number(baseline.get(metric)),
@@ -68,6 +70,13 @@ def headline(scores: dict[str, Any], wanted: str | None) -> str:
     if wanted in scores:
         return str(wanted)
     return next(key for key in scores if "," in key and "_stderr," not in key)
+
+
+def _documents(results: dict[str, Any], samples: dict[str, list[int]], name: str) -> int:
+    """Documents of a task, or of all tasks of a group."""
+    if name in samples:
+        return len(samples[name])
+    return sum(_documents(results, samples, child) for child in results["group_subtasks"][name])
 
 
 def _number(value: Any) -> float | None:

@@ -13,6 +13,11 @@ from typing import Any
 from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.numbers import Row, rows_of
 
+MARKS = {
+    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=).",
+    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
+}
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
     "small": "Scale small: part of the documents.",
@@ -180,12 +185,8 @@ def _published_list(experiment: Experiment) -> list[str]:
 
 
 def _marks(rows: Sequence[Row]) -> list[str]:
-    texts = {
-        "PARTIAL": "PARTIAL: part of the documents (limit=, samples=).",
-        "untuned": "untuned: the method's values were given, not tuned on held-out data.",
-    }
     seen = {mark for row in rows for mark in row.marks}
-    lines = [f"- {text}" for mark, text in texts.items() if mark in seen]
+    lines = [f"- {text}" for mark, text in MARKS.items() if mark in seen]
     return [*lines, ""] if lines else []
 
 

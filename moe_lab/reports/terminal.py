@@ -10,8 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from moe_lab.reports.numbers import Row, marks_of, rows_of
+from moe_lab.results.store import version_marks
 
 WIDTH_WITHOUT_TERMINAL = 160
+MARKS = {
+    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
+    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+}
 
 
 def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
@@ -83,12 +88,11 @@ def cost_table(results: Sequence[dict[str, Any]]) -> Table:
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
     """What the marks mean, for those that appear."""
-    texts = {
-        "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
-        "untuned": "untuned: the temperature was given, not tuned on held-out data as the RoE paper does.",
-    }
-    seen = {mark for result in results for mark in marks_of(result["moe_lab"])}
-    return [text for mark, text in texts.items() if mark in seen]
+    blocks = [result["moe_lab"] for result in results]
+    seen = {mark for block in blocks for mark in marks_of(block)}
+    made = {line for block in blocks for line in version_marks(block)}
+    lines = [text for mark, text in MARKS.items() if mark in seen]
+    return [*lines, *(f"other-versions: {line}" for line in sorted(made))]
 
 
 def print_table(table: Table) -> None:

@@ -50,10 +50,19 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """The tokenizer alone. Raises ModelError where there is none."""
     source = model.tokenizer or model_source(model)
+    revision = "main" if model.tokenizer else model.revision or "main"
     try:
-        return AutoTokenizer.from_pretrained(source, revision=model.revision or "main", local_files_only=offline)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
     except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"The tokenizer of {source} could not be loaded: {first_line}\nmodel.tokenizer names another folder or hub id."
-        ) from error
+        raise ModelError(_no_tokenizer(source, str(error).strip().splitlines()[0])) from error
+    if not tokenizer.encode("a", add_special_tokens=False):
+        # transformers makes an empty one where a folder has no tokenizer files
+        raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
+    return tokenizer
+
+
+def _no_tokenizer(source: str, reason: str) -> str:
+    return (
+        f"The tokenizer of {source} could not be loaded: {reason}.\n"
+        "model.tokenizer names another folder or hub id."
+    )

@@ -1,0 +1,128 @@
+"""`EngineLM` answers what lm-eval's own `hf` model answers, on every kind of request."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.errors import ConfigError
+from moe_lab.routing import GumbelTopK
+from tests.conftest import make_model
+
+WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
+
+
+def text(rng, words):
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def requests_of(kind, arguments):
+    return [Instance(kind, {}, args, 0) for args in arguments]
+
+
+def pairs(rng):
+    """Questions with four choices each, an empty context, a trailing blank, and a context that is too long."""
+    found = []
+    for _ in range(5):
+        context = text(rng, rng.randrange(1, 20))
+        found += [(context, " " + text(rng, rng.randrange(1, 4))) for _ in range(4)]
+    return [*found, ("", text(rng, 3)), ("ends in a blank ", "word"), (text(rng, 200), text(rng, 3))]
+
+
+@pytest.mark.parametrize("batch_size", ["auto", 1, 3, 8])
+def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
+    rng = random.Random(0)
+    hf = HFLM(pretrained=moe_model, tokenizer=tokenizer, batch_size=3)
+    ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
+    scored = requests_of("loglikelihood", pairs(rng))
+    for (value, greedy), (expected, expected_greedy) in zip(
+        ours.loglikelihood(scored), hf.loglikelihood(scored, disable_tqdm=True), strict=True
+    ):
+        assert value == pytest.approx(expected, abs=1e-4)
+        assert greedy == expected_greedy
+    rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
+    assert ours.loglikelihood_rolling(rolled) == pytest.approx(hf.loglikelihood_rolling(rolled), rel=1e-6, abs=1e-4)
+    options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
+    asked = [(("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0]) for i in range(8)]
+    generated = requests_of("generate_until", asked)
+    assert ours.generate_until(generated) == hf.generate_until(generated, disable_tqdm=True)
+
+
+def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer)
+    seen = {}
+    lm.answer("loglikelihood", [Request(("ab", "cd")), Request(("ab", "ce")), Request(("ab", "cd"))], seen.__setitem__)
+    assert sorted(seen) == [0, 1, 2] and seen[0] == seen[2] != seen[1]
+    assert lm.cost["tokens_in"] == 3 and lm.cost["tokens_out"] == 0
+    lm.answer("generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__)
+    assert lm.cost["tokens_out"] == 5 and lm.cost["tokens_in"] == 3 + 3 + 4
+
+
+def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer)
+    (instance,) = requests_of("generate_until", [("abc", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 16})])
+    first, second = lm.generate_until([instance, instance])
+    assert first != second  # 16 tokens of 300: they agree with odds far below 1e-9
+    assert lm.generate_until([instance, instance]) == [first, second]
+
+
+def test_roe_is_the_same_from_any_batch_size(olmoe, tokenizer):
+    rng = random.Random(4)
+    scored = requests_of("loglikelihood", pairs(rng))
+    asked = requests_of("generate_until", [(text(rng, n), {"max_gen_toks": 6, "until": []}) for n in (3, 9, 5)])
+
+    def run(batch_size):
+        ensemble = Ensemble(6, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), first_noisy=1)
+        lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, batch_size=batch_size)
+        scores, texts = [value for value, _ in lm.loglikelihood(scored)], lm.generate_until(asked)
+        assert lm.cost["changed_decisions"] > 0
+        return scores, texts
+
+    scores, texts = run("auto")
+    for batch_size in (1, 4):
+        other_scores, other_texts = run(batch_size)
+        assert other_scores == pytest.approx(scores, abs=2e-5)
+        assert other_texts == texts
+
+
+def test_a_model_with_sliding_windows_is_run_by_hf(tokenizer):
+    config = transformers.MistralConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, bos_token_id=256, eos_token_id=256, pad_token_id=256,
+    )  # fmt: skip
+    model = transformers.MistralForCausalLM(config).eval()
+    lm = EngineLM(model, tokenizer)
+    assert lm.engine == "hf"
+    hf = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8)
+    rng = random.Random(0)
+    for kind, arguments in {
+        "loglikelihood": pairs(rng)[:8],
+        "loglikelihood_rolling": [(text(rng, 20),)],
+        "generate_until": [("hello", {"until": ["e"], "max_gen_toks": 5})],
+    }.items():
+        requests = requests_of(kind, arguments)
+        assert getattr(lm, kind)(requests) == getattr(hf, kind)(requests)
+    assert lm.cost["tokens_in"] > 0
+    with pytest.raises(ConfigError, match="method=base"):
+        EngineLM(model, tokenizer, ensemble=Ensemble(2, GumbelTopK([0.1, 0.1], 0)))
+
+
+def test_answers_too_long_for_the_model_are_refused(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer, max_length=20)
+    with pytest.raises(ConfigError, match="max_length"):
+        lm.loglikelihood(requests_of("loglikelihood", [("a", "b" * 30)]))
+    with pytest.raises(ConfigError, match="max_gen_toks"):
+        lm.generate_until(requests_of("generate_until", [("a", {"max_gen_toks": 20, "until": []})]))
+
+
+def test_the_models_of_families_run_on_rows():
+    assert EngineLM.__mro__[1] is HFLM
+    from moe_lab.engine.rows import runs_rows
+
+    assert all(runs_rows(make_model(family)) for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama"))

@@ -34,7 +34,7 @@ def evaluate_run(run: Run, models: ModelPool, baseline: dict[str, Any] | None) -
         evaluated = _evaluate(run, models, log)
     finally:
         log.close()
-    report = run.method.report(run.facts, log.cost)
+    report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
     block = moe_lab_block(run, evaluated, cost_block(log), report, baseline)
     samples = evaluated.pop("samples")
     write_samples(run.folder, samples)

@@ -6,7 +6,7 @@ computes what is missing: the baseline first, then the unanswered requests, then
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config import Config, TuningConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import get_method
+from moe_lab.models.pool import ModelPool
+from moe_lab.offline import go_offline
 from moe_lab.results.estimate import estimate_forward_tokens
 from moe_lab.results.store import RunFolder, check_writable, version_marks
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
 
 
 __all__ = ["ModelPool", "Outcome", "Run", "estimate_forward_tokens", "execute", "prepare"]
@@ -149,50 +150,6 @@ def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
                     results = evaluate_run(run, models, None)
     samples = read_samples(run.folder, list(run.tasks["tasks"]))
     return {"run_id": run.run_id, "results": results["results"], "samples": samples}
-
-
-class ModelPool:
-    """Holds the model that was loaded last, so that runs of one model load it once; the old one goes first."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
-        self._loaded: LoadedModel | None = None
-
-    def get(self, config: Config) -> LoadedModel:
-        """The model of a run, loaded if it is not the one held. Raises ModelError."""
-        from moe_lab.models.load import load_model
-
-        key = (repr(asdict(config.model)), config.dtype, config.device)
-        if self._loaded is None or key != self._key:
-            self.free()
-            self._loaded = load_model(
-                config.model, dtype=config.dtype, device=config.device, offline=config.offline
-            )
-            self._key = key
-        return self._loaded
-
-    def free(self) -> None:
-        """Let the model go, and its device memory with it."""
-        import gc
-
-        device = None if self._loaded is None else self._loaded.device
-        self._loaded = self._key = None
-        gc.collect()
-        if device is not None and device.type == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
-
-
-def go_offline() -> None:
-    """Forbid the Hugging Face libraries the network, whether they are imported already or not."""
-    import os
-    import sys
-
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    for name in ("huggingface_hub.constants", "datasets.config"):
-        if name in sys.modules:
-            sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def _stored(run: Run, results: dict[str, Any]) -> Outcome:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -42,7 +42,7 @@ class Method(ABC):
         """Raise ConfigError where the configuration cannot work on this model. Called before weights load."""
 
     @abstractmethod
-    def open(self, model: LoadedModel, config: Config) -> AbstractContextManager[EngineLM]:
+    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:

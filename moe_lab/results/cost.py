@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,8 @@ def reset_peak_memory(device: Any) -> None:
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass  # not Linux, or not allowed: the peak is then that of the whole process
 
 
 def peak_memory_bytes(device: Any) -> int:
@@ -49,11 +48,9 @@ def peak_memory_bytes(device: Any) -> int:
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else []:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,16 +1,17 @@
 """The log of answered requests: one line each, appended and flushed as it is done; a restart replays it.
 
-The first line says whose answers these are; a log of another identity, model commit or library version is put aside
-and never served. Every line carries what its answers cost since the line before, so that the sums are the whole run's.
+The first line says whose answers these are; a log of another identity, model commit or library version is never
+served: it starts anew. A line carries what was spent since the line before, so that the sums are the whole run's.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from moe_lab.results.files import writing
 
@@ -26,21 +27,21 @@ def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
 class ResponseLog:
     """Answers by request key, kept in `path`. `header` says whose they are (see `run.py`)."""
 
-    def __init__(self, path: Path, header: dict[str, Any], *, fresh: bool = False):
+    def __init__(self, path: Path, header: dict[str, Any]):
         self.path = path
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.device: str | None = None
         self._answers: dict[str, Any] = {}
         with writing(path):
-            lines = [] if fresh or not path.exists() else _whole_lines(path)
-            if lines and lines[0].get(HEADER) == header:
-                for line in lines[1:]:
-                    self._take(line)
-                self._file: TextIO = path.open("a", encoding="utf-8")
-            else:
-                self._file = path.open("w", encoding="utf-8")
+            lines = _whole_lines(path) if path.exists() else []
+            ours = bool(lines) and lines[0].get(HEADER) == header
+            # unbuffered: what could not be written is not tried again when the file is closed
+            self._file = path.open("ab" if ours else "wb", buffering=0)
+            if not ours:
                 self._write({HEADER: header})
+        for line in lines[1:] if ours else []:
+            self._take(line)
 
     def __contains__(self, key: str) -> bool:
         return key in self._answers
@@ -68,8 +69,9 @@ class ResponseLog:
         self._take(line)
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        content = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        if self._file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _take(self, line: dict[str, Any]) -> None:
         if "key" in line and "response" in line:

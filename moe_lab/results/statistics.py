@@ -33,6 +33,13 @@ def interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Inter
     return _percentiles(_bootstrap([values], aggregate)[0])
 
 
+def interval_of_mean(samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None) -> Interval | None:
+    """95% interval over documents of the mean of several runs' scores on the same documents."""
+    if len(samples) == 1 or len(samples[0]) < 2:
+        return interval(samples[0], aggregate)
+    return _percentiles(_bootstrap(list(samples), aggregate).mean(axis=0))
+
+
 def paired(
     values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate | None = None
 ) -> dict[str, Any]:

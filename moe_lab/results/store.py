@@ -58,7 +58,8 @@ class RunFolder:
                 lock.acquire()
         except Timeout:
             raise RunHeldError(
-                f"{self.path.name} is held by {self._holder()}.\nWait for it, or stop it; the same command then continues."
+                f"{self.path.name} is held by {self._holder()}.\n"
+                "Wait for it, or stop it; the same command then continues."
             ) from None
         try:
             yield

@@ -1,0 +1,14 @@
+"""Keeping the Hugging Face libraries from the network."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def go_offline() -> None:
+    """Forbid the Hugging Face libraries the network, whether they are imported already or not."""
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if name in sys.modules:
+            sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]

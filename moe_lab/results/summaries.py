@@ -1,0 +1,76 @@
+"""Summaries over seeds: the same run with several seeds as one score, in `outputs/summaries/`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.results.files import write_json, writing
+from moe_lab.results.identity import folder_name
+from moe_lab.results.samples import aggregation, metric_values, read_samples
+from moe_lab.results.statistics import interval_of_mean, over_seeds
+
+if TYPE_CHECKING:
+    from moe_lab.run import Outcome
+
+
+def summarize(outcomes: Sequence[Outcome]) -> list[Path]:
+    """Write one summary for every run that was made with at least two seeds. Returns the files' paths."""
+    same: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        # what was typed (`overrides`) and where it ran may differ between seeds; what was asked may not
+        config = replace(outcome.run.config, seed=0, overrides=[])
+        same.setdefault(repr(config), []).append(outcome)
+    return [_write(group) for group in same.values() if len({one.run.run_id for one in group}) > 1]
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
+
+    `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
+    method's noise).
+    """
+    first = outcomes[0].results["moe_lab"]
+    return {
+        "schema_version": 1,
+        "model": first["model"],
+        "method": first["method"],
+        "task": first["task"],
+        "partial": first["partial"],
+        "seeds": [outcome.run.config.seed for outcome in outcomes],
+        "run_ids": [outcome.run.run_id for outcome in outcomes],
+        "scores": {name: _scores(name, outcomes) for name in first["task"]["tasks"]},
+    }
+
+
+def _write(outcomes: Sequence[Outcome]) -> Path:
+    config = outcomes[0].run.config
+    digest = hashlib.sha256(" ".join(outcome.run.run_id for outcome in outcomes).encode()).hexdigest()
+    path = Path(config.output_dir) / "summaries" / f"{folder_name(config, digest)}.json"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, summary(outcomes))
+    return path
+
+
+def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    task = outcomes[0].run.tasks["tasks"][name]
+    values = [metric_values(read_samples(outcome.run.folder, [name])[name]) for outcome in outcomes]
+    found = {}
+    for metric in values[0]:
+        scores = [outcome.results["results"][name][metric] for outcome in outcomes]
+        documents = interval_of_mean(
+            [list(one[metric].values()) for one in values], aggregation(task, metric)
+        )
+        seeds = over_seeds(scores)
+        found[metric] = {
+            "values": scores,
+            "mean": seeds["mean"],
+            "std": seeds["std"],
+            "ci95_seeds": seeds["ci95"],
+            "ci95_documents": list(documents) if documents else None,
+        }
+    return found

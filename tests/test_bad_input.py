@@ -1,0 +1,110 @@
+"""Every wrong request ends with exit code 2, a few lines that name what to do, and no traceback.
+
+Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key that slips in with a prefix.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli import FakeRuns, install, run_command
+
+WRONG = {
+    "an unknown key": (["metod=roe"], "Did you mean 'method'?"),
+    "an unknown key of a group": (["method.temprature=0.1"], "Did you mean 'method.temperature'?"),
+    "a key without its group": (["temperature=0.1"], "Did you mean 'method.temperature'?"),
+    "an unknown key with +": (["+method.tau=1"], "Unknown key 'method.tau'"),
+    "an unknown key with ++": (["++foo.bar=1"], "Unknown key 'foo'"),
+    "a known key with +": (["+seed=1"], "already at 'seed'"),
+    "a removed group": (["~tuning"], "'tuning' was removed"),
+    "a removed key": (["~seed"], "'seed' was removed"),
+    "a removed key that is none": (["~foo"], "'foo' does not exist"),
+    "an unknown method": (["method=reo"], "Did you mean 'roe'?"),
+    "an unknown model": (["model=olmo"], "Did you mean 'olmoe'?"),
+    "an unknown task": (["task=gsm8"], "Did you mean 'gsm8k'?"),
+    "an unknown tuner": (["tuning=tpe"], "Choices: none"),
+    "an unknown mode": (["mode=plam"], "Did you mean 'plan'?"),
+    "an unknown scale": (["scale=large"], "Choices: tiny, small, paper"),
+    "an unknown experiment": (["experiment=figure33"], "Did you mean 'figure3'?"),
+    "text for an integer": (["seed=abc"], "seed=abc: expected an integer"),
+    "a number for a switch": (["baseline=3"], "baseline=3: expected true or false"),
+    "text for a method's integer": (["method.n=many"], "method.n=many: expected an integer"),
+    "null for an integer": (["seed=null"], "seed=null: expected an integer"),
+    "a mapping for samples": (["samples={a:1}"], "samples={'a': 1}: expected a list or null"),
+    "n below one": (["method.n=0"], "method.n"),
+    "negative n": (["method.n=-3"], "method.n"),
+    "a negative temperature": (["method.temperature=-0.1"], "method.temperature"),
+    "no seeds": (["seeds=0"], "at least 1"),
+    "a negative seed": (["seed=-1"], "at least 0"),
+    "limit zero": (["limit=0"], "selects nothing"),
+    "a negative limit": (["limit=-5"], "selects nothing"),
+    "a limit of two and a half": (["limit=2.5"], "neither a count nor a fraction"),
+    "limit and samples": (["limit=5", "samples=[1]"], "Give one of them"),
+    "negative samples": (["samples=[-1]"], "from 0 on"),
+    "an unknown device": (["device=gpu"], "Use auto, cpu, cuda"),
+    "an unknown dtype": (["dtype=float64x"], "Choices: auto, float32"),
+    "an unknown batch size": (["batch_size=big"], "positive integer or auto"),
+    "zero batch size": (["batch_size=0"], "at least 1"),
+    "a list without -m": (["method=base,roe"], "add --multirun"),
+    "a value that does not parse": (["limit=[1"], "--help"),
+    "no key": (["=3"], "--help"),
+    "an interpolation to nothing": (["seed=${nothing}"], "nothing"),
+    "a missing name": (["task=lm_eval"], "task.name must be given"),
+    "a config folder that is none": (["--config-dir", "/nowhere/at/all"], "not found"),
+    "a flag that is none": (["--unknown"], "unrecognized arguments"),
+    "two flags that exclude each other": (["--cfg", "job", "--info", "config"], "Only one of"),
+    "an unknown hydra key": (["hydra.foo=1"], "Unknown key 'hydra.foo'"),
+    "another launcher": (["-m", "hydra/launcher=joblib"], "hydra/launcher"),
+    "gen_kwargs that are none": (["gen_kwargs='a,b'"], "gen_kwargs=key=value"),
+    "a grid of modes": (["-m", "mode=run,plan"], "one mode"),
+    "a grid of experiments": (["-m", "experiment=figure3", "seed=1,2"], "brings its own grid"),
+    "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
+}
+
+
+@pytest.mark.parametrize("argv, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_requests(argv, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    ran = install(monkeypatch, FakeRuns())
+    ended = run_command(capsys, *argv)
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.splitlines()) <= 12
+    assert not ran.executed, "nothing may run before the whole request is checked"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_error_shows_the_traceback(capsys, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    ended = run_command(capsys, "method=reo")
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+
+
+def test_a_broken_yaml_of_ones_own_is_named(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npath: [unclosed\n")
+    ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine")
+    assert ended.code == 2
+    assert "mine.yaml" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_wrong_key_in_a_yaml_of_ones_own_is_named(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npth: somewhere\n")
+    ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
+    assert ended.code == 2
+    assert "Did you mean 'model.path'?" in ended.err
+
+
+def test_as_a_process(tmp_path):
+    command = [sys.executable, "-m", "moe_lab", "method.n=abc"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("Error: method.n=abc: expected an integer.")

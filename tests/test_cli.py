@@ -1,0 +1,205 @@
+"""The command: help, flags that only print, grids, exit codes.
+
+Broken by: an option that --help forgets, a folder left behind, a run before all are checked, a wrong exit code.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from moe_lab.errors import ResultsError, RunHeldError
+from moe_lab.exits import Terminated
+from moe_lab.help import GROUPS, options
+from moe_lab.paths import resource_folder
+from tests.cli import FakeRuns, install, run_command
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    """Runs that need no model, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return install(monkeypatch, FakeRuns())
+
+
+def test_help_lists_every_option_key_and_exit_code(capsys):
+    ended = run_command(capsys, "--help")
+    assert ended.code == 0
+    for group in GROUPS:
+        for name, comment in options(group, [resource_folder("conf")]).items():
+            assert f"  {name:<16} {comment}" in ended.out
+    for text in ("seeds=1", "model.path", "figure3", "outputs/runs/", "Exit codes"):
+        assert text in ended.out
+    assert ended.out.count("  python -m moe_lab") == 5
+
+
+def test_help_lists_options_of_ones_own(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# My own model\nname: mine\n")
+    assert "My own model" in run_command(capsys, "--config-dir", str(tmp_path), "--help").out
+
+
+def test_help_imports_no_heavy_library():
+    code = (
+        "import sys; from moe_lab.app import main; main(['--help']); "
+        "print(sorted({'torch', 'transformers', 'lm_eval', 'datasets', 'hydra'} & set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--hydra-help"], ["mode=plan"]],
+    ids=" ".join,
+)
+def test_what_only_prints_leaves_nothing_behind(argv, capsys, runs, tmp_path):
+    ended = run_command(capsys, *argv)
+    assert ended.code == 0
+    assert ended.out
+    assert not runs.executed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_argument_is_roe_on_the_tiny_model(capsys, runs):
+    ended = run_command(capsys)
+    assert ended.code == 0
+    assert runs.executed == ["tiny-roe-toy_math-0"]
+    assert ended.out.splitlines()[-1] == "outputs/runs/tiny-roe-toy_math-0/results.json"
+
+
+def test_the_table_of_a_run_says_all_that_matters(capsys, runs):
+    out = run_command(capsys).out
+    for text in ("0.5000", "[0.2373, 0.7627]", "0.4000", "+0.1000", "[-0.1000, +0.3000]", "0.3100"):
+        assert text in out
+    for text in ("PARTIAL", "untuned", "2.0 s", "60", "1 MiB", "18.0%"):
+        assert text in out
+
+
+def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
+    ended = run_command(capsys, "-m", "task=toy_math,toy_choice", "model=tiny,olmoe", "method=base,roe")
+    assert ended.code == 0
+    models = [run.split("-")[0] for run in runs.executed]
+    assert models == ["tiny"] * 4 + ["olmoe"] * 4
+    assert len(set(runs.executed)) == 8
+    assert ended.out.count("Results") == 1
+
+
+def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
+    run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
+    assert runs.executed == [
+        "tiny-base-toy_math-0",
+        "tiny-roe-toy_math-5",
+        "tiny-roe-toy_math-6",
+        "tiny-roe-toy_math-7",
+    ]
+
+
+def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch):
+    seen = []
+    execute = runs.execute
+    monkeypatch.setattr(
+        "moe_lab.run.execute", lambda run, models: seen.append(len(runs.prepared)) or execute(run, models)
+    )
+    run_command(capsys, "-m", "method=base,roe", "seed=1,2")
+    assert set(seen) == {4}
+
+
+@pytest.mark.parametrize(
+    "errors, code",
+    [
+        ({}, 0),
+        ({"tiny-roe-toy_math-1": ResultsError("the disk is full")}, 1),
+        ({"tiny-roe-toy_math-1": RunHeldError("held by process 7")}, 3),
+        ({"tiny-roe-toy_math-1": RunHeldError("held"), "tiny-roe-toy_math-2": ResultsError("full")}, 1),
+        ({"tiny-roe-toy_math-1": RuntimeError("a defect")}, 1),
+        ({"tiny-roe-toy_math-1": ResultsError("full"), "tiny-roe-toy_math-2": KeyboardInterrupt()}, 130),
+        ({"tiny-roe-toy_math-2": Terminated()}, 143),
+    ],
+    ids=["done", "failed", "held", "held and failed", "defect", "interrupted", "terminated"],
+)
+def test_exit_codes_of_a_grid(errors, code, capsys, runs):
+    runs.errors.update(errors)
+    ended = run_command(capsys, "-m", "seed=0,1,2,3")
+    assert ended.code == code
+    assert "tiny-roe-toy_math-0" in runs.executed
+    assert ("tiny-roe-toy_math-3" in runs.executed) == (code not in (130, 143))
+    assert "Results" in ended.out, "what was finished is shown"
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [(ResultsError("full"), 1), (RunHeldError("held"), 3), (KeyboardInterrupt(), 130), (Terminated(), 143)],
+    ids=["failed", "held", "interrupted", "terminated"],
+)
+def test_exit_codes_of_one_run(error, code, capsys, runs):
+    runs.errors["tiny-roe-toy_math-0"] = error
+    ended = run_command(capsys)
+    assert ended.code == code
+    assert "Traceback" not in ended.err
+
+
+def test_a_defect_keeps_its_traceback(capsys, runs):
+    runs.errors["tiny-roe-toy_math-0"] = RuntimeError("a defect")
+    ended = run_command(capsys)
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+
+
+def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def terminated(run, models):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("moe_lab.run.execute", terminated)
+    try:
+        assert run_command(capsys).code == 143
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def test_plan_lists_what_is_done_and_what_is_missing(capsys, runs):
+    runs.done.add("tiny-base-toy_math-0")
+    out = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
+    assert "done" in out and "missing" in out
+    assert "To run: 1, about 1,000 forward tokens." in out
+    assert not runs.executed
+
+
+def test_report_shows_what_is_stored_and_runs_nothing(capsys, runs):
+    assert run_command(capsys, "mode=report").code == 2
+    runs.done.add("tiny-base-toy_math-0")
+    ended = run_command(capsys, "-m", "mode=report", "method=base,roe")
+    assert ended.code == 0
+    assert "Not stored yet" in ended.err
+    assert not runs.executed
+
+
+def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp_path):
+    from moe_lab.methods.pretrain import Pretrain
+
+    monkeypatch.setattr(Pretrain, "train", lambda self, config: tmp_path / "models" / "x")
+    ended = run_command(capsys, "method=pretrain")
+    assert ended.code == 0
+    assert ended.out.splitlines()[-1] == str(tmp_path / "models" / "x")
+    assert run_command(capsys, "-m", "method=pretrain,base").code == 2
+
+
+def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    ended = run_command(capsys, "mode=doctor", f"data_dir={tmp_path}")
+    assert ended.code == 0
+    for text in (
+        "torch",
+        "cpu:",
+        "HF_HUB_OFFLINE",
+        "writable",
+        "svamp",
+        f"{tmp_path}/svamp/test.jsonl is missing",
+    ):
+        assert text in ended.out
+    assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results.files import write_json, writing
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
+from moe_lab.results.files import write_json
 from moe_lab.results.schema import DECISIVE, SCHEMA_VERSION, versions
 
 LEAST_FREE_BYTES = 64 * 2**20
@@ -54,13 +54,14 @@ class RunFolder:
             ) from error
         lock = FileLock(self.path / ".lock", timeout=-1 if wait else 0, is_singleton=False)
         try:
-            with writing(self.path):
-                lock.acquire()
+            lock.acquire()
         except Timeout:
             raise RunHeldError(
                 f"{self.path.name} is held by {self._holder()}.\n"
                 "Wait for it, or stop it; the same command then continues."
             ) from None
+        except OSError as error:  # Timeout is one, too
+            raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
         try:
             yield
         finally:

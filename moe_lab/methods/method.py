@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from moe_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
@@ -44,6 +47,10 @@ class Method(ABC):
     @abstractmethod
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""
+
+    def train(self, config: RunConfig) -> Path:
+        """Train, or continue, or return the finished folder at once. Only for methods with `trains = True`."""
+        raise ConfigError(f"method={self.config.name} trains no model.")
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.

@@ -1,0 +1,169 @@
+"""`method=pretrain`: train a model's architecture from scratch on the toy corpus.
+
+The architecture and the tokenizer are those of `model=`; its weights, if it has any, are not read. This is how
+the embedded tiny model was made (`method=pretrain model=tiny`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config as RunConfig
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.load import LoadedModel
+
+
+NOT_ARCHITECTURE = (
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "output_router_logits",
+    "router_aux_loss_coef",
+)
+"""Entries of a model's config that do not change what is trained, or are the recipe's."""
+
+
+class Pretrain(Method):
+    """Training from scratch; writes `outputs/models/<model>-pretrain-<id8>/`."""
+
+    numerics = 1
+    random = True
+    trains = True
+
+    @dataclass(kw_only=True)
+    class Config(Method.Config):
+        name: str = "pretrain"
+        steps: int = 6000
+        batch_size: int = 12
+        sequence_length: int = 256
+        learning_rate: float = 2e-3
+        warmup_steps: int = 200
+        weight_decay: float = 0.05
+        router_aux_loss_coef: float = 0.01
+        save_steps: int = 500
+
+        def __post_init__(self) -> None:
+            for key in ("steps", "batch_size", "sequence_length", "save_steps"):
+                if getattr(self, key) < 1:
+                    raise ConfigError(f"method.{key} must be at least 1, not {getattr(self, key)}.")
+            for key in ("learning_rate", "warmup_steps", "weight_decay", "router_aux_loss_coef"):
+                if getattr(self, key) < 0:
+                    raise ConfigError(f"method.{key} must not be negative, it is {getattr(self, key)}.")
+
+    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
+        raise ConfigError(
+            "method=pretrain makes a model and evaluates none. Evaluate it with method=base model.path=<it>."
+        )
+
+    def train(self, config: RunConfig) -> Path:
+        """Train, or continue, or return at once if done. Returns the output folder; its `model/` is loadable.
+
+        Raises ModelError where `model=` has no architecture or tokenizer, RunHeldError where another process
+        trains it, ResultsError where the folder cannot be written.
+        """
+        from moe_lab.results.store import RunFolder
+
+        identity = self._identity(config)
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        folder = Path(config.output_dir) / "models" / f"{_label(config)}-pretrain-{digest[:8]}"
+        place = RunFolder(folder, digest)
+        with place.held():
+            if not _is_done(folder, digest):
+                with place.status():
+                    self._train(config, folder, {"id": digest, **identity})
+        return folder
+
+    def _identity(self, config: RunConfig) -> dict[str, Any]:
+        """What determines the weights."""
+        from moe_lab.models.facts import load_config
+        from moe_lab.models.load import load_tokenizer
+        from moe_lab.tasks.toy.world import WORLD_VERSION
+
+        recipe = asdict(self.config)
+        recipe.pop("save_steps")
+        architecture = load_config(config.model, offline=config.offline).to_diff_dict()
+        tokenizer = load_tokenizer(config.model, offline=config.offline)
+        return {
+            "recipe": recipe,
+            "numerics": self.numerics,
+            "world_version": WORLD_VERSION,
+            "seed": config.seed,
+            "architecture": {
+                key: value for key, value in architecture.items() if key not in NOT_ARCHITECTURE
+            },
+            "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        }
+
+    def _train(self, config: RunConfig, folder: Path, identity: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
+
+        from moe_lab.methods.training import PackedRows, train_causal_lm
+        from moe_lab.models.facts import load_config, resolve_device
+        from moe_lab.models.load import load_tokenizer
+        from moe_lab.results.files import write_json, writing
+        from moe_lab.results.schema import versions
+
+        recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
+        architecture = load_config(config.model, offline=config.offline)
+        architecture.output_router_logits = True
+        architecture.router_aux_loss_coef = recipe.router_aux_loss_coef
+        set_seed(config.seed)
+        model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
+        model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
+        rows = PackedRows(
+            tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
+        )
+        with writing(folder):
+            metrics = train_causal_lm(
+                model,
+                rows,
+                folder,
+                batch_size=recipe.batch_size,
+                device=str(resolve_device(config.device)),
+                arguments=self._arguments(config),
+            )
+            model.config.output_router_logits = False
+            model.generation_config = GenerationConfig(
+                eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+            )
+            model.to(torch.bfloat16).save_pretrained(folder / "model")
+            tokenizer.save_pretrained(folder / "model")
+        write_json(folder / "training.json", {**identity, "metrics": metrics, "versions": versions()})
+
+    def _arguments(self, config: RunConfig) -> dict[str, Any]:
+        """The recipe as transformers' TrainingArguments."""
+        return {
+            "seed": config.seed,
+            "max_steps": self.config.steps,
+            "learning_rate": self.config.learning_rate,
+            "warmup_steps": self.config.warmup_steps,
+            "weight_decay": self.config.weight_decay,
+            "lr_scheduler_type": "cosine",
+            "optim": "adamw_torch",
+            "adam_beta2": 0.95,
+            "max_grad_norm": 1.0,
+            "logging_steps": min(20, self.config.steps),
+            "save_steps": self.config.save_steps,
+        }
+
+
+def _is_done(folder: Path, digest: str) -> bool:
+    """Whether the record of a whole training, which is written last, is there and of this identity."""
+    record = folder / "training.json"
+    return record.exists() and json.loads(record.read_text())["id"] == digest
+
+
+def _label(config: RunConfig) -> str:
+    name = Path(config.model.path).name if config.model.path else config.model.name
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)

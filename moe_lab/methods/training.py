@@ -1,0 +1,119 @@
+"""Training a causal language model with transformers' Trainer: packed rows, log, checkpoints, exact resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from moe_lab.tasks.toy.corpus import documents
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+COMPLETE = "complete"
+"""An empty file, written last into a checkpoint: one without it was cut off and is not resumed from."""
+
+
+class PackedRows(Dataset[dict[str, torch.Tensor]]):
+    """Rows of `length` tokens of the toy corpus: documents joined by the end token, the last one cut off.
+
+    Row i depends on (seed, i) alone, so that a resumed training sees the rows that an uninterrupted one sees.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, seed: int, rows: int, length: int):
+        self.tokenizer, self.seed, self.rows, self.length = tokenizer, seed, rows, length
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids: list[int] = []
+        group = index * 1000
+        while len(ids) < self.length:
+            for text in documents(self.seed, group, 8):
+                ids += [*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id]
+            group += 1
+        row = torch.tensor(ids[: self.length])
+        return {"input_ids": row, "labels": row}
+
+
+class Log(TrainerCallback):
+    """Writes the Trainer's log to `log.jsonl` and `loss.csv`, and marks checkpoints that are whole.
+
+    The log is written anew from the Trainer's state, which a resume restores: no line stands twice.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        lines = [entry for entry in state.log_history if "loss" in entry]
+        text = "".join(json.dumps(entry) + "\n" for entry in lines)
+        _replace(self.folder / "log.jsonl", text)
+        with (self.folder / "loss.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [("step", "loss"), *((entry["step"], entry["loss"]) for entry in lines)]
+            )
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a folder, or None."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+
+
+class _MoeTrainer(Trainer):
+    """A Trainer whose resume restores experts as well.
+
+    Checkpoints hold every expert as its own tensor, models hold them fused; the Trainer of transformers 5.23 loads
+    one into the other without converting, warns, and goes on with random experts.
+    """
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        saved = type(self.model).from_pretrained(resume_from_checkpoint, dtype=torch.float32)
+        (model or self.model).load_state_dict(saved.state_dict())
+
+
+def train_causal_lm(
+    model: PreTrainedModel,
+    rows: PackedRows,
+    folder: Path,
+    *,
+    batch_size: int,
+    device: str,
+    arguments: dict[str, Any],
+) -> dict[str, float]:
+    """Train on the rows in order, one pass; continue from the folder's last whole checkpoint if there is one.
+
+    `arguments` are transformers' TrainingArguments. Returns the Trainer's own metrics (seconds, loss).
+    """
+    settings = TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        per_device_train_batch_size=batch_size,
+        num_train_epochs=1,
+        train_sampling_strategy="sequential",
+        dataloader_pin_memory=device != "cpu",
+        use_cpu=device == "cpu",
+        report_to=[],
+        save_total_limit=2,
+        **arguments,
+    )
+    trainer = _MoeTrainer(model=model, args=settings, train_dataset=rows, callbacks=[Log(folder)])
+    checkpoint = last_checkpoint(folder / "checkpoints")
+    return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics

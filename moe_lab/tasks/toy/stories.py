@@ -1,0 +1,90 @@
+"""Running text about the world: portraits of people and towns, and short days in people's lives."""
+
+from __future__ import annotations
+
+import random
+
+from moe_lab.tasks.toy.names import FOODS, INSTRUMENTS, PEOPLE, TOWNS, WEATHERS, words
+from moe_lab.tasks.toy.relations import RELATIONS
+from moe_lab.tasks.toy.seeded import generator, split_of
+from moe_lab.tasks.toy.world import facts, prominence, statement
+
+SHARES = (("test", 0.02), ("validation", 0.02), ("train", 0.96))
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+WALKS = (
+    "In the morning {a} walks to {town}.",
+    "Early in the day {a} sets out for {town}.",
+    "{a} takes the road to {town}.",
+)
+MEETS = (
+    "On the way {a} meets {b}, the {job}.",
+    "There {a} sees {b}, who works as a {job}.",
+    "{b} the {job} comes along.",
+)
+SELLS = (
+    "At the market they sell {goods}, and {a} buys some.",
+    "{a} looks at the {goods} that the traders sell.",
+)
+EATS = (
+    "At noon they eat {food}.",
+    "{a} has some {food} with {b}.",
+    "They share {food} by the river {river}.",
+)
+SKIES = ("Then there is {weather}.", "In the afternoon the {weather} comes.")
+PLAYS = ("In the evening {b} plays the {music}.", "Later {b} plays the {music} and they sing.")
+ENDS = (
+    "At night {a} goes home to {home}.",
+    "{a} is back in {home} before dark.",
+    "Tired, {a} walks home to {home}.",
+)
+
+
+def portrait(rng: random.Random, sentences: int = 6) -> str:
+    """True sentences about one subject, a person four times out of five."""
+    if rng.random() < 0.8:
+        subject = rng.choices(PEOPLE, prominence())[0]
+    else:
+        others = [relation for relation in RELATIONS.values() if relation.subjects is not PEOPLE]
+        subject = rng.choice(rng.choice(others).subjects)
+    about = [name for name, relation in RELATIONS.items() if subject in relation.subjects]
+    chosen = rng.sample(about, min(len(about), sentences))
+    return " ".join(statement(name, subject, rng.randrange(6)) for name in chosen)
+
+
+def day(rng: random.Random) -> str:
+    """A short day of one person, true to the world where it says where people live and what towns sell."""
+    a, b = rng.choices(PEOPLE, prominence())[0], rng.choice(PEOPLE)
+    town, known = rng.choice(TOWNS), facts()
+    names = {
+        "a": a,
+        "b": b,
+        "town": town,
+        "home": known["home", a],
+        "job": known["job", b],
+        "goods": known["goods", town],
+        "river": known["river", town],
+        "food": rng.choice(FOODS),
+        "weather": rng.choice(WEATHERS),
+        "music": known["instrument", b] if rng.random() < 0.8 else rng.choice(INSTRUMENTS),
+    }
+    parts = [MEETS, SELLS, EATS, SKIES, PLAYS]
+    middle = [parts[i] for i in sorted(rng.sample(range(len(parts)), rng.randint(3, 5)))]
+    told = " ".join(rng.choice(part) for part in [WALKS, *middle, ENDS])
+    return f"It is {rng.choice(DAYS)}. " + told.format(**names)
+
+
+def story(split: str, rng: random.Random) -> str:
+    """One text of a split: a portrait followed by a day, told apart by the text itself."""
+    while True:
+        text = f"{portrait(rng)}\n{day(rng)}"
+        if split_of(text, SHARES) == split:
+            return text
+
+
+def stories(split: str, count: int) -> list[dict[str, str]]:
+    """`count` distinct texts of a split."""
+    rng = generator("stories", split)
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[story(split, rng)] = None
+    return [{"text": text} for text in found]

@@ -1,0 +1,65 @@
+"""The tiny model's tokenizer: byte-level BPE over the toy corpus, digits one by one, every answer one token.
+
+python -m moe_lab.tasks.toy.tokenizer <folder>
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from moe_lab.tasks.toy.corpus import documents
+from moe_lab.tasks.toy.relations import RELATIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+VOCABULARY = 1536
+GROUPS = 60
+"""How many groups of 500 documents the merges are learned from."""
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+Assistant:{% generation %} {{ message.content }}<|endoftext|>{% endgeneration %}{{ '\\n' }}
+{%- else -%}
+{{ message.role | capitalize }}: {{ message.content }}{{ '\\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}Assistant:{%- endif -%}
+"""
+
+
+def answers() -> list[str]:
+    """Every word that a question about the world can have as its answer."""
+    return sorted({word for relation in RELATIONS.values() for word in relation.objects})
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    """Learn the merges from the corpus. Raises ValueError where an answer would be more than one token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    sample = [text for index in range(GROUPS) for text in documents(seed=-1, index=index, count=500)]
+    named = [" ".join(["", *answers()])] * 200
+    bpe.train_from_iterator(sample + named, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=END)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    if split := [word for word in answers() if len(tokenizer(" " + word).input_ids) != 1]:
+        raise ValueError(f"Answers of more than one token: {', '.join(split)}. Raise VOCABULARY.")
+    return tokenizer
+
+
+if __name__ == "__main__":
+    train_tokenizer().save_pretrained(sys.argv[1])

@@ -1,0 +1,175 @@
+"""Word problems of one to four steps about people and their things, answered with worked steps.
+
+    Mara has 12 shells. Tolo has 3 times as many shells as Mara. How many shells do they have together?
+    12 * 3 = 36
+    12 + 36 = 48
+    #### 48
+
+Which split a problem belongs to depends on its calculation alone, so no calculation occurs in two splits.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe_lab.tasks.toy.names import PEOPLE, words
+from moe_lab.tasks.toy.seeded import generator, split_of
+
+SHARES = (("test", 0.05), ("validation", 0.05), ("train", 0.90))
+THINGS = words("shells apples coins stones cards books buttons beads pears keys stamps marbles")
+BUYS = (
+    "{a} buys {k} more.",
+    "{a} finds {k} more {t}.",
+    "Then {b} gives {a} {k} more.",
+    "{a} gets {k} {t} from {b}.",
+)
+LOSES = ("{a} loses {k}.", "{a} gives {k} to {b}.", "Then {a} sells {k} {t}.", "{b} takes {k} of them.")
+MOST = 400
+
+
+@dataclass
+class Problem:
+    """A story in the making: who is spoken of, how many things they have, what was said and calculated."""
+
+    rng: random.Random
+    person: str
+    thing: str
+    amount: int
+    others: list[str]
+    told: list[str] = field(default_factory=list)
+    worked: list[str] = field(default_factory=list)
+    question: str = ""
+
+    def tell(self, wording: str, k: int = 0, m: int = 0, b: str = "") -> None:
+        self.told.append(wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m))
+
+    def calculate(self, left: int, operator: str, right: int) -> int:
+        result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[operator]
+        self.worked.append(f"{left} {operator} {right} = {result}")
+        return result
+
+
+def _buy(problem: Problem) -> bool:
+    k = problem.rng.randint(2, 60)
+    if problem.amount + k > MOST:
+        return False
+    problem.tell(problem.rng.choice(BUYS), k)
+    problem.amount = problem.calculate(problem.amount, "+", k)
+    return True
+
+
+def _lose(problem: Problem) -> bool:
+    if problem.amount < 4:
+        return False
+    k = problem.rng.randint(2, min(60, problem.amount - 1))
+    problem.tell(problem.rng.choice(LOSES), k)
+    problem.amount = problem.calculate(problem.amount, "-", k)
+    return True
+
+
+def _times(problem: Problem) -> bool:
+    k = problem.rng.randint(2, 6)
+    if problem.amount * k > MOST:
+        return False
+    other = problem.others.pop(0)
+    problem.tell("{b} has {k} times as many {t} as {a}.", k, b=other)
+    problem.person, problem.amount = other, problem.calculate(problem.amount, "*", k)
+    return True
+
+
+def _share(problem: Problem) -> bool:
+    divisors = [k for k in range(2, 7) if problem.amount % k == 0 and problem.amount > k]
+    if not divisors:
+        return False
+    k = problem.rng.choice(divisors)
+    problem.tell("{a} puts the {t} into {k} equal piles and keeps one pile.", k)
+    problem.amount = problem.calculate(problem.amount, "/", k)
+    return True
+
+
+def _bags(problem: Problem) -> bool:
+    k, m = problem.rng.randint(2, 9), problem.rng.randint(2, 12)
+    if problem.amount + k * m > MOST:
+        return False
+    problem.tell("{a} buys {k} bags with {m} {t} each.", k, m)
+    problem.amount = problem.calculate(problem.amount, "+", problem.calculate(k, "*", m))
+    return True
+
+
+def _together(problem: Problem) -> bool:
+    k = problem.rng.randint(2, 40)
+    more = problem.rng.random() < 0.5 or problem.amount - k < 2
+    if 2 * problem.amount + k > MOST:
+        return False
+    other = problem.others.pop(0)
+    problem.tell("{b} has {k} more {t} than {a}." if more else "{b} has {k} fewer {t} than {a}.", k, b=other)
+    second = problem.calculate(problem.amount, "+" if more else "-", k)
+    problem.question = f"How many {problem.thing} do {problem.person} and {other} have together?"
+    problem.amount = problem.calculate(problem.amount, "+", second)
+    return True
+
+
+def _price(problem: Problem) -> bool:
+    k = problem.rng.randint(2, 6)
+    if problem.amount * k > MOST or problem.thing == "coins":
+        return False
+    problem.tell("Each of the {t} costs {k} coins.", k)
+    problem.question = f"How many coins do all {problem.thing} of {problem.person} cost?"
+    problem.amount = problem.calculate(problem.amount, "*", k)
+    return True
+
+
+EVENTS = ((_buy, 1), (_lose, 1), (_times, 1), (_share, 1), (_bags, 2))
+ENDINGS = ((_together, 2), (_price, 1), (_buy, 1), (_lose, 1), (_times, 1), (_share, 1), (_bags, 2))
+
+
+def _attempt(rng: random.Random, steps: int) -> Problem:
+    people = rng.sample(PEOPLE, 7)
+    problem = Problem(rng, people[0], rng.choice(THINGS), rng.randint(2, 60), people[1:])
+    problem.tell("{a} has {k} {t}.", problem.amount)
+    while len(problem.worked) < steps:
+        left = steps - len(problem.worked)
+        event, cost = rng.choice(EVENTS if left > 2 else ENDINGS)
+        if cost > left or (cost < left and event is _price):
+            continue
+        event(problem)
+    if rng.random() < 0.25:
+        aside = (
+            f"{people[6]} has {rng.randint(2, 60)} {rng.choice([t for t in THINGS if t != problem.thing])}."
+        )
+        problem.told.insert(rng.randrange(len(problem.told) + 1), aside)
+    problem.question = problem.question or f"How many {problem.thing} does {problem.person} have now?"
+    return problem
+
+
+def word_problem(split: str, rng: random.Random, steps: int | None = None) -> dict[str, str | int]:
+    """Draw one problem of a split: {"question", "answer", "steps"}; the answer ends with `#### <number>`."""
+    steps = steps or rng.randint(1, 4)
+    while True:
+        problem = _attempt(rng, steps)
+        if split_of("; ".join(problem.worked), SHARES) == split:
+            answer = "\n".join([*problem.worked, f"#### {problem.amount}"])
+            return {"question": " ".join([*problem.told, problem.question]), "answer": answer, "steps": steps}
+
+
+def drill(rng: random.Random) -> str:
+    """A page of single calculations of the train split: practice in arithmetic alone."""
+    lines: list[str] = []
+    while len(lines) < 6:
+        problem = Problem(rng, "", "", rng.randint(2, rng.choice((20, 60, 300))), ["", ""])
+        event = rng.choice((_buy, _lose, _times, _share))
+        if event(problem) and split_of(problem.worked[0], SHARES) == "train":
+            lines.append(problem.worked[0])
+    return "\n".join(lines)
+
+
+def word_problems(split: str, count: int) -> list[dict[str, str | int]]:
+    """`count` distinct problems of a split, one to four steps in turn."""
+    rng = generator("word_problems", split)
+    found: dict[Any, dict[str, str | int]] = {}
+    while len(found) < count:
+        problem = word_problem(split, rng, steps=1 + len(found) % 4)
+        found.setdefault(problem["question"], problem)
+    return list(found.values())

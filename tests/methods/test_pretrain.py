@@ -1,0 +1,123 @@
+"""Breaks when resuming changes the weights, or a key of the recipe is missing from the id."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import moe_lab.models
+from moe_lab.config import Config, ModelConfig
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
+from moe_lab.methods.pretrain import Pretrain
+
+RECIPE = {"steps": 6, "batch_size": 2, "sequence_length": 32, "warmup_steps": 2, "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def architecture(tmp_path_factory) -> Path:
+    """A folder with a miniature OLMoE config and the tiny model's tokenizer, without weights."""
+    from transformers import AutoTokenizer, OlmoeConfig
+
+    folder = tmp_path_factory.mktemp("mini model")
+    tokenizer = AutoTokenizer.from_pretrained(Path(moe_lab.models.__path__[0]) / "tiny")
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 0, "pad_token_id": 0}
+    OlmoeConfig(vocab_size=len(tokenizer), **sizes, **experts).save_pretrained(folder)
+    return folder
+
+
+def train(architecture: Path, output: Path, *, seed: int = 0, **recipe: object) -> Path:
+    method = Pretrain.Config(**{**RECIPE, **recipe})
+    model = ModelConfig(name="mini", path=str(architecture))
+    return Pretrain(method).train(
+        Config(model=model, method=method, seed=seed, output_dir=str(output), device="cpu")
+    )
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture, tmp_path, monkeypatch):
+    from moe_lab.methods import training
+
+    whole = train(architecture, tmp_path / "whole")
+    read_row = training.PackedRows.__getitem__
+
+    def fail_after_step_4(rows, index):
+        if index == 11:  # the batch of step 6, fetched while step 5 is prepared
+            raise OSError("no space left")
+        return read_row(rows, index)
+
+    with monkeypatch.context() as patch, pytest.raises(ResultsError, match="no space left"):
+        patch.setattr(training.PackedRows, "__getitem__", fail_after_step_4)
+        train(architecture, tmp_path / "resumed")
+    (cut,) = (tmp_path / "resumed" / "models").iterdir()
+    assert json.loads((cut / "status.json").read_text())["status"] == "error"
+    assert training.last_checkpoint(cut / "checkpoints").name == "checkpoint-4"
+    (cut / "checkpoints" / "checkpoint-5").mkdir()  # as a kill in the middle of saving leaves it
+
+    rows_read = []
+    monkeypatch.setattr(
+        training.PackedRows,
+        "__getitem__",
+        lambda rows, index: rows_read.append(index) or read_row(rows, index),
+    )
+    resumed = train(architecture, tmp_path / "resumed")
+    assert rows_read == [8, 9, 10, 11]
+    assert weights(resumed) == weights(whole)
+    assert (resumed / "log.jsonl").read_text().count('"loss"') == (whole / "log.jsonl").read_text().count(
+        '"loss"'
+    )
+
+
+def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = train(architecture, tmp_path)
+    assert folder.name.startswith(f"{architecture.name.replace(' ', '-')}-pretrain-")
+    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert json.loads((folder / "training.json").read_text())["recipe"]["steps"] == 6
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert model.config.num_experts == 4 and model.config.output_router_logits is False
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
+    architecture, tmp_path, monkeypatch
+):
+    from moe_lab.methods import training
+
+    first = train(architecture, tmp_path)
+    others = {train(architecture, tmp_path, steps=7), train(architecture, tmp_path, seed=1)}
+    assert len({first, *others}) == 3
+    monkeypatch.setattr(training, "train_causal_lm", None)
+    assert train(architecture, tmp_path) == first
+    assert train(architecture, tmp_path, save_steps=5) == first
+
+
+def test_a_training_held_by_another_process_is_refused(architecture, tmp_path):
+    from filelock import FileLock
+
+    folder = train(architecture, tmp_path)
+    with FileLock(folder / ".lock", timeout=0), pytest.raises(RunHeldError, match="held"):
+        train(architecture, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch_size": -1}, {"learning_rate": -0.1}])
+def test_an_impossible_value_is_named(wrong):
+    (key,) = wrong
+    with pytest.raises(ConfigError, match=f"method.{key}"):
+        Pretrain.Config(**wrong)
+
+
+def test_the_yaml_holds_the_defaults():
+    """The recipe of the shipped checkpoint stands in one place and its copy in the schema agrees."""
+    from omegaconf import OmegaConf
+
+    from moe_lab.paths import resource_folder
+
+    assert OmegaConf.load(resource_folder("conf") / "method" / "pretrain.yaml") == vars(Pretrain.Config())

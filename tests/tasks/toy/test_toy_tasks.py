@@ -1,0 +1,56 @@
+"""Breaks when lm-eval does not load the tasks offline, their one filter is renamed, or a version is left."""
+
+from pathlib import Path
+
+import pytest
+
+import moe_lab.tasks.toy
+from moe_lab.tasks.toy.world import WORLD_VERSION
+
+NAMES = ("toy_math", "toy_choice", "toy_text")
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(Path(moe_lab.tasks.toy.__file__).parent), include_defaults=False)
+    return manager.load(list(NAMES))["tasks"]
+
+
+def test_every_task_loads_with_its_version_and_the_one_filter_none(tasks):
+    assert set(tasks) == set(NAMES)
+    for task in tasks.values():
+        assert task.VERSION == WORLD_VERSION
+        assert [each.name for each in task._filters] == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("5 + 44 = 49\n#### 49", 1),
+        ("#### 49\n", 1),
+        ("5 + 44 = 49", 0),
+        ("#### 50", 0),
+        ("#### 4", 0),
+        ("#### 490", 0),
+        ("", 0),
+    ],
+)
+def test_toy_math_compares_the_number_after_the_marks(tasks, answer, score):
+    task = tasks["toy_math"]
+    document = next(doc for doc in task.test_docs() if doc["answer"].endswith("#### 49"))
+    task._instances = task.construct_requests(doc=document, ctx="", metadata=("toy_math", 0, 1))
+    instance = task._instances[0] if isinstance(task._instances, list) else task._instances
+    task._instances = [instance]
+    instance.resps = [answer]
+    task.apply_filters()
+    assert task.process_results(document, [instance.filtered_resps["none"]])["exact_match"] == score
+
+
+def test_prompts_have_the_form_of_the_corpus(tasks):
+    problem, question = tasks["toy_math"].test_docs()[0], tasks["toy_choice"].test_docs()[0]
+    assert tasks["toy_math"].doc_to_text(problem) == f"Question: {problem['question']}\nAnswer:"
+    assert tasks["toy_choice"].doc_to_text(question) == f"Question: {question['question']}\nAnswer:"
+    assert tasks["toy_choice"].doc_to_choice(question) == question["choices"]
+    assert tasks["toy_choice"].doc_to_target(question) == question["answer"]

@@ -1,0 +1,191 @@
+"""Tables of papers: cells, continuing, failed cells, measured beside published.
+
+Broken by: a stored cell that is run again, a failed cell that stops the others, a number in the wrong place.
+"""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from moe_lab.errors import ConfigError, ResultsError, TaskError
+from moe_lab.reports.experiment import Scale, find_experiments, load_experiment
+from tests.cli import FakeRuns, install, run_command
+
+EXPERIMENT = """\
+# A table for tests
+title: "Table T"
+source: "A paper"
+scales:
+  tiny:
+    grid: {model: [tiny], task: [toy_math, toy_choice], method: [base, roe]}
+    set: [limit=10]
+  small:
+    cells: [[method=roe, method.n=4], [method=roe, method.n=8]]
+rows: [model, task]
+columns: [method]
+paper:
+  - {cell: {task: toy_math, method: roe}, value: 55.5, unit: percent, place: "Table 9", mark: "(?)"}
+  - {cell: {model: gpt, task: toy_math}, value: 0.5, place: "Section 3"}
+"""
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    """Runs that need no model, and one experiment file."""
+    (tmp_path / "experiments" / "paper").mkdir(parents=True)
+    (tmp_path / "experiments" / "paper" / "table_t.yaml").write_text(EXPERIMENT)
+    monkeypatch.setattr("moe_lab.reports.experiment.resource_folder", lambda name: tmp_path / name)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return install(monkeypatch, FakeRuns())
+
+
+@pytest.fixture
+def tables(tmp_path):
+    return tmp_path / "work" / "outputs" / "tables"
+
+
+def test_scales_expand_to_overrides():
+    scale = Scale(grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"])
+    assert scale.overrides() == [
+        ["task=a", "seed=1", "limit=3"],
+        ["task=a", "seed=2", "limit=3"],
+        ["task=b", "seed=1", "limit=3"],
+        ["task=b", "seed=2", "limit=3"],
+        ["method=base", "limit=3"],
+    ]
+
+
+def test_a_table_shows_measured_beside_published(runs, tables, capsys):
+    ended = run_command(capsys, "experiment=table_t")
+    assert ended.code == 0
+    assert len(runs.executed) == 4
+    text = (tables / "paper-table_t-tiny.md").read_text()
+    header, _, math, choice = [line for line in text.splitlines() if line.startswith("|")]
+    assert (
+        header
+        == "| model | task | n | base | base, published | roe | roe, published | roe - base (p, McNemar) |"
+    )
+    measured = "0.5000 [0.2373, 0.7627] PARTIAL untuned"
+    difference = "+0.1000 [-0.1000, +0.3000] (p=0.31)"
+    base = "0.5000 [0.2373, 0.7627] PARTIAL"
+    assert math == f"| tiny | toy_math | 10 | {base} | - | {measured} | 0.555 (?) | {difference} |"
+    assert choice == f"| tiny | toy_choice | 10 | {base} | - | {measured} | - | {difference} |"
+    assert "4 of 4 cells are measured" in text
+    assert "- gpt, toy_math: 0.5 fraction (Section 3)" in text, (
+        "published numbers without a cell are not lost"
+    )
+    assert "no number is the paper's" in text
+    rows = list(csv.DictReader((tables / "paper-table_t-tiny.csv").open()))
+    assert [row["method"] for row in rows] == ["base", "roe", "base", "roe"]
+    assert (rows[1]["value"], rows[1]["published"], rows[1]["published_unit"]) == ("0.5", "55.5", "percent")
+    assert rows[1]["run_id"] == "tiny-roe-toy_math-0"
+    assert "[Table T (scale tiny)](paper-table_t-tiny.md)" in (tables / "index.md").read_text()
+
+
+def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
+    runs.errors["tiny-base-toy_choice-0"] = KeyboardInterrupt()
+    assert run_command(capsys, "experiment=table_t").code == 130
+    first = list(runs.executed)
+    assert first == ["tiny-base-toy_math-0", "tiny-roe-toy_math-0"]
+    assert "2 of 4 cells" in (tables / "paper-table_t-tiny.md").read_text()
+    runs.errors.clear()
+    runs.executed.clear()
+    assert run_command(capsys, "experiment=table_t").code == 0
+    assert runs.executed == ["tiny-base-toy_choice-0", "tiny-roe-toy_choice-0"]
+
+
+def test_a_failed_cell_does_not_stop_the_others(runs, tables, capsys):
+    runs.errors["tiny-base-toy_math-0"] = ResultsError("the disk\nis full")
+    assert run_command(capsys, "experiment=table_t").code == 1
+    assert len(runs.executed) == 3
+    text = (tables / "paper-table_t-tiny.md").read_text()
+    assert "| failed |" in text
+    assert "- tiny, toy_math, base: the disk is full" in text
+
+
+def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys, monkeypatch):
+    def prepare(config):
+        if config.task.name == "toy_choice":
+            raise TaskError("toy_choice.jsonl is missing")
+        return runs.prepare(config)
+
+    monkeypatch.setattr("moe_lab.run.prepare", prepare)
+    ended = run_command(capsys, "experiment=table_t")
+    assert ended.code == 1
+    assert "Cannot run tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
+    assert len(runs.executed) == 2
+    assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
+
+
+def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
+    run_command(capsys, "experiment=table_t")
+    before = (tables / "paper-table_t-tiny.md").read_text()
+    (tables / "paper-table_t-tiny.md").unlink()
+    runs.executed.clear()
+    runs.done.discard("tiny-roe-toy_choice-0")
+    assert run_command(capsys, "experiment=table_t", "mode=report").code == 0
+    after = (tables / "paper-table_t-tiny.md").read_text()
+    assert not runs.executed
+    assert "3 of 4 cells" in after and "| missing |" in after and before != after
+
+
+def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
+    out = run_command(capsys, "experiment=all", "mode=plan").out
+    assert "To run: 4, about 4,000 forward tokens." in out
+    assert not tables.exists()
+
+
+def test_the_users_overrides_come_last(runs, capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr("moe_lab.run.prepare", lambda config: seen.append(config) or runs.prepare(config))
+    run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
+    assert {config.limit for config in seen} == {3}
+    assert all(config.overrides[-1] == "limit=3" for config in seen)
+
+
+def test_another_scale_has_its_own_table(runs, tables, capsys):
+    assert run_command(capsys, "experiment=table_t", "scale=small").code == 0
+    assert (tables / "paper-table_t-small.md").exists()
+    ended = run_command(capsys, "experiment=table_t", "scale=paper")
+    assert ended.code == 2 and "It has: tiny, small" in ended.err
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (("rows: [model, task]", "row: [model, task]"), "Did you mean 'rows'?"),
+        (("value: 55.5", "value: high"), "paper[0].value=high: expected a number"),
+        (("set: [limit=10]", "sets: [limit=10]"), "Did you mean 'scales.tiny.set'?"),
+        (('title: "Table T"\n', ""), "title"),
+    ],
+)
+def test_a_malformed_experiment_is_named(change, message, tmp_path):
+    file = tmp_path / "t.yaml"
+    file.write_text(EXPERIMENT.replace(*change))
+    with pytest.raises(ConfigError) as error:
+        load_experiment("t", file)
+    assert str(file) in str(error.value) and message in str(error.value)
+
+
+def test_names_are_found_with_and_without_their_folder(runs, tmp_path):
+    assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
+    assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
+    (tmp_path / "experiments" / "other").mkdir()
+    (tmp_path / "experiments" / "other" / "table_t.yaml").write_text(EXPERIMENT)
+    with pytest.raises(ConfigError, match="ambiguous"):
+        find_experiments("table_t")
+
+
+def test_the_experiments_that_come_with_the_package_plan_at_every_scale(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    runs = install(monkeypatch, FakeRuns())
+    for experiment in find_experiments("all"):
+        for scale in experiment.scales:
+            runs.prepared.clear()
+            assert (
+                run_command(capsys, f"experiment={experiment.name}", f"scale={scale}", "mode=plan").code == 0
+            )
+            assert len(runs.prepared) == len(experiment.scale(scale).overrides())

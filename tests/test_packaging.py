@@ -1,0 +1,106 @@
+"""The wheel, the Makefile and the files around the package.
+
+Broken by: conf/ or experiments/ missing from the wheel or at its top level, a path that needs the checkout,
+a target without help, a dependency without a tested version.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from moe_lab.paths import resource_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The built wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+def test_in_a_checkout_conf_lies_beside_the_package():
+    assert resource_folder("conf") == ROOT / "conf"
+    with pytest.raises(FileNotFoundError, match="nothing/ is neither"):
+        resource_folder("nothing")
+
+
+def test_the_wheel_holds_conf_and_experiments_inside_the_package(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "moe_lab",
+        f"moe_lab-{wheel.name.split('-')[1]}.dist-info",
+    }
+    for folder in ("conf", "experiments"):
+        files = [file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.yaml")]
+        assert files
+        assert {f"moe_lab/{file}" for file in files} <= set(names)
+    packaged = [
+        f.relative_to(ROOT).as_posix()
+        for f in (ROOT / "moe_lab").rglob("*")
+        if f.suffix in (".yaml", ".json")
+    ]
+    assert set(packaged) <= set(names), "task YAMLs and the tiny model's files travel too"
+
+
+def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
+    site, work = tmp_path / "a site", tmp_path / "a work folder"
+    zipfile.ZipFile(wheel).extractall(site)
+    work.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    for argv, text in ((["--help"], "figure3"), (["--cfg", "job"], "toy_math")):
+        command = [sys.executable, "-m", "moe_lab", *argv]
+        ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
+        assert text in ended.stdout
+    code = "from moe_lab.paths import resource_folder; print(resource_folder('conf'))"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == str(site / "moe_lab" / "conf")
+    assert list(work.iterdir()) == []
+
+
+def test_make_help_lists_every_target():
+    out = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    wanted = ["run", "test", "test-all", "checks", "bench", "reproduce-tables", "clean-outputs"]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for target in {*wanted, *targets}:
+        assert re.search(rf"^  make {target} +\S", out, re.M), target
+
+
+def test_clean_outputs_keeps_the_folder(tmp_path):
+    (tmp_path / "outputs" / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "outputs" / ".gitkeep").touch()
+    subprocess.run(
+        ["make", "-f", str(ROOT / "Makefile"), "clean-outputs"], cwd=tmp_path, check=True, capture_output=True
+    )
+    assert [file.name for file in (tmp_path / "outputs").iterdir()] == [".gitkeep"]
+
+
+def test_every_dependency_has_a_tested_version():
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = {line.partition("==")[0] for line in text.splitlines() if not line.startswith("#")}
+    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["dev"]]
+    names = {re.split(r"[<>=]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
+    assert names <= pins
+    assert "+" not in text, "a local version label would tie everybody to one build"
+
+
+def test_what_runs_write_is_ignored_by_git():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "check-ignore", "outputs/runs/x/results.json", "outputs/.gitkeep"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["outputs/runs/x/results.json"]

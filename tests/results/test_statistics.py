@@ -1,0 +1,96 @@
+"""Breaks if an interval or a p-value is not the textbook's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moe_lab.results.statistics import interval, interval_of_mean, is_binary, mcnemar, over_seeds, paired
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775),  # Wilson (1927), as in Agresti and Coull: never negative, never empty at the ends
+        (10, 10, 0.7225, 1.0),
+        (5, 10, 0.2366, 0.7634),
+        (81, 263, 0.2553, 0.3662),  # Newcombe (1998), Table I
+    ],
+)
+def test_wilson(right: int, n: int, low: float, high: float) -> None:
+    assert interval([1.0] * right + [0.0] * (n - right)) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_bootstrap_of_a_mean_is_close_to_the_normal_interval() -> None:
+    values = list(np.random.default_rng(0).normal(3, 2, size=400))
+    low, high = interval(values)  # type: ignore[misc]
+    half = 1.96 * float(np.std(values, ddof=1)) / 20
+    # 2000 resamples place a 2.5% quantile within 4% of the half width (one standard error); 15% is over three
+    assert low == pytest.approx(np.mean(values) - half, abs=0.15 * half)
+    assert high == pytest.approx(np.mean(values) + half, abs=0.15 * half)
+    assert (low, high) == interval(values), "seeded"
+
+
+def test_bootstrap_uses_the_tasks_own_aggregation() -> None:
+    from lm_eval.api.metrics import weighted_perplexity
+
+    values = [(-10.0 - i % 3, 5) for i in range(30)]
+    low, high = interval(values, weighted_perplexity)  # type: ignore[misc]
+    assert low < weighted_perplexity(values) < high
+
+
+def test_too_few_documents_have_no_interval() -> None:
+    assert interval([1.0]) is None
+    assert paired([1.0], [0.0])["ci95"] is None
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "p"),
+    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (8, 2, 0.109375), (6, 16, 0.0524789)],  # 2 * Binomial(n, 1/2) tails
+)
+def test_mcnemar(gained: int, lost: int, p: float) -> None:
+    values = [1.0] * gained + [0.0] * lost + [1.0, 0.0]
+    before = [0.0] * gained + [1.0] * lost + [1.0, 0.0]
+    assert mcnemar(values, before) == pytest.approx(p, abs=1e-6)
+
+
+def test_paired_difference() -> None:
+    values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
+    result = paired(values, before)
+    assert result["n"] == 100 and result["difference"] == pytest.approx(0.1)
+    assert result["p_mcnemar"] == pytest.approx(2 * 0.5**10)
+    low, high = result["ci95"]
+    assert 0.03 < low < 0.1 < high < 0.18
+    same = paired(values, values)
+    assert same == {"n": 100, "difference": 0.0, "ci95": [0.0, 0.0], "p_mcnemar": 1.0}
+
+
+def test_pairing_is_tighter_than_two_intervals() -> None:
+    noise = np.random.default_rng(1).normal(0, 5, size=200)
+    result = paired(list(noise + 1), list(noise))
+    assert result["ci95"] == pytest.approx([1, 1]) and result["p_mcnemar"] is None
+
+
+def test_unequal_documents_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired([1.0, 0.0], [1.0])
+
+
+def test_over_seeds() -> None:
+    result = over_seeds([0.1, 0.2, 0.3])
+    assert result["mean"] == pytest.approx(0.2) and result["std"] == pytest.approx(0.1)
+    assert result["ci95"] == pytest.approx([0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5])
+    assert over_seeds([0.5]) == {"mean": 0.5, "std": None, "ci95": None}
+
+
+def test_interval_over_documents_of_several_seeds() -> None:
+    rows = np.random.default_rng(2).integers(0, 2, size=(3, 100)).astype(float)
+    low, high = interval_of_mean([list(row) for row in rows])  # type: ignore[misc]
+    half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
+    assert high - low == pytest.approx(2 * half, rel=0.15)
+    assert interval_of_mean([list(rows[0])]) == interval(list(rows[0]))
+
+
+def test_is_binary() -> None:
+    assert is_binary([0, 1, True, 1.0, np.float64(0)])
+    assert not is_binary([0.5, 1]) and not is_binary([(1, 2)])

@@ -1,0 +1,115 @@
+"""Breaks if a documented task needs all of lm-eval to be read, or if a setting is not what the user gave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moe_lab.config import Config, TaskConfig
+from moe_lab.errors import TaskError
+from moe_lab.paths import resource_folder
+from moe_lab.tasks import load_tasks, loading
+from tests.runs import small_data, write_jsonl
+
+DOCUMENTED = sorted(file.stem for file in (resource_folder("conf") / "task").glob("*.yaml") if file.stem != "lm_eval")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return small_data(tmp_path / "data")
+
+
+def load(data: Path, task: str, **keys: Any) -> Any:
+    return load_tasks(Config(task=TaskConfig(name=task), data_dir=str(data), **keys))["tasks"][task]
+
+
+def prompts(task: Any) -> list[str]:
+    task.build_all_requests()
+    return [instance.args[0] for instance in task.instances]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_documented_task_is_one_file(name: str) -> None:
+    options = yaml.safe_load((resource_folder("conf") / "task" / f"{name}.yaml").read_text())
+    assert options["name"] == name
+    assert loading.task_file(name) is not None
+    metric, _, filter_name = options["metric"].partition(",")
+    assert metric and filter_name
+
+
+def test_documented_tasks_do_not_index_lm_eval(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_full_index", lambda path: pytest.fail("indexed"))
+    for name in ("gsm8k", "arc_easy", "addsub"):
+        load(data, name, num_fewshot=1)
+
+
+def test_headline_metrics_are_reported_by_their_tasks(data: Path) -> None:
+    for name, metric in {"gsm8k": "exact_match", "arc_easy": "acc_norm", "addsub": "exact_match"}.items():
+        assert metric in load(data, name, num_fewshot=0).aggregation()
+    assert [one.name for one in load(data, "addsub")._filters] == ["numeric"]
+    assert "strict-match" in [one.name for one in load(data, "gsm8k", num_fewshot=0)._filters]
+
+
+def test_given_shots_win_and_the_tasks_own_stand_otherwise(data: Path) -> None:
+    assert load(data, "addsub").get_config("num_fewshot") == 0
+    assert load(data, "addsub", num_fewshot=3).get_config("num_fewshot") == 3, "lm-eval would keep 0"
+    assert load(data, "arc_easy").get_config("num_fewshot") == 0
+    with pytest.raises(TaskError, match="num_fewshot=5 is more than the 4 examples that gsm8k has"):
+        load(data, "gsm8k")
+
+
+def test_the_fewshot_seed_alone_chooses_examples(data: Path) -> None:
+    first, again, other = (prompts(load(data, "arc_easy", num_fewshot=2, fewshot_seed=s)) for s in (1, 1, 2))
+    assert first == again != other
+    assert prompts(load(data, "arc_easy", num_fewshot=2, fewshot_seed=1, seed=5, sample_seed=9)) == first
+
+
+def test_an_own_test_split_never_shows_the_question_it_asks(data: Path) -> None:
+    for document, prompt in zip((task := load(data, "addsub", num_fewshot=4)).task_docs, prompts(task), strict=True):
+        assert prompt.count(document["question"]) == 1
+
+
+def test_fewshot_split_is_obeyed(data: Path) -> None:
+    write_jsonl(data / "gsm8k" / "extra.jsonl", [{"question": f"extra {i}", "answer": "#### 1"} for i in range(5)])
+    config = Config(task=TaskConfig(name="gsm8k", fewshot_split="extra"), data_dir=str(data), num_fewshot=5)
+    assert "extra" in prompts(load_tasks(config)["tasks"]["gsm8k"])[0]
+    with pytest.raises(TaskError, match=r"gsm8k/absent\.jsonl is missing"):
+        load_tasks(Config(task=TaskConfig(name="gsm8k", fewshot_split="absent"), data_dir=str(data), num_fewshot=2))
+
+
+def test_generation_settings_extend_the_tasks_own(data: Path) -> None:
+    settings = load(data, "addsub", gen_kwargs={"max_gen_toks": 7}).get_config("generation_kwargs")
+    assert settings["max_gen_toks"] == 7 and "Question:" in settings["until"]
+
+
+def test_predict_only_computes_no_metric(data: Path) -> None:
+    assert list(load(data, "addsub", predict_only=True).aggregation()) == ["bypass"]
+
+
+def test_own_tasks_by_include_path(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TaskError, match="is no folder"):
+        load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path / "absent"))))
+
+
+@pytest.mark.slow
+def test_any_lm_eval_task_and_unknown_names(data: Path, tmp_path: Path) -> None:
+    """Indexes all of lm-eval, once."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.yaml").write_text(
+        "task: my_sums\ntest_split: test\noutput_type: generate_until\ndoc_to_text: '{{question}}'\n"
+        "doc_to_target: '{{answer}}'\ndataset_path: nobody/nothing\ngeneration_kwargs: {until: ['.']}\n"
+        "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    )
+    write_jsonl(data / "my_sums" / "test.jsonl", [{"question": "1+1", "answer": "2"}])
+    mine = TaskConfig(name="my_sums", include_path=str(tmp_path / "mine"))
+    assert list(load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]) == ["my_sums"]
+    with pytest.raises(TaskError, match=r"arc_esay is no lm-eval task.*Did you mean 'arc_easy'"):
+        load(data, "arc_esay")
+    subjects = ["anatomy", "virology"]
+    rows = [{"question": "q", "subject": s, "choices": list("abcd"), "answer": 1} for s in subjects]
+    write_jsonl(data / "mmlu" / "test.jsonl", rows)
+    with pytest.raises(TaskError, match="no row with subject="):
+        load_tasks(Config(task=TaskConfig(name="mmlu", data_filter="subject"), data_dir=str(data)))

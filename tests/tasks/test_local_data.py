@@ -1,0 +1,117 @@
+"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.config import Config, TaskConfig
+from moe_lab.errors import TaskError
+from moe_lab.tasks import load_tasks
+from tests.runs import choices, small_data, sums, write_jsonl
+
+
+def load(data: Path | None, task: str = "arc_easy", **keys: Any) -> Any:
+    config = Config(task=keys.pop("task_config", TaskConfig(name=task)), data_dir=data and str(data), **keys)
+    return next(iter(load_tasks(config)["tasks"].values()))
+
+
+def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
+    assert [document["id"] for document in load(tmp_path).task_docs] == ["q0", "q1", "q2", "q3", "q4"]
+    with pytest.raises(TaskError, match=r"arc_easy/train\.jsonl is missing: arc_easy needs it for its 2 few-shot"):
+        load(tmp_path, num_fewshot=2)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl is missing: gsm8k needs it for its documents"):
+        load(tmp_path, "gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "q", "answer": ', r"test\.jsonl, line 3: not JSON"),
+        ("[1, 2]", r"test\.jsonl, line 3: not a JSON object"),
+        ('{"question": "q"}', r"test\.jsonl, line 3: no column 'answer'"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    write_jsonl(tmp_path / "addsub" / "test.jsonl", sums(2))
+    with (tmp_path / "addsub" / "test.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(TaskError, match=message):
+        load(tmp_path, "addsub")
+
+
+def test_an_empty_and_a_binary_file(tmp_path: Path) -> None:
+    file = tmp_path / "addsub" / "test.jsonl"
+    write_jsonl(file, [])
+    with pytest.raises(TaskError, match="is empty"):
+        load(tmp_path, "addsub")
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TaskError, match="not UTF-8"):
+        load(tmp_path, "addsub")
+
+
+def test_wrong_columns_name_the_folder(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", [{"problem": "1 + 1", "solution": "2"}])
+    with pytest.raises(TaskError, match=r"gsm8k cannot use the files in .*gsm8k.*'question'"):
+        load(tmp_path, "gsm8k", num_fewshot=0)
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "addsub" / "test.jsonl"
+    write_jsonl(file, sums(3))
+    assert load(tmp_path, "addsub").task_docs[0]["answer"] == "2"
+    before = file.stat()
+    file.write_text(file.read_text().replace('"2"', '"9"'))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert file.stat().st_size == before.st_size
+    assert load(tmp_path, "addsub").task_docs[0]["answer"] == "9"
+
+
+def test_text_stays_text(tmp_path: Path) -> None:
+    """`datasets`' own JSON reader turns such strings into timestamps."""
+    write_jsonl(tmp_path / "addsub" / "test.jsonl", [{"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}])
+    assert load(tmp_path, "addsub").task_docs[0] == {"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}
+
+
+def test_nothing_is_cached_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    load(small_data(tmp_path), "gsm8k", num_fewshot=4)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_shared_files_are_filtered(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"{subject} {i}", "subject": subject, "choices": ["0", "1", "2", "3"], "answer": i}
+        for subject in ("anatomy", "virology")
+        for i in range(3)
+    ]
+    write_jsonl(tmp_path / "mmlu" / "test.jsonl", rows)
+    task = TaskConfig(name=["mmlu_virology", "mmlu_anatomy"], data_folder="mmlu", data_filter="subject")
+    tasks = load_tasks(Config(task=task, data_dir=str(tmp_path)))["tasks"]
+    assert [document["question"] for document in tasks["mmlu_virology"].task_docs] == ["virology 0", "virology 1", "virology 2"]
+    with pytest.raises(TaskError, match=r"no row with subject='astronomy'"):
+        load(tmp_path, task_config=TaskConfig(name="mmlu_astronomy", data_folder="mmlu", data_filter="subject"))
+    with pytest.raises(TaskError, match=r"no column 'topic'"):
+        load(tmp_path, task_config=TaskConfig(name="mmlu_anatomy", data_folder="mmlu", data_filter="topic"))
+
+
+def test_offline_names_the_hub_data_set_at_once() -> None:
+    start = time.perf_counter()
+    with pytest.raises(TaskError, match=r"gsm8k: its data set openai/gsm8k main could not be loaded(.|\n)*data_dir="):
+        load(None, "gsm8k")
+    assert time.perf_counter() - start < 5
+
+
+def test_tasks_without_a_hub_data_set_say_where_the_data_are_from() -> None:
+    with pytest.raises(TaskError, match=r"svamp needs data_dir=(.|\n)*svamp/test\.jsonl: 1000(.|\n)*arkilpatel/SVAMP"):
+        load(None, "svamp")

@@ -61,9 +61,9 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
 
 def dispatch(cells: list[Cell]) -> int:
     """Do what `mode` says with the composed cells."""
-    from moe_lab.convert import to_config
+    from moe_lab.convert import to_configs
 
-    configs = [to_config(cell) for cell in cells]
+    configs = to_configs(cells)
     mode = configs[0].mode
     if any(config.mode != mode for config in configs):
         raise ConfigError("A grid has one mode. Give mode= one value.")

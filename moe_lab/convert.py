@@ -15,6 +15,18 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 
 
+def to_configs(cells: list[Cell]) -> list[Config]:
+    """The typed configs of a grid; an error names its cell."""
+    configs = []
+    for cell in cells:
+        try:
+            configs.append(to_config(cell))
+        except ConfigError as error:
+            where = f"In the cell {' '.join(cell.overrides)}:\n" if len(cells) > 1 else ""
+            raise ConfigError(f"{where}{error}") from error
+    return configs
+
+
 def to_config(cell: Cell) -> Config:
     """The typed config of a cell. ConfigError names the key, what it expects or the closest one."""
     values = dict(cell.values)
@@ -38,16 +50,18 @@ def build(cls: type, values: dict[str, Any], prefix: str) -> Any:
     known = [f.name for f in fields(cls)]
     for key in values:
         if key not in known:
-            raise unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known])
+            raise unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"))
     return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
 
 
-def unknown_key(key: str, known: list[str]) -> ConfigError:
-    """The error for a key that does not exist."""
+def unknown_key(key: str, known: list[str], option: str | None = None) -> ConfigError:
+    """The error for a key that does not exist; `option` is the group's option that lacks it."""
     leaf = key.rpartition(".")[2]
     by_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
-    where = f"Keys here: {', '.join(known)}." if "." in key else "See --help for all keys."
+    group = key.partition(".")[0]
+    keys = f"Keys of {group}={option}" if option else "Keys here"
+    where = f"{keys}: {', '.join(known)}." if "." in key else "See --help for all keys."
     return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
 
 

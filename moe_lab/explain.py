@@ -56,4 +56,5 @@ def _missing_key(cause: Any) -> str:
         }
         leaf = str(cause.full_key)
         known += [f"{group}.{key}" for group, section in sections.items() for key in section if key == leaf]
-    return str(unknown_key(str(cause.full_key), known))
+    option = cause.parent_node.get("name") if prefix and isinstance(cause.parent_node, DictConfig) else None
+    return str(unknown_key(str(cause.full_key), known, option))

@@ -26,7 +26,8 @@ class Failure:
 
 def run_grid(configs: Sequence[Config]) -> int:
     """Run every config and print one table. Returns the exit code."""
-    from moe_lab.reports.terminal import print_outcomes
+    from moe_lab.reports.terminal import print_outcomes, print_summaries
+    from moe_lab.results.summaries import summarize
     from moe_lab.run import ModelPool
 
     if any(get_method(config.method.name).trains for config in configs):
@@ -36,6 +37,8 @@ def run_grid(configs: Sequence[Config]) -> int:
     if outcomes:
         print_outcomes([outcome.results for outcome in outcomes])
     report_failures(failures, alone=len(runs) == 1)
+    if any(config.seeds > 1 for config in configs):
+        print_summaries(summarize(outcomes))
     for outcome in outcomes:
         print(outcome.path)
     errors = [failure.error for failure in failures]

@@ -94,6 +94,8 @@ def fake_results(run: FakeRun) -> dict[str, Any]:
         "model": {"name": config.model.name},
         "method": {"name": config.method.name},
         "task": {"name": task, "tasks": [task], "metric": "acc,none"},
+        "overrides": config.overrides,
+        "seed": config.seed,
         "versions": versions(),
         "samples": {task: list(range(10))},
         "cost": {

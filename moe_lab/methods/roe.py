@@ -113,6 +113,7 @@ class RoE(Method):
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         decisions = counters.get("noisy_decisions", 0)
         return {
+            "untuned": True,
             "roe": {
                 "n": self.config.n,
                 "temperatures": self.temperatures(facts.moe_layers),

@@ -2,58 +2,76 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.reports.numbers import Row, marks_of, rows_of
+from moe_lab.reports.numbers import Row, headline, marks_of, rows_of
 from moe_lab.results.store import version_marks
 
-WIDTH_WITHOUT_TERMINAL = 160
+WIDTH_WITHOUT_TERMINAL = 200
+HEAD = ("model", "method", "task", "settings")
+NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "changed": "changed: noisy routing decisions whose set of experts differs from the clean one.",
 }
 
 
 def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
     """Print scores against the untouched model and what they cost, for one run or a whole grid."""
-    print_table(score_table([row for result in results for row in rows_of(result)]))
-    print_table(cost_table(results))
-    for line in notes(results):
+    blocks = [result["moe_lab"] for result in results]
+    labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
+    print_table(score_table(results, labels))
+    print_table(cost_table(blocks, labels))
+    for line in notes(blocks):
         print(line)
 
 
-def score_table(rows: Sequence[Row]) -> Table:
+def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[str]:
+    """What tells each run of a grid from the others, beside its model, method and task."""
+    shared = set(overrides[0]).intersection(*overrides)
+    labels = []
+    for typed, seed in zip(overrides, seeds, strict=True):
+        own = [text for text in typed if text not in shared and not text.startswith(NAMED_ELSEWHERE)]
+        labels.append(" ".join([*own, f"seed={seed}"] if len(set(seeds)) > 1 else own))
+    return labels
+
+
+def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
     """One row per task and run: value, 95% interval, n, paired difference to base with interval and p."""
-    table = Table("model", "method", "task", "metric", title="Results")
+    table = Table(*HEAD, "metric", title="Results")
     for heading in ("n", "value", "95% interval", "base", "difference", "95% interval", "p (McNemar)"):
         table.add_column(heading, justify="right")
     table.add_column("marks")
-    for row in rows:
-        table.add_row(
-            row.model,
-            row.method,
-            row.task,
-            row.metric,
-            "-" if row.n is None else f"{row.n:,}",
-            number(row.value),
-            interval(row.interval),
-            number(row.baseline),
-            number(row.difference, sign=True),
-            interval(row.difference_interval, sign=True),
-            number(row.p_mcnemar),
-            " ".join(row.marks),
-        )
-    return table
+    for result, label in zip(results, labels, strict=True):
+        for row in rows_of(result):
+            table.add_row(row.model, row.method, row.task, label, row.metric, *_scores(row))
+    return without_empty(table, 3)
 
 
-def cost_table(results: Sequence[dict[str, Any]]) -> Table:
-    """One row per run: time without loading, tokens per second, peak memory."""
-    table = Table("model", "method", "task", title="Cost (time without loading the model)")
+def _scores(row: Row) -> list[str]:
+    return [
+        "-" if row.n is None else f"{row.n:,}",
+        number(row.value),
+        interval(row.interval),
+        number(row.baseline),
+        number(row.difference, sign=True),
+        interval(row.difference_interval, sign=True),
+        number(row.p_mcnemar),
+        " ".join(row.marks),
+    ]
+
+
+def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
+    """One row per run: time without loading, tokens per second, peak memory, the routing that RoE changed."""
+    table = Table(*HEAD, title="Cost (time without loading the model)")
     for heading in (
         "time",
         "load",
@@ -62,18 +80,17 @@ def cost_table(results: Sequence[dict[str, Any]]) -> Table:
         "tokens/s",
         "peak memory",
         "device",
-        "routing changed",
+        "changed",
     ):
         table.add_column(heading, justify="right")
-    for result in results:
-        block = result["moe_lab"]
+    for block, label in zip(blocks, labels, strict=True):
         cost = block["cost"]
+        name = block["task"]["name"]
         table.add_row(
             block["model"]["name"],
             block["method"]["name"],
-            block["task"]["name"]
-            if isinstance(block["task"]["name"], str)
-            else ",".join(block["task"]["name"]),
+            name if isinstance(name, str) else ",".join(name),
+            label,
             seconds(cost.get("wall_seconds")),
             seconds(cost.get("load_seconds")),
             count(cost.get("tokens_in")),
@@ -81,15 +98,42 @@ def cost_table(results: Sequence[dict[str, Any]]) -> Table:
             count(cost.get("tokens_per_second")),
             mebibytes(cost.get("peak_memory_bytes")),
             str(cost.get("device", "-")),
-            percent((block.get("roe") or {}).get("changed_fraction")),
+            percent(block.get("roe", {}).get("changed_fraction")),
         )
+    return without_empty(table, 3)
+
+
+def without_empty(table: Table, index: int) -> Table:
+    """The table without a column in which no row says anything."""
+    if not any(table.columns[index].cells):
+        del table.columns[index]
     return table
 
 
-def notes(results: Sequence[dict[str, Any]]) -> list[str]:
+def print_summaries(files: Sequence[Path]) -> None:
+    """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
+    if not files:
+        return
+    table = Table("model", "method", "task", "metric", title="Over seeds")
+    for heading in ("seeds", "mean", "std", "95% over seeds", "95% over documents"):
+        table.add_column(heading, justify="right")
+    for file in files:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        names = (summary["model"]["name"], summary["method"]["name"])
+        for task, scores in summary["scores"].items():
+            metric = headline(scores, summary["task"]["metric"])
+            score = scores[metric]
+            bounds = [interval(score[key]) for key in ("ci95_seeds", "ci95_documents")]
+            numbers = (str(len(summary["seeds"])), number(score["mean"]), number(score["std"]))
+            table.add_row(*names, task, metric, *numbers, *bounds)
+    print_table(table)
+    for file in files:
+        print(file)
+
+
+def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
     """What the marks mean, for those that appear."""
-    blocks = [result["moe_lab"] for result in results]
-    seen = {mark for block in blocks for mark in marks_of(block)}
+    seen = {mark for block in blocks for mark in marks_of(block)} | {"changed" for b in blocks if "roe" in b}
     made = {line for block in blocks for line in version_marks(block)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     return [*lines, *(f"other-versions: {line}" for line in sorted(made))]
@@ -102,11 +146,13 @@ def print_table(table: Table) -> None:
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals, or a dash for a number that does not exist."""
-    return "-" if value is None else f"{value:{'+' if sign else ''}.4f}"
+    """Four decimals (four digits for a large number), or a dash for a number that does not exist."""
+    if value is None:
+        return "-"
+    return f"{value:{'+' if sign else ''}{'.4f' if abs(value) < 1000 else '.4g'}}"
 
 
-def interval(bounds: tuple[float, float] | None, sign: bool = False) -> str:
+def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
     """`[low, high]`, or a dash."""
     return "-" if bounds is None else f"\\[{number(bounds[0], sign)}, {number(bounds[1], sign)}]"
 

@@ -14,8 +14,10 @@ from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.grid import by_model, grid_exit_code, report_failures, run_all
+from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import Experiment, find_experiments
 from moe_lab.reports.paper_table import TableCell, write_index, write_table
+from moe_lab.reports.terminal import print_outcomes
 
 if TYPE_CHECKING:
     from moe_lab.run import Outcome, Run
@@ -38,16 +40,21 @@ def run_experiments(config: Config, cell: Cell) -> int:
     assert config.experiment is not None
     experiments = find_experiments(config.experiment)
     prepared = {each.name: prepare_cells(each, config, cell) for each in experiments}
-    runs = {one.run.run_id: one.run for cells in prepared.values() for one in cells if one.run is not None}
-    for one in (one for cells in prepared.values() for one in cells if one.error is not None):
-        print(f"Cannot run {label(one)}: {one.error}", file=sys.stderr)
+    everything = [one for cells in prepared.values() for one in cells]
+    runs = {one.run.run_id: one.run for one in everything if one.run is not None}
+    errors = [one.error for one in everything if one.error is not None]
+    refused: dict[str, list[Config]] = {}
+    for one in everything:
+        if one.error is not None:
+            refused.setdefault(str(one.error), []).append(one.config)
     if config.mode == "plan":
-        from moe_lab.plan import print_plan
-
-        print_plan(list(runs.values()))
+        print_plan(list(runs.values()), refused)
         return 0
-    errors = [one.error for cells in prepared.values() for one in cells if one.error is not None]
+    for reason, configs in refused.items():
+        print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
     outcomes, failed = _execute(list(runs.values()), only_stored=config.mode == "report")
+    if outcomes:
+        print_outcomes([outcome.results for outcome in outcomes.values()])
     _write(experiments, prepared, config, outcomes, failed)
     if config.mode == "report":
         return 0
@@ -78,11 +85,9 @@ def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Pr
     return cells
 
 
-def label(prepared: Prepared) -> str:
+def label(config: Config) -> str:
     """`model-method-task` of a cell, for messages."""
-    config = prepared.config
-    task = config.task.name if isinstance(config.task.name, str) else ",".join(config.task.name)
-    return f"{config.model.name}-{config.method.name}-{task}"
+    return f"{config.model.name}-{config.method.name}-{task_name(config)}"
 
 
 def _execute(runs: list[Run], only_stored: bool) -> tuple[dict[str, Outcome], dict[str, BaseException]]:

@@ -115,7 +115,7 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys
     monkeypatch.setattr("moe_lab.run.prepare", prepare)
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 1
-    assert "Cannot run tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
+    assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
     assert len(runs.executed) == 2
     assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
 
@@ -189,3 +189,14 @@ def test_the_experiments_that_come_with_the_package_plan_at_every_scale(monkeypa
                 run_command(capsys, f"experiment={experiment.name}", f"scale={scale}", "mode=plan").code == 0
             )
             assert len(runs.prepared) == len(experiment.scale(scale).overrides())
+
+
+def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, monkeypatch):
+    def prepare(config):
+        raise TaskError("no data here")
+
+    monkeypatch.setattr("moe_lab.run.prepare", prepare)
+    ended = run_command(capsys, "experiment=table_t", "mode=plan")
+    assert ended.code == 0
+    assert ended.out.count("cannot run (1)") == 4
+    assert ended.out.count("no data here") == 1

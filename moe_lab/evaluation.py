@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from moe_lab.results.files import plain, write_atomically, write_json
+from moe_lab.results.files import plain, write_atomically, write_json, writing
 from moe_lab.results.responses import ResponseLog
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
@@ -19,17 +21,26 @@ if TYPE_CHECKING:
     from moe_lab.run import ModelPool, Run
 
 
+logger = logging.getLogger("moe_lab")
+
+
 def evaluate_run(run: Run, models: ModelPool, baseline: dict[str, Any] | None) -> dict[str, Any]:
     """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
 
     `baseline` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
     """
+    with _run_log(run):
+        return _evaluate_and_write(run, models, baseline)
+
+
+def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | None) -> dict[str, Any]:
     from moe_lab.results.samples import write_samples
 
     _write_settings(run)
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
+    logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     try:
         evaluated = _evaluate(run, models, log)
     finally:
@@ -82,6 +93,7 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
         def open_model() -> EngineLM:
             loaded = models.get(config)
             log.spend({"load_seconds": loaded.load_seconds}, device=str(loaded.device))
+            logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
             return opened.enter_context(run.method.open(loaded, config))
 
@@ -118,6 +130,25 @@ def _header(run: Run) -> dict[str, Any]:
         "commit": run.facts.commit,
         "versions": {name: now[name] for name in DECISIVE},
     }
+
+
+@contextmanager
+def _run_log(run: Run) -> Iterator[None]:
+    """What this package logs, and the traceback of what stops the run, in the run's own run.log."""
+    with writing(run.folder / "run.log"):
+        handler = logging.FileHandler(run.folder / "run.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+        logger.info("finished")
+    except BaseException:
+        logger.exception("stopped")
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def _write_settings(run: Run) -> None:

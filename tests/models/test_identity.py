@@ -16,10 +16,14 @@ def test_a_copy_is_the_same_model(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
     copy = tmp_path / "another name"
     shutil.copytree(tiny_olmoe_dir, copy)
     (copy / "notes.md").write_text("not part of the model")
-    assert model_identity(str(copy), ModelConfig(name="b")) == model_identity(str(tiny_olmoe_dir), ModelConfig(name="a"))
+    assert model_identity(str(copy), ModelConfig(name="b")) == model_identity(
+        str(tiny_olmoe_dir), ModelConfig(name="a")
+    )
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"]
+)
 def test_every_part_counts(tiny_olmoe_dir: Path, tmp_path: Path, file: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tiny_olmoe_dir, copy)

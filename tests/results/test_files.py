@@ -36,7 +36,9 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_json_holds_no_nan(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1, 1}, 4: print})
+    write_json(
+        tmp_path / "x.json", {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1}, 4: print}
+    )
     content = json.loads((tmp_path / "x.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert content == {"a": None, "b": [None, 3], "c": [1], "4": "<built-in function print>"}
     assert plain((True, None, "x", np.bool_(True))) == [True, None, "x", True]

@@ -22,7 +22,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_answers_come_back_as_they_were(path: Path) -> None:
     log = ResponseLog(path, HEADER)
-    given: dict[str, Any] = {"a": (-1.0 / 3, True), "b": -12345.678901234567, "c": "text\nwith \u2028 lines", "d": (-1e-300, False)}
+    given: dict[str, Any] = {
+        "a": (-1.0 / 3, True),
+        "b": -12345.678901234567,
+        "c": "text\nwith \u2028 lines",
+        "d": (-1e-300, False),
+    }
     for key, response in given.items():
         log.answer(key, response, {})
     log.close()
@@ -106,7 +111,9 @@ def test_costs_add_up_over_sessions_and_peaks_do_not(path: Path) -> None:
     assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9} and log.device == "cpu"
 
 
-def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_keeps_what_was_answered(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = ResponseLog(path, HEADER)
     log.answer("a", "x", {})
 

@@ -11,7 +11,12 @@ from moe_lab.results.statistics import interval, interval_of_mean, is_binary, mc
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"),
     [
-        (0, 10, 0.0, 0.2775),  # Wilson (1927), as in Agresti and Coull: never negative, never empty at the ends
+        (
+            0,
+            10,
+            0.0,
+            0.2775,
+        ),  # Wilson (1927), as in Agresti and Coull: never negative, never empty at the ends
         (10, 10, 0.7225, 1.0),
         (5, 10, 0.2366, 0.7634),
         (81, 263, 0.2553, 0.3662),  # Newcombe (1998), Table I
@@ -46,7 +51,13 @@ def test_too_few_documents_have_no_interval() -> None:
 
 @pytest.mark.parametrize(
     ("gained", "lost", "p"),
-    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (8, 2, 0.109375), (6, 16, 0.0524789)],  # 2 * Binomial(n, 1/2) tails
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (5, 0, 0.0625),
+        (8, 2, 0.109375),
+        (6, 16, 0.0524789),
+    ],  # 2 * Binomial(n, 1/2) tails
 )
 def test_mcnemar(gained: int, lost: int, p: float) -> None:
     values = [1.0] * gained + [0.0] * lost + [1.0, 0.0]

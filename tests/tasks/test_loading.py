@@ -14,7 +14,9 @@ from moe_lab.paths import resource_folder
 from moe_lab.tasks import load_tasks, loading
 from tests.runs import small_data, write_jsonl
 
-DOCUMENTED = sorted(file.stem for file in (resource_folder("conf") / "task").glob("*.yaml") if file.stem != "lm_eval")
+DOCUMENTED = sorted(
+    file.stem for file in (resource_folder("conf") / "task").glob("*.yaml") if file.stem != "lm_eval"
+)
 
 
 @pytest.fixture
@@ -68,16 +70,22 @@ def test_the_fewshot_seed_alone_chooses_examples(data: Path) -> None:
 
 
 def test_an_own_test_split_never_shows_the_question_it_asks(data: Path) -> None:
-    for document, prompt in zip((task := load(data, "addsub", num_fewshot=4)).task_docs, prompts(task), strict=True):
+    for document, prompt in zip(
+        (task := load(data, "addsub", num_fewshot=4)).task_docs, prompts(task), strict=True
+    ):
         assert prompt.count(document["question"]) == 1
 
 
 def test_fewshot_split_is_obeyed(data: Path) -> None:
-    write_jsonl(data / "gsm8k" / "extra.jsonl", [{"question": f"extra {i}", "answer": "#### 1"} for i in range(5)])
+    write_jsonl(
+        data / "gsm8k" / "extra.jsonl", [{"question": f"extra {i}", "answer": "#### 1"} for i in range(5)]
+    )
     config = Config(task=TaskConfig(name="gsm8k", fewshot_split="extra"), data_dir=str(data), num_fewshot=5)
     assert "extra" in prompts(load_tasks(config)["tasks"]["gsm8k"])[0]
     with pytest.raises(TaskError, match=r"gsm8k/absent\.jsonl is missing"):
-        load_tasks(Config(task=TaskConfig(name="gsm8k", fewshot_split="absent"), data_dir=str(data), num_fewshot=2))
+        load_tasks(
+            Config(task=TaskConfig(name="gsm8k", fewshot_split="absent"), data_dir=str(data), num_fewshot=2)
+        )
 
 
 def test_generation_settings_extend_the_tasks_own(data: Path) -> None:

@@ -1,0 +1,41 @@
+"""Breaks if seeds of different runs are mixed, or if a summary's numbers are not those of its runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config import Config
+from moe_lab.results.summaries import summarize
+from moe_lab.run import ModelPool, execute, prepare
+from tests.runs import config, small_data
+
+
+@pytest.fixture
+def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
+    data = small_data(tmp_path / "data")
+    keys = {"n": 2, "temperature": 3.0}
+    return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, baseline=False)
+
+
+def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
+    pool = ModelPool()
+    outcomes = [execute(prepare(replace(roe, seed=seed)), pool) for seed in (0, 1, 2)]
+    outcomes.append(execute(prepare(replace(roe, limit=4)), pool))
+    files = summarize(outcomes)
+    assert len(files) == 1 and files[0].parent == Path(roe.output_dir) / "summaries"
+    content = json.loads(files[0].read_text())
+    assert content["seeds"] == [0, 1, 2] and content["run_ids"] == [one.run.run_id for one in outcomes[:3]]
+    values = [one.results["results"]["arc_easy"]["acc,none"] for one in outcomes[:3]]
+    score = content["scores"]["arc_easy"]["acc,none"]
+    assert score["values"] == values and score["mean"] == pytest.approx(sum(values) / 3)
+    low, high = score["ci95_documents"]
+    assert low <= score["mean"] <= high
+    assert score["ci95_seeds"][0] <= score["mean"] <= score["ci95_seeds"][1]
+
+
+def test_one_seed_has_no_summary(roe: Config) -> None:
+    assert summarize([execute(prepare(replace(roe, limit=2)), ModelPool())]) == []

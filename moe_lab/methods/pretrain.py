@@ -29,6 +29,7 @@ NOT_ARCHITECTURE = (
     "dtype",
     "output_router_logits",
     "router_aux_loss_coef",
+    "use_cache",
 )
 """Entries of a model's config that do not change what is trained, or are the recipe's."""
 
@@ -44,7 +45,7 @@ class Pretrain(Method):
     class Config(Method.Config):
         name: str = "pretrain"
         steps: int = 6000
-        batch_size: int = 12
+        batch_size: int = 8
         sequence_length: int = 256
         learning_rate: float = 2e-3
         warmup_steps: int = 200
@@ -134,6 +135,7 @@ class Pretrain(Method):
                 arguments=self._arguments(config),
             )
             model.config.output_router_logits = False
+            model.config.use_cache = True  # the Trainer turns it off
             model.generation_config = GenerationConfig(
                 eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
             )

@@ -83,6 +83,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert model.config.num_experts == 4 and model.config.output_router_logits is False
+    assert model.config.use_cache is True
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 

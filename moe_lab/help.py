@@ -27,7 +27,7 @@ Five commands:
   python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
       what would run, what is stored already, and how much work it is; loads and writes nothing
   python -m moe_lab experiment=figure3 scale=tiny
-      a table of a paper: runs what is not stored yet, then writes outputs/tables/figure3.md and .csv
+      a table of a paper: runs what is not stored yet, then writes it to outputs/tables/ as .md and .csv
 """
 
 TAIL = """\

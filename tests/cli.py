@@ -68,6 +68,7 @@ class FakeRuns:
     done: set[str] = field(default_factory=set)
     executed: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
+    summarized: list[str] = field(default_factory=list)
 
     def prepare(self, config: Config) -> FakeRun:
         run = FakeRun(config)
@@ -82,6 +83,10 @@ class FakeRuns:
             self.executed.append(run.run_id)
             self.done.add(run.run_id)
         return FakeOutcome(run, fake_results(run), run.folder / "results.json")
+
+    def summarize(self, outcomes: list[FakeOutcome]) -> list[Path]:
+        self.summarized = [outcome.run.run_id for outcome in outcomes]
+        return []
 
 
 def fake_results(run: FakeRun) -> dict[str, Any]:
@@ -124,5 +129,6 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.run`'s functions."""
     monkeypatch.setattr("moe_lab.run.prepare", runs.prepare)
     monkeypatch.setattr("moe_lab.run.execute", runs.execute)
-    monkeypatch.setattr("moe_lab.run.estimate_forward_tokens", lambda run: 1000, raising=False)
+    monkeypatch.setattr("moe_lab.results.summaries.summarize", runs.summarize)
+    monkeypatch.setattr("moe_lab.run.estimate_forward_tokens", lambda run: 1000)
     return runs

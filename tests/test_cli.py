@@ -89,13 +89,16 @@ def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
 
 
 def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
-    run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
+    ended = run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
+    assert ended.code == 0
     assert runs.executed == [
         "tiny-base-toy_math-0",
         "tiny-roe-toy_math-5",
         "tiny-roe-toy_math-6",
         "tiny-roe-toy_math-7",
     ]
+    assert runs.summarized == runs.executed
+    assert "seed=6" in ended.out, "the table tells the runs apart"
 
 
 def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch):

@@ -112,10 +112,8 @@ class Config:
         for key in ("seeds", "max_batch_size", "max_length"):
             _at_least(key, getattr(self, key), 1)
         self._check_documents()
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise ConfigError(
-                f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or mps."
-            )
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device={self.device} is not a device. Use auto, cpu, cuda or cuda:<index>.")
         if isinstance(self.batch_size, int):
             _at_least("batch_size", self.batch_size, 1)
         elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):

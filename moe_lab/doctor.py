@@ -49,8 +49,6 @@ def _devices() -> list[str]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         lines.append(f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
-    if torch.backends.mps.is_available():
-        lines.append("mps: available")
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, RunHeldError
@@ -35,7 +35,7 @@ def run_grid(configs: Sequence[Config]) -> int:
     runs = check_all(configs)
     outcomes, failures = run_all(runs, ModelPool())
     if outcomes:
-        print_outcomes([outcome.results for outcome in outcomes])
+        print_outcomes(beside_baselines(outcomes))
     report_failures(failures, alone=len(runs) == 1)
     if any(config.seeds > 1 for config in configs):
         print_summaries(summarize(outcomes))
@@ -64,7 +64,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     if not stored:
         raise ConfigError("Nothing of this is stored yet. The same command with mode=run makes it.")
     outcomes = [execute(run, ModelPool()) for run in stored]
-    print_outcomes([outcome.results for outcome in outcomes])
+    print_outcomes(beside_baselines(outcomes))
     for run in missing:
         print(f"Not stored yet: {run.folder}", file=sys.stderr)
     for outcome in outcomes:
@@ -113,6 +113,18 @@ def run_all(runs: Sequence[Run], models: ModelPool) -> tuple[list[Outcome], list
         except Exception as error:
             failures.append(Failure(run, error))
     return outcomes, failures
+
+
+def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The results in their order, each after that of its untouched model, none twice."""
+    ordered: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        base = outcome.run.baseline
+        stored = None if base is None else base.stored()
+        if base is not None and stored is not None:
+            ordered.setdefault(base.run_id, stored)
+        ordered.setdefault(outcome.run.run_id, outcome.results)
+    return list(ordered.values())
 
 
 def report_failures(failures: Sequence[Failure], alone: bool) -> None:

@@ -13,7 +13,7 @@ from moe_lab.config import Config
 from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.explain import REQUEST_ERRORS, explain
-from moe_lab.grid import by_model, grid_exit_code, report_failures, run_all
+from moe_lab.grid import beside_baselines, by_model, grid_exit_code, report_failures, run_all
 from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import Experiment, find_experiments
 from moe_lab.reports.paper_table import TableCell, write_index, write_table
@@ -54,7 +54,7 @@ def run_experiments(config: Config, cell: Cell) -> int:
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
     outcomes, failed = _execute(list(runs.values()), only_stored=config.mode == "report")
     if outcomes:
-        print_outcomes([outcome.results for outcome in outcomes.values()])
+        print_outcomes(beside_baselines(list(outcomes.values())))
     _write(experiments, prepared, config, outcomes, failed)
     if config.mode == "report":
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -41,23 +42,34 @@ def load_tasks(config: Config) -> TaskDict:
     return tasks
 
 
+@lru_cache(maxsize=256)
 def task_file(name: str) -> Path | None:
-    """The one YAML file that bears a task's name and defines that task (no group), or None.
+    """The one YAML file that defines a task of this name, or None: a group, a tag, no task at all, or several files.
 
-    Reading it alone takes milliseconds; indexing all of lm-eval takes seconds.
+    A file of that name is found in a tenth of a second, any other by the text of all files in half a second; indexing
+    them, as lm-eval does, takes ten times that.
     """
     from importlib.util import find_spec
 
-    from lm_eval.tasks._yaml_loader import load_yaml
-
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
-    for root in (OWN_TASKS, Path(spec.origin).parent / "tasks"):
-        files = [file for file in root.rglob(f"{name}.yaml") if "*" not in name]
-        found = [file for file in files if load_yaml(file, resolve_func=False).get("task") == name]
-        if len(found) == 1:
-            return found[0]
+    roots = (OWN_TASKS, Path(spec.origin).parent / "tasks")
+    quoted = re.escape(name.encode())
+    defines = re.compile(
+        rb"""^["']?task["']?:[ ]*["']?""" + quoted + rb"""["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE
+    )
+    for root in roots:
+        files = [file for file in root.rglob("*.yaml") if file.stem == name and _task_of(file) == name]
+        files = files or [file for file in root.rglob("*.yaml") if defines.search(file.read_bytes())]
+        if files:
+            return files[0] if len(files) == 1 and _task_of(files[0]) == name else None
     return None
+
+
+def _task_of(file: Path) -> Any:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    return load_yaml(file, resolve_func=False).get("task")
 
 
 def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager, list[str]]:

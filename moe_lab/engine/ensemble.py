@@ -26,15 +26,36 @@ class Ensemble:
     include_clean: bool = True
 
     def log_probs(self, logits_MnV: Tensor) -> Tensor:
-        """float32 [M, V]: log of the mean of the rows' probabilities (or softmax of the mean of their logits)."""
-        rows = logits_MnV.float()
-        if self.n == 1:
-            return rows[:, 0].log_softmax(dim=-1)
-        if not self.include_clean:
-            rows = rows[:, 1:]
-        if self.aggregate == "logits":
-            return rows.mean(dim=1).log_softmax(dim=-1)
-        return rows.log_softmax(dim=-1).logsumexp(dim=1) - math.log(rows.shape[1])
+        """float32 [M, V]: the log of the averaged distribution; -inf where its probability is below float32."""
+        return self._merged(logits_MnV).log_softmax(dim=-1) if self._one_row else self._mean_probs(logits_MnV).log()
+
+    def greedy(self, logits_MnV: Tensor) -> Tensor:
+        """int64 [M]: the most probable token."""
+        scores = self._merged(logits_MnV) if self._one_row else self._mean_probs(logits_MnV)
+        return scores.argmax(dim=-1)
+
+    def score(self, logits_MnV: Tensor, wanted_P: Tensor, target_P: Tensor) -> Tensor:
+        """float32 [P]: log-probability of token `target` after wanted token `wanted`, exact for any probability."""
+        if self._one_row:
+            logits_MV = self._merged(logits_MnV)
+            return logits_MV[wanted_P, target_P] - logits_MV.logsumexp(dim=-1)[wanted_P]
+        rows = self._averaged_rows(logits_MnV)
+        log_probs_Pn = rows[wanted_P, :, target_P] - rows.logsumexp(dim=-1)[wanted_P]
+        return log_probs_Pn.logsumexp(dim=-1) - math.log(rows.shape[1])
+
+    @property
+    def _one_row(self) -> bool:
+        """Whether one softmax says it all: a single row, or rows merged before it."""
+        return self.n == 1 or self.aggregate == "logits"
+
+    def _averaged_rows(self, logits_MnV: Tensor) -> Tensor:
+        return logits_MnV.float() if self.include_clean else logits_MnV[:, 1:].float()
+
+    def _merged(self, logits_MnV: Tensor) -> Tensor:
+        return logits_MnV[:, 0].float() if self.n == 1 else self._averaged_rows(logits_MnV).mean(dim=1)
+
+    def _mean_probs(self, logits_MnV: Tensor) -> Tensor:
+        return self._averaged_rows(logits_MnV).softmax(dim=-1).mean(dim=1)
 
 
 @dataclass(frozen=True)

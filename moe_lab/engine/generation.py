@@ -111,7 +111,8 @@ class _Batch:
             capacity = shared + width + (room if alone else self.forward.ensemble.n)
             cache = past.expanded(len(part), capacity) if past else self.forward.new_cache(capacity)
             tokens = collate(rows, shared, self.forward.device, left=True)
-            log_probs.append(self.forward(tokens, cache, counted=sum(map(len, rows))))
+            logits = self.forward(tokens, cache, counted=sum(map(len, rows)))
+            log_probs.append(self.forward.ensemble.log_probs(logits))
             caches.append(cache)
             reals.append(torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows]))
         cache = caches[0] if len(caches) == 1 else RowCache.right_aligned(caches, caches[0].length + room)
@@ -165,7 +166,7 @@ class _Batch:
             document_B=torch.tensor([s.document for s in self.sequences], device=device),
             repeat_B=torch.tensor([s.repeat for s in self.sequences], device=device),
         )
-        return self.forward(tokens, self.cache, counted=len(self.active))
+        return self.forward.ensemble.log_probs(self.forward(tokens, self.cache, counted=len(self.active)))
 
     @property
     def _no_padding(self) -> bool:

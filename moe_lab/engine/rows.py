@@ -1,12 +1,12 @@
 """Forward passes over a cache, with the output head on the wanted tokens only and an ensemble of rows for each.
 
-    with RowForward(model, Ensemble()) as forward:
-        log_probs_MV = forward(tokens, cache)
+    with RowForward(model, ensemble) as forward:
+        log_probs_MV = ensemble.log_probs(forward(tokens, cache))
 
 transformers' own model runs; hooks (removed on exit) choose what its output head computes, and where the clean tokens
 part into rows.
 
-B = sequences, S = new tokens, T = cached columns, R = rows, M = wanted tokens, V = vocabulary.
+B = sequences, S = new tokens, T = cached columns, R = rows, M = wanted tokens, n = rows of each, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYER_INPUTS = {"attention_mask", "position_ids", "position_embeddings", "past_
 
 
 class RowForward:
-    """A causal language model that computes next-token log-probabilities of wanted tokens over a `RowCache`."""
+    """A causal language model that computes the next-token logits of wanted tokens over a `RowCache`."""
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.model = model
@@ -59,7 +59,7 @@ class RowForward:
 
     @torch.inference_mode()
     def __call__(self, tokens: Tokens, cache: RowCache, counted: int | None = None) -> Tensor:
-        """Log-probabilities float32 [M, V] of the token after each wanted one; the clean tokens stay in the cache.
+        """Logits [M, n, V] of the token after each wanted one, its clean row first; clean tokens stay in the cache.
 
         Args:
             counted: how many of the tokens are no padding, if some are.
@@ -80,9 +80,8 @@ class RowForward:
         cache.keep(past + tokens.ids_BS.shape[1])
         extra = len(split.noisy) if split else 0
         self.tokens_in += (tokens.ids_BS.numel() if counted is None else counted) + extra
-        if not len(tokens.wanted_M):
-            return logits.new_zeros(0, logits.shape[-1], dtype=torch.float32)
-        return self.ensemble.log_probs(logits.view(len(tokens.wanted_M), self.ensemble.n, -1))
+        count = len(tokens.wanted_M)
+        return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
 
     def _rows(self, tokens: Tokens, past: int) -> Split | None:
         """Part the wanted tokens into rows and tell the routers which of these are noisy."""
@@ -95,7 +94,8 @@ class RowForward:
                 B, S = tokens.ids_BS.shape
                 visible = torch.ones(S, past + S, dtype=torch.bool, device=self.device).tril(past).expand(B, -1, -1)
             split = split_rows(tokens.wanted_M, visible, self.ensemble.n)
-        self._split.expect(split, None if split is None else self._mask(split.visible_BRK))
+        mask = None if split is None else self._mask(split.visible_BRK)
+        self._split.expect(split, mask, single=tokens.ids_BS.shape[1] == 1)
         if self.ensemble.routing:
             self.ensemble.routing.expect(None if split is None else self._noisy_tokens(tokens, split))
         return split
@@ -126,44 +126,58 @@ class RowForward:
 
 
 class _SplitLayers:
-    """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit."""
+    """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit.
+
+    A single new token per sequence parts as late as it can: in front of that layer's experts, its attention still
+    computed once (the residual is then added to all rows). Several tokens part in front of the layer.
+    """
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         layers = decoder_layers(model)
         routers = find_routers(model)
         router = routers[min(ensemble.first_noisy, len(routers) - 1)]
         first = next(i for i, layer in enumerate(layers) if any(m is router.module for m in layer.modules()))
-        self.layers = layers[first:]
+        self.first, self.later = layers[first], layers[first + 1 :]
+        self.block = model.get_submodule(router.name.rpartition(".")[0])
         self._split: Split | None = None
         self._mask: Tensor | None = None
+        self._single = False
         self._position_embeddings: Any = None
         self._handles: list[Any] = []
 
     def install(self) -> None:
-        for layer in self.layers:
-            self._handles.append(layer.register_forward_pre_hook(self._before, with_kwargs=True))
+        for layer in (self.first, *self.later):
+            self._handles.append(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True))
+        self._handles.append(self.block.register_forward_pre_hook(self._before_block))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def expect(self, split: Split | None, mask: Tensor | None) -> None:
-        self._split, self._mask, self._position_embeddings = split, mask, None
+    def expect(self, split: Split | None, mask: Tensor | None, single: bool) -> None:
+        """What the next pass does: `single` if it reads one new token of each sequence."""
+        self._split, self._mask, self._single, self._position_embeddings = split, mask, single, None
 
-    def _before(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if self._split is None:
+    def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if self._split is None or (self._single and layer is self.first):
             return None
         source_BR = self._split.source_BR
-        if layer is self.layers[0]:
+        if layer is self.first:
             args = (_gather(args[0], source_BR), *args[1:])
+        if self._position_embeddings is None:
             self._position_embeddings = tuple(_gather(part, source_BR) for part in kwargs["position_embeddings"])
-        position_ids = _gather(kwargs["position_ids"][..., None], source_BR)[..., 0]
+            self._position_ids = _gather(kwargs["position_ids"][..., None], source_BR)[..., 0]
         return args, kwargs | {
             "attention_mask": self._mask,
-            "position_ids": position_ids,
+            "position_ids": self._position_ids,
             "position_embeddings": self._position_embeddings,
         }
+
+    def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
+        if self._split is None or not self._single:
+            return None
+        return (_gather(args[0], self._split.source_BR), *args[1:])
 
 
 def _gather(tensor_BSD: Tensor, source_BR: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ M = wanted tokens, V = vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,8 +51,8 @@ def score(
         rows = {i: _tree(questions[i], group) for i in group.members}
         for batch in _batches(rows, forward.ensemble.n, budget):
             trees = [rows[i] for i in batch]
-            log_probs_MV = _forward(forward, trees, past, budget)
-            for i, scores in zip(batch, _read(trees, [questions[i] for i in batch], log_probs_MV), strict=True):
+            outcome = _forward(forward, trees, past, budget)
+            for i, scores in zip(batch, _read(trees, [questions[i] for i in batch], outcome), strict=True):
                 on_scores(i, scores)
 
 
@@ -86,20 +87,44 @@ def _size(row: TreeRow, n: int) -> int:
     return len(row) + len(row.wanted) * (n - 1)
 
 
-def _forward(forward: RowForward, trees: list[TreeRow], past: RowCache | None, budget: Budget) -> Tensor:
-    """Log-probabilities [M, V] of the wanted nodes of all trees, in passes of at most the budget's size."""
+def _forward(
+    forward: RowForward, trees: list[TreeRow], past: RowCache | None, budget: Budget
+) -> tuple[list[float], list[int]]:
+    """(log-probability of each target, greedy token after each wanted node) of all trees, in passes of the budget."""
     length = past.length if past else 0
     width = max(len(tree) for tree in trees)
     capacity = length + max(_size(tree, forward.ensemble.n) for tree in trees)
     cache = past.expanded(len(trees), capacity) if past else forward.new_cache(capacity)
-    if len(trees) > 1 or _size(trees[0], forward.ensemble.n) <= budget.tokens:
-        tokens = collate(trees, length, forward.device)
-        return forward(tokens, cache, counted=sum(map(len, trees)))
-    parts = []
-    for start, stop in _slices(trees[0], width, forward.ensemble.n, budget.tokens):
+    slices = [(0, width)]
+    if len(trees) == 1:
+        slices = list(_slices(trees[0], width, forward.ensemble.n, budget.tokens))
+    places, targets = _targets(trees)
+    picked, greedy = torch.empty(len(places)), torch.empty(0, dtype=torch.long)
+    for start, stop in slices:
         tokens = collate(trees, length + start, forward.device, start=start, stop=stop)
-        parts.append(forward(tokens, cache))
-    return torch.cat(parts)
+        logits_MnV = forward(tokens, cache, counted=sum(map(len, trees)) if len(slices) == 1 else None)
+        done = len(greedy)
+        here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
+        wanted, target = (places[here] - done).to(forward.device), targets[here].to(forward.device)
+        picked[here] = forward.ensemble.score(logits_MnV, wanted, target).cpu()
+        greedy = torch.cat([greedy, forward.ensemble.greedy(logits_MnV).cpu()])
+    if picked.isnan().any():
+        raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
+    return picked.tolist(), greedy.tolist()
+
+
+def _targets(trees: list[TreeRow]) -> tuple[Tensor, Tensor]:
+    """For every token to score, continuation by continuation: (place among all wanted nodes, the token)."""
+    places: list[int] = []
+    tokens: list[int] = []
+    wanted = 0
+    for tree in trees:
+        order = {node: place for place, node in enumerate(tree.wanted, wanted)}
+        wanted += len(order)
+        for path, continuation in zip(tree.paths, tree.continuations, strict=True):
+            places += [order[node] for node in path]
+            tokens += continuation
+    return torch.tensor(places), torch.tensor(tokens)
 
 
 def _slices(row: TreeRow, width: int, n: int, limit: int) -> Iterator[tuple[int, int]]:
@@ -115,28 +140,16 @@ def _slices(row: TreeRow, width: int, n: int, limit: int) -> Iterator[tuple[int,
     yield start, width
 
 
-def _read(trees: list[TreeRow], questions: list[Question], log_probs_MV: Tensor) -> Iterator[Scores]:
-    """Pick each continuation's tokens out of the distributions of the wanted nodes."""
-    greedy_M = log_probs_MV.argmax(dim=-1).tolist()
-    places: list[int] = []
-    targets: list[int] = []
-    offset = 0
-    for tree, question in zip(trees, questions, strict=True):
-        order = {node: offset + place for place, node in enumerate(tree.wanted)}
-        offset += len(order)
-        for path, continuation in zip(tree.paths, question.continuations, strict=True):
-            places += [order[node] for node in path]
-            targets += continuation
-    device = log_probs_MV.device
-    picked = log_probs_MV[torch.tensor(places, device=device), torch.tensor(targets, device=device)].cpu()
-    if picked.isnan().any():
-        raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
+def _read(trees: list[TreeRow], questions: list[Question], outcome: tuple[list[float], list[int]]) -> Iterator[Scores]:
+    """Sum each continuation's tokens, and compare them with the greedy ones."""
+    picked, greedy = outcome
+    places = _targets(trees)[0].tolist()
     start = 0
     for question in questions:
         scores = []
         for continuation in question.continuations:
             stop = start + len(continuation)
-            greedy = all(greedy_M[place] == token for place, token in zip(places[start:stop], continuation, strict=True))
-            scores.append((float(picked[start:stop].sum()), greedy))
+            is_greedy = all(greedy[p] == token for p, token in zip(places[start:stop], continuation, strict=True))
+            scores.append((math.fsum(picked[start:stop]), is_greedy))
             start = stop
         yield scores

@@ -52,6 +52,7 @@ class TreeRow:
         repeat: int = 0,
     ):
         self.document, self.repeat = document, repeat
+        self.continuations = continuations
         self.ids = list(context[cached:])
         self.chain = len(self.ids)
         self.parents = list(range(-1, self.chain - 1))

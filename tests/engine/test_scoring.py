@@ -140,16 +140,30 @@ def test_batch_and_order_do_not_change_roe(olmoe):
         assert [value for value, _ in backwards[len(questions) - 1 - i]] == pytest.approx(values, abs=1e-5)
 
 
-def test_aggregates_differ_as_defined():
-    logits_MnV = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
-    mean = logits_MnV.softmax(-1).mean(1).log()
-    torch.testing.assert_close(Ensemble(3).log_probs(logits_MnV), mean)
-    torch.testing.assert_close(
-        Ensemble(3, include_clean=False).log_probs(logits_MnV), logits_MnV[:, 1:].softmax(-1).mean(1).log()
-    )
-    torch.testing.assert_close(
-        Ensemble(3, aggregate="logits").log_probs(logits_MnV), logits_MnV.mean(1).log_softmax(-1)
-    )
+@pytest.mark.parametrize(
+    ("ensemble", "expected"),
+    [
+        (Ensemble(1), lambda rows: rows[:, 0].log_softmax(-1)),
+        (Ensemble(3), lambda rows: rows.softmax(-1).mean(1).log()),
+        (Ensemble(3, include_clean=False), lambda rows: rows[:, 1:].softmax(-1).mean(1).log()),
+        (Ensemble(3, aggregate="logits"), lambda rows: rows.mean(1).log_softmax(-1)),
+    ],
+)
+def test_aggregates_are_as_defined(ensemble, expected):
+    logits_MnV = torch.randn(4, ensemble.n, 5, generator=torch.Generator().manual_seed(0)) * 3
+    wanted_P, target_P = torch.tensor([0, 3, 3, 1]), torch.tensor([4, 0, 2, 1])
+    log_probs = expected(logits_MnV.double())
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(ensemble.log_probs(logits_MnV).double(), log_probs, **close)
+    scores = ensemble.score(logits_MnV, wanted_P, target_P).double()
+    torch.testing.assert_close(scores, log_probs[wanted_P, target_P], **close)
+    assert torch.equal(ensemble.greedy(logits_MnV), log_probs.argmax(-1))
+
+
+def test_scores_of_hopeless_tokens_are_finite():
+    logits_MnV = torch.tensor([[[0.0, -400.0], [0.0, -300.0]]])
+    score = Ensemble(2).score(logits_MnV, torch.tensor([0]), torch.tensor([1]))
+    assert float(score) == pytest.approx(-300 - 0.6931472, abs=1e-4)
 
 
 def test_nan_is_an_error_not_a_score():

@@ -1,0 +1,132 @@
+"""What a step of RoE's clean cache costs: n rows against one plain greedy step, side by side in one process.
+
+    python -m benchmarks.roe_step
+
+Temperature 0.3 in all layers but the first and the last (L=1), behind a past of 300 tokens; for memory, 2,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from transformers import DynamicCache
+
+from benchmarks.bench_model import VOCAB, make_model
+from benchmarks.measure import side_by_side
+from moe_lab.engine.cache import RowCache
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.rows import RowForward
+from moe_lab.engine.tokens import Tokens, TreeRow, collate
+from moe_lab.models.experts import NAME
+from moe_lab.routing import GumbelTopK
+
+TEMPERATURES = [0.0] + [0.3] * 6 + [0.0]
+
+
+def prompt(length: int) -> list[int]:
+    return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def ensemble(n: int) -> Ensemble:
+    return Ensemble(n, GumbelTopK(TEMPERATURES, seed=0), first_noisy=1) if n > 1 else Ensemble()
+
+
+def filled(forward: RowForward, past: int, n: int) -> RowCache:
+    cache = forward.new_cache(past + n)
+    forward(collate([TreeRow(prompt(past), [])], 0, forward.device), cache)
+    return cache
+
+
+def step_tokens(position: int) -> Tokens:
+    """One token behind the past, different in every step so that no step is like another."""
+    token = torch.randint(1, VOCAB, (1, 1))
+    zero = torch.zeros(1, dtype=torch.long)
+    return Tokens(token, torch.tensor([[position]]), None, zero, document_B=token[0], repeat_B=zero)
+
+
+def step(forward: RowForward, cache: RowCache) -> Callable[[], None]:
+    past = cache.length
+
+    def run() -> None:
+        with forward:
+            forward(step_tokens(past), cache)
+        assert all(layer.length == past + 1 for layer in cache.layers)
+        cache.keep(past)
+
+    return run
+
+
+def plain_step_of_transformers(model: torch.nn.Module, past: int) -> Callable[[], None]:
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(torch.tensor([prompt(past)]), past_key_values=cache, use_cache=True)
+
+    @torch.inference_mode()
+    def run() -> None:
+        model(torch.randint(1, VOCAB, (1, 1)), past_key_values=cache, use_cache=True).logits.argmax(-1)
+        cache.crop(-1)
+
+    return run
+
+
+def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
+    candidates = {"plain step, transformers": plain_step_of_transformers(model, past)}
+    for n in (1, 8, 16, 32, 64):
+        forward = RowForward(model, ensemble(n))
+        with forward:
+            cache = filled(forward, past, n)
+        candidates[f"n={n}"] = step(forward, cache)
+    seconds = side_by_side(candidates, rounds)
+    print(f"| step behind {past} tokens | ms | times a plain step of transformers | times n=1 |\n|---|---:|---:|---:|")
+    for name, value in seconds.items():
+        ratios = f"{value / seconds['plain step, transformers']:.2f} | {value / seconds['n=1']:.2f}"
+        print(f"| {name} | {value * 1e3:.1f} | {ratios} |")
+
+
+def compare_memory(model: torch.nn.Module, past: int) -> None:
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    print(f"\n| memory, {past} tokens | weights + cache + peak of the step, MiB | times n=1 |\n|---|---:|---:|")
+    first = None
+    for n in (1, 32, 64):
+        forward = RowForward(model, ensemble(n))
+        with forward:
+            cache = filled(forward, past, n)
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        total = weights + held + peak_of(step(forward, cache))
+        first = first or total
+        print(f"| n={n} | {total / 2**20:.1f} | {total / first:.3f} |")
+
+
+def peak_of(run: Callable[[], None]) -> int:
+    """Most bytes of tensors alive at once that `run` allocated, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        run()
+    alive = peak = 0
+    for event in prof.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            peak = max(peak, alive)
+    return peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--experts", default=NAME, help="experts implementation of all candidates")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    model = make_model()
+    model.set_experts_implementation(options.experts)
+    compare_time(model, 300, options.rounds)
+    compare_memory(model, 2000)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
+from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, load_config, model_facts, model_source, resolve_device
 
 
@@ -30,7 +31,10 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
     start = time.perf_counter()
     place = resolve_device(device)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
-    options = {"experts_implementation": model.experts_implementation} if model.experts_implementation else {}
+    experts = model.experts_implementation
+    if experts is None and facts.moe_layers and place.type == "cpu":
+        experts = WEIGHTS_FIRST
+    options = {"experts_implementation": experts} if experts else {}
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             model_source(model),

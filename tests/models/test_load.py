@@ -74,6 +74,11 @@ def test_experts_implementation_is_taken(tiny_olmoe_dir):
     assert load_model(config, dtype="auto", device="cpu", offline=True).model.config._experts_implementation == "eager"
 
 
+def test_experts_are_computed_weights_first_on_a_cpu(tiny_olmoe_dir):
+    loaded = load_model(ModelConfig(path=str(tiny_olmoe_dir)), dtype="auto", device="cpu", offline=True)
+    assert loaded.model.config._experts_implementation == "weights_first"
+
+
 def test_a_missing_tokenizer_is_said(tmp_path):
     make_model("olmoe").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="model.tokenizer"):

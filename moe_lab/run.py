@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.checks import check_chat_template, check_generation, check_router
 from moe_lab.config import Config, TuningConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
 from moe_lab.offline import go_offline
@@ -105,9 +106,10 @@ def prepare(config: Config) -> Run:
     tasks = load_tasks(config)
     samples = select_documents(config, tasks)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
-    _check_router(method, facts)
+    check_router(method, facts)
     method.check(facts)
-    _check_chat_template(config)
+    check_chat_template(config)
+    check_generation(config, facts, tasks)
     run = _identified(config, method, facts, tasks, samples)
     if not config.baseline or config.method.name == "base":
         return run
@@ -194,29 +196,3 @@ def _baseline_config(config: Config) -> Config:
         baseline=False,
         overrides=["method=base", *kept],
     )
-
-
-def _check_router(method: Method, facts: ModelFacts) -> None:
-    if not method.needs_router or facts.moe_layers:
-        return
-    from moe_lab.routing.families import supported
-
-    raise ModelError(
-        f"No router was found in {facts.path or facts.name} (model type {facts.family}).\n"
-        f"method={method.config.name} needs one; supported families: {', '.join(supported())}.\n"
-        "method=base runs any causal language model."
-    )
-
-
-def _check_chat_template(config: Config) -> None:
-    if not config.apply_chat_template:
-        return
-    from moe_lab.models.load import load_tokenizer
-
-    templates = load_tokenizer(config.model, offline=config.offline).chat_template
-    if not templates:
-        raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
-    wanted = config.apply_chat_template
-    if isinstance(wanted, str) and (not isinstance(templates, dict) or wanted not in templates):
-        names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
-        raise ConfigError(f"apply_chat_template={wanted}: the tokenizer has {names}.")

@@ -23,7 +23,9 @@ def load(data: Path | None, task: str = "arc_easy", **keys: Any) -> Any:
 def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
     assert [document["id"] for document in load(tmp_path).task_docs] == ["q0", "q1", "q2", "q3", "q4"]
-    with pytest.raises(TaskError, match=r"arc_easy/train\.jsonl is missing: arc_easy needs it for its 2 few-shot"):
+    with pytest.raises(
+        TaskError, match=r"arc_easy/train\.jsonl is missing: arc_easy needs it for its 2 few-shot"
+    ):
         load(tmp_path, num_fewshot=2)
 
 
@@ -77,8 +79,13 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 def test_text_stays_text(tmp_path: Path) -> None:
     """`datasets`' own JSON reader turns such strings into timestamps."""
-    write_jsonl(tmp_path / "addsub" / "test.jsonl", [{"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}])
-    assert load(tmp_path, "addsub").task_docs[0] == {"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}
+    write_jsonl(
+        tmp_path / "addsub" / "test.jsonl", [{"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}]
+    )
+    assert load(tmp_path, "addsub").task_docs[0] == {
+        "question": "2020-01-01",
+        "answer": "2021-05-05 10:00:00",
+    }
 
 
 def test_nothing_is_cached_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,20 +105,34 @@ def test_shared_files_are_filtered(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "mmlu" / "test.jsonl", rows)
     task = TaskConfig(name=["mmlu_virology", "mmlu_anatomy"], data_folder="mmlu", data_filter="subject")
     tasks = load_tasks(Config(task=task, data_dir=str(tmp_path)))["tasks"]
-    assert [document["question"] for document in tasks["mmlu_virology"].task_docs] == ["virology 0", "virology 1", "virology 2"]
+    assert [document["question"] for document in tasks["mmlu_virology"].task_docs] == [
+        "virology 0",
+        "virology 1",
+        "virology 2",
+    ]
     with pytest.raises(TaskError, match=r"no row with subject='astronomy'"):
-        load(tmp_path, task_config=TaskConfig(name="mmlu_astronomy", data_folder="mmlu", data_filter="subject"))
+        load(
+            tmp_path, task_config=TaskConfig(name="mmlu_astronomy", data_folder="mmlu", data_filter="subject")
+        )
     with pytest.raises(TaskError, match=r"no column 'topic'"):
         load(tmp_path, task_config=TaskConfig(name="mmlu_anatomy", data_folder="mmlu", data_filter="topic"))
 
 
 def test_offline_names_the_hub_data_set_at_once() -> None:
     start = time.perf_counter()
-    with pytest.raises(TaskError, match=r"gsm8k: its data set openai/gsm8k main could not be loaded(.|\n)*data_dir="):
+    with pytest.raises(
+        TaskError, match=r"gsm8k: its data set openai/gsm8k main could not be loaded(.|\n)*data_dir="
+    ):
         load(None, "gsm8k")
     assert time.perf_counter() - start < 5
 
 
 def test_tasks_without_a_hub_data_set_say_where_the_data_are_from() -> None:
-    with pytest.raises(TaskError, match=r"svamp needs data_dir=(.|\n)*svamp/test\.jsonl: 1000(.|\n)*arkilpatel/SVAMP"):
+    with pytest.raises(
+        TaskError, match=r"svamp needs data_dir=(.|\n)*svamp/test\.jsonl: 1000(.|\n)*arkilpatel/SVAMP"
+    ):
         load(None, "svamp")
+
+
+def test_generated_tasks_need_no_files(tmp_path: Path) -> None:
+    assert len(load(tmp_path, "toy_math").task_docs) > 100

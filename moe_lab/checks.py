@@ -1,0 +1,72 @@
+"""What can be wrong between a method, a model and the settings, told before weights load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moe_lab.config import Config, did_you_mean
+from moe_lab.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+
+MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Spellings that lm-eval takes, first one first."""
+
+
+def check_router(method: Method, facts: ModelFacts) -> None:
+    """Raise ModelError where the method needs a router and the model has none."""
+    if not method.needs_router or facts.moe_layers:
+        return
+    from moe_lab.routing.families import supported
+
+    raise ModelError(
+        f"No router was found in {facts.path or facts.name} (model type {facts.family}).\n"
+        f"method={method.config.name} needs one; supported families: {', '.join(supported())}.\n"
+        "method=base runs any causal language model."
+    )
+
+
+def check_chat_template(config: Config) -> None:
+    """Raise ConfigError where a chat template is wanted that the tokenizer does not have."""
+    if not config.apply_chat_template:
+        return
+    from moe_lab.models.load import load_tokenizer
+
+    templates = load_tokenizer(config.model, offline=config.offline).chat_template
+    if not templates:
+        raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
+    wanted = config.apply_chat_template
+    if isinstance(wanted, str) and (not isinstance(templates, dict) or wanted not in templates):
+        names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
+        raise ConfigError(f"apply_chat_template={wanted}: the tokenizer has {names}.")
+
+
+def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+    """Raise ConfigError for a generation setting that does not exist or leaves no room for a prompt."""
+    from transformers import GenerationConfig
+
+    known = [
+        *MAX_NEW_TOKENS,
+        "until",
+        *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
+    ]
+    for key in config.gen_kwargs or {}:
+        if key not in known:
+            raise ConfigError(f"gen_kwargs: {key} is no generation setting.{did_you_mean(key, known)}")
+    length = config.max_length or facts.max_length
+    for name, task in tasks["tasks"].items():
+        settings = task.get_config("generation_kwargs") or {}
+        new = next((settings[key] for key in MAX_NEW_TOKENS if settings.get(key) is not None), None)
+        if new is None:
+            continue
+        if not isinstance(new, int) or new < 1:
+            raise ConfigError(f"gen_kwargs: max_gen_toks={new} must be a positive integer.")
+        if new >= length:
+            raise ConfigError(
+                f"max_gen_toks={new} of {name} leaves no room for a prompt: the model reads {length} tokens.\n"
+                "Lower it with gen_kwargs=max_gen_toks=<n>, or raise max_length."
+            )

@@ -1,4 +1,4 @@
-"""What a model is, told from its configuration alone: no weights are read."""
+"""What a model is, told from its configuration alone: no weights are read, no modeling code is imported."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.routing import find_routers
+from moe_lab.routing import family_of_type, supported
 
 TINY = Path(__file__).parent / "tiny"
 """The model that comes with the package."""
@@ -46,12 +46,13 @@ def model_source(model: ModelConfig) -> str:
 
 
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
-    """Read the configuration and find the routers. Raises ModelError for a folder that holds no model."""
+    """Read the configuration; a dense model, or one of an unknown family, has no MoE layers.
+
+    Raises ModelError for a folder that holds no model.
+    """
     config = load_config(model, offline=offline)
     text = config.get_text_config()
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
-    routers = find_routers(skeleton)
+    family = family_of_type(config.model_type)
     return ModelFacts(
         name=model.name,
         path=model.path,
@@ -59,9 +60,9 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         commit=getattr(config, "_commit_hash", None),
         family=config.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
-        moe_layers=len(routers),
-        experts=routers[0].module.weight.shape[0] if routers else 0,
-        top_k=routers[0].module.top_k if routers else 0,
+        moe_layers=family.moe_layers(config) if family else 0,
+        experts=_num_experts(config) if family else 0,
+        top_k=config.num_experts_per_tok if family else 0,
         max_length=getattr(text, "max_position_embeddings", 2048),
     )
 
@@ -99,14 +100,16 @@ def _no_model(source: str, offline: bool, error: Exception) -> str:
     return f"The model {source} could not be read: {first_line}\n{hint}"
 
 
+def _num_experts(config: Any) -> int:
+    return getattr(config, "num_local_experts", None) or config.num_experts
+
+
 def _set_experts_per_token(config: Any, count: int) -> None:
-    text = config.get_text_config()
-    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
-    if not hasattr(text, "num_experts_per_tok") or not experts:
-        raise ConfigError("model.experts_per_token: this model has no experts to choose from.")
-    if not 1 <= count <= experts:
-        raise ConfigError(f"model.experts_per_token={count}: the model has {experts} experts per layer.")
-    text.num_experts_per_tok = count
+    if not family_of_type(config.model_type):
+        raise ConfigError(f"model.experts_per_token needs a model of a supported family ({', '.join(supported())}).")
+    if not 1 <= count <= _num_experts(config):
+        raise ConfigError(f"model.experts_per_token={count}: the model has {_num_experts(config)} experts per layer.")
+    config.num_experts_per_tok = count
 
 
 def resolve_device(device: str) -> torch.device:

@@ -13,6 +13,7 @@ from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, load_config, model_facts, model_source, resolve_device
+from moe_lab.routing import find_routers
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
     except (OSError, ValueError) as error:
         raise ModelError(f"The weights of {model_source(model)} could not be loaded: {error}") from error
     loaded.to(place).eval()
+    if len(find_routers(loaded)) != facts.moe_layers:
+        raise ModelError(
+            f"{model_source(model)} should have {facts.moe_layers} MoE layers by its configuration, but "
+            f"{len(find_routers(loaded))} routers were found: these weights or this version of transformers differ."
+        )
     tokenizer = load_tokenizer(model, offline=offline)
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
 

@@ -4,7 +4,7 @@
 the routers decided; `gumbel` is the keyed noise that RoE adds to their logits.
 """
 
-from moe_lab.routing.families import Family, family_of, supported
+from moe_lab.routing.families import Family, family_of, family_of_type, supported
 from moe_lab.routing.gumbel_top_k import GumbelTopK
 from moe_lab.routing.hook import Policy, Router, Routing, find_routers, routed
 from moe_lab.routing.noise import document_key, gumbel
@@ -19,6 +19,7 @@ __all__ = [
     "Routing",
     "document_key",
     "family_of",
+    "family_of_type",
     "find_routers",
     "gumbel",
     "record",

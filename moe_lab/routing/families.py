@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,29 +37,45 @@ def _softmax_renormalized(router: nn.Module, logits_TE: Tensor, index_TK: Tensor
     return _softmax_all(logits_TE, index_TK, renormalize=True)
 
 
+def _every_layer(config: Any) -> int:
+    return config.num_hidden_layers
+
+
+def _qwen_sparse_layers(config: Any) -> int:
+    """Every `decoder_sparse_step`-th layer, except those named dense."""
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers
+    layers = range(config.num_hidden_layers)
+    return sum(config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in layers)
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of Mixture-of-Experts models."""
 
     name: str
     """As users know it."""
+    model_type: str
+    """As its configuration says it."""
     router: str
-    """Qualified name of the router's class."""
+    """Class of its router, in transformers' module of that type."""
     weights: WeightRule
+    moe_layers: Callable[[Any], int]
+    """Number of MoE layers, told from the model's configuration."""
+
+    @property
+    def router_class(self) -> str:
+        """Qualified name of the router's class."""
+        return f"transformers.models.{self.model_type}.modeling_{self.model_type}.{self.router}"
 
 
-_MODELS = "transformers.models"
 FAMILIES = (
-    Family("OLMoE", f"{_MODELS}.olmoe.modeling_olmoe.OlmoeTopKRouter", _softmax_optionally_renormalized),
-    Family("Mixtral", f"{_MODELS}.mixtral.modeling_mixtral.MixtralTopKRouter", _softmax_renormalized),
-    Family(
-        "Qwen2-MoE", f"{_MODELS}.qwen2_moe.modeling_qwen2_moe.Qwen2MoeTopKRouter", _softmax_optionally_renormalized
-    ),
-    Family(
-        "Qwen3-MoE", f"{_MODELS}.qwen3_moe.modeling_qwen3_moe.Qwen3MoeTopKRouter", _softmax_optionally_renormalized
-    ),
+    Family("OLMoE", "olmoe", "OlmoeTopKRouter", _softmax_optionally_renormalized, _every_layer),
+    Family("Mixtral", "mixtral", "MixtralTopKRouter", _softmax_renormalized, _every_layer),
+    Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers),
+    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers),
 )
-_BY_CLASS = {family.router: family for family in FAMILIES}
+_BY_CLASS = {family.router_class: family for family in FAMILIES}
+_BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 
 
 def supported() -> list[str]:
@@ -72,3 +89,8 @@ def family_of(module: nn.Module) -> Family | None:
         if family := _BY_CLASS.get(f"{cls.__module__}.{cls.__qualname__}"):
             return family
     return None
+
+
+def family_of_type(model_type: str) -> Family | None:
+    """The family of a configuration's `model_type`, or None for any other model."""
+    return _BY_MODEL_TYPE.get(model_type)

@@ -9,7 +9,8 @@ from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.load import load_model
-from tests.conftest import make_model, make_tokenizer
+from moe_lab.routing import find_routers
+from tests.conftest import FAMILIES, make_model, make_tokenizer
 
 
 def facts_of(path, **keys):
@@ -21,6 +22,19 @@ def test_facts_count_moe_layers_only(tmp_path):
     facts = facts_of(tmp_path)
     assert (facts.family, facts.moe_layers, facts.experts, facts.top_k, facts.max_length) == ("qwen2_moe", 3, 8, 2, 512)
     assert facts.dtype == "float32" and facts.commit is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("changes", [{}, {"num_hidden_layers": 5}], ids=["4 layers", "5 layers"])
+def test_facts_are_those_of_the_routers(family, changes, tmp_path):
+    if family.startswith("qwen"):
+        changes = changes | {"decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    model = make_model(family, **changes)
+    model.config.save_pretrained(tmp_path)
+    facts, routers = facts_of(tmp_path), find_routers(model)
+    assert facts.moe_layers == len(routers) > 0
+    assert facts.experts == routers[0].module.weight.shape[0]
+    assert facts.top_k == routers[0].module.top_k
 
 
 def test_no_weights_are_needed_for_facts(tiny_olmoe_dir, tmp_path):

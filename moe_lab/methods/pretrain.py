@@ -87,7 +87,7 @@ class Pretrain(Method):
     def _identity(self, config: RunConfig) -> dict[str, Any]:
         """What determines the weights."""
         from moe_lab.models.facts import load_config
-        from moe_lab.models.load import load_tokenizer
+        from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.tasks.toy.world import WORLD_VERSION
 
         recipe = asdict(self.config)
@@ -111,7 +111,7 @@ class Pretrain(Method):
 
         from moe_lab.methods.training import PackedRows, train_causal_lm
         from moe_lab.models.facts import load_config, resolve_device
-        from moe_lab.models.load import load_tokenizer
+        from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.results.files import write_json, writing
         from moe_lab.results.schema import versions
 

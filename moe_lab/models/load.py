@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer."""
+"""Loading a model with its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, load_config, model_facts, model_source, resolve_device
+from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers
 
 
@@ -55,24 +56,3 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
         )
     tokenizer = load_tokenizer(model, offline=offline)
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
-
-
-def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
-    """The tokenizer alone. Raises ModelError where there is none."""
-    source = model.tokenizer or model_source(model)
-    revision = "main" if model.tokenizer else model.revision or "main"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(_no_tokenizer(source, str(error).strip().splitlines()[0])) from error
-    if not tokenizer.encode("a", add_special_tokens=False):
-        # transformers makes an empty one where a folder has no tokenizer files
-        raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
-    return tokenizer
-
-
-def _no_tokenizer(source: str, reason: str) -> str:
-    return (
-        f"The tokenizer of {source} could not be loaded: {reason}.\n"
-        "model.tokenizer names another folder or hub id."
-    )

@@ -18,7 +18,7 @@ def estimate_forward_tokens(run: Run) -> int:
 
     A prompt counts once for all its answer choices, every scored or generated token once per row of the method.
     """
-    from moe_lab.models.load import load_tokenizer
+    from moe_lab.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(run.config.model, offline=run.config.offline)
     rows = getattr(run.config.method, "n", 1)

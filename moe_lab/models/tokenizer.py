@@ -1,0 +1,32 @@
+"""Tokenizers alone: for building prompts and counting tokens without weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from moe_lab.config import ModelConfig
+from moe_lab.errors import ModelError
+from moe_lab.models.facts import model_source
+
+
+def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
+    """The tokenizer alone. Raises ModelError where there is none."""
+    source = model.tokenizer or model_source(model)
+    revision = "main" if model.tokenizer else model.revision or "main"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_no_tokenizer(source, str(error).strip().splitlines()[0])) from error
+    if not tokenizer.encode("a", add_special_tokens=False):
+        # transformers makes an empty one where a folder has no tokenizer files
+        raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
+    return tokenizer
+
+
+def _no_tokenizer(source: str, reason: str) -> str:
+    return (
+        f"The tokenizer of {source} could not be loaded: {reason}.\n"
+        "model.tokenizer names another folder or hub id."
+    )

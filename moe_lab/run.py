@@ -111,7 +111,7 @@ def prepare(config: Config) -> Run:
     check_chat_template(config)
     check_generation(config, facts, tasks)
     run = _identified(config, method, facts, tasks, samples)
-    if not config.baseline or config.method.name == "base":
+    if not config.baseline or config.method.name == "base" or config.predict_only:
         return run
     base = _baseline_config(config)
     untouched = get_method("base")(base.method)

@@ -1,4 +1,4 @@
-"""What a run takes: time, tokens, peak memory."""
+"""What a run takes: time, tokens, peak memory, energy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Time and the engine's counters since the last reading."""
+    """Time, energy and the engine's counters since the last reading."""
 
     def __init__(self, model: EngineLM):
         self._model = model
         self._counts = dict(model.cost)
         self._since = time.perf_counter()
+        self._energy = energy_joules(model.device)
 
     def spent(self) -> dict[str, float]:
         """What was spent since the last call, and the peak memory so far (bytes); zeros are left out."""
@@ -27,7 +29,10 @@ class Meter:
         spent: dict[str, float] = {name: count - self._counts.get(name, 0) for name, count in counts.items()}
         spent["wall_seconds"] = now - self._since
         spent["peak_memory_bytes"] = peak_memory_bytes(self._model.device)
-        self._counts, self._since = counts, now
+        energy = energy_joules(self._model.device)
+        if energy is not None and self._energy is not None:
+            spent["energy_joules"] = energy - self._energy
+        self._counts, self._since, self._energy = counts, now, energy
         return {name: amount for name, amount in spent.items() if amount}
 
 
@@ -54,3 +59,33 @@ def peak_memory_bytes(device: Any) -> int:
             return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def energy_joules(device: Any) -> float | None:
+    """Energy that a CUDA device has drawn since its driver was loaded, in joules.
+
+    None elsewhere, without the package nvidia-ml-py, and where the device does not tell.
+    """
+    handle = _nvml_handle(str(device)) if getattr(device, "type", None) == "cuda" else None
+    if handle is None:
+        return None
+    import pynvml
+
+    return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+
+
+@lru_cache(maxsize=8)
+def _nvml_handle(device: str) -> Any:
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except pynvml.NVMLError:
+        return None
+    return handle

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.tasks._factory import TaskFactory
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
 from moe_lab.tasks.local_data import LocalData, needed_splits
@@ -95,28 +97,28 @@ class _Factory(TaskFactory):
         )
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Task:
+        unresolved = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else entry.cfg or {}
+        if unresolved.get("unsafe_code"):
+            raise TaskError(f"Task {entry.name} executes code that the model wrote. That is not supported.")
         try:
             return super()._build_task(entry, overrides)
         except (TaskError, ImportError):
             raise
         except Exception as error:  # jinja2, datasets and each task's own code fail in their own ways
-            raise TaskError(
-                _cannot_load(entry.name, self._load_full_config(entry, overrides), error)
-            ) from error
+            raise TaskError(self._cannot_load(entry.name, unresolved, error)) from error
+
+    def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        if self._settings.data_dir is not None:
+            folder = Path(self._settings.data_dir) / (self._settings.folder or name)
+            return f"Task {name} cannot use the files in {folder}: {reason}\nThey need the hub data set's columns."
+        dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
+        return (
+            f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
+            f"Connect to the hub once, or give data_dir=<folder> with {name}/<split>.jsonl."
+        )
 
 
 def _generated(custom_dataset: Any) -> bool:
     """Whether the documents are made by this package: such tasks need neither hub nor files."""
     return str(getattr(custom_dataset, "__module__", "")).startswith("moe_lab.tasks.toy.")
-
-
-def _cannot_load(name: str, config: dict[str, Any], error: Exception) -> str:
-    reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    local = config.get("custom_dataset")
-    if isinstance(local, LocalData):
-        return f"Task {name} cannot use the files in {local.path}: {reason}\nThey need the hub data set's columns."
-    dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
-    return (
-        f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
-        f"Connect to the hub once, or give data_dir=<folder> with {name}/<split>.jsonl."
-    )

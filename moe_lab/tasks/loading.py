@@ -105,8 +105,6 @@ def _unknown_task(name: str, known: list[str]) -> str:
 
 
 def _refuse_unsupported(name: str, task: Task) -> None:
-    if getattr(task, "UNSAFE_CODE", False):
-        raise TaskError(f"Task {name} executes code that the model wrote. That is not supported.")
     if getattr(task, "MULTIMODAL", False):
         raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
 

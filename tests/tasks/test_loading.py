@@ -121,3 +121,9 @@ def test_any_lm_eval_task_and_unknown_names(data: Path, tmp_path: Path) -> None:
     write_jsonl(data / "mmlu" / "test.jsonl", rows)
     with pytest.raises(TaskError, match="no row with subject="):
         load_tasks(Config(task=TaskConfig(name="mmlu", data_filter="subject"), data_dir=str(data)))
+
+
+def test_tasks_that_execute_code_are_refused(data: Path) -> None:
+    write_jsonl(data / "humaneval" / "test.jsonl", [{"task_id": "a", "prompt": "def f():", "test": "assert True"}])
+    with pytest.raises(TaskError, match="humaneval executes code that the model wrote"):
+        load(data, "humaneval")

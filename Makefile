@@ -3,7 +3,7 @@
 .PHONY: help install run test test-all checks format bench reproduce-tables clean-outputs
 
 # The Python that makes the environment: 3.11 or newer.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
@@ -14,6 +14,8 @@ RUN_ARGS ?= method=roe model=tiny task=toy_math limit=100
 EXPERIMENT ?= all
 SCALE ?= tiny
 MODE ?= run
+# Local benchmark data for `make bench`; empty: the hub.
+DATA_DIR ?=
 # Processes that pytest uses.
 WORKERS ?= 2
 CHECKED := moe_lab tests benchmarks
@@ -47,8 +49,9 @@ format: $(STAMP) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md
-	$(BIN)/python -m benchmarks
+bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for local data)
+	$(BIN)/python -m benchmarks.roe_step
+	$(BIN)/python -m benchmarks.base $(if $(DATA_DIR),--data-dir '$(DATA_DIR)')
 
 reproduce-tables: $(STAMP) ## The papers' tables (EXPERIMENT=all SCALE=tiny MODE=run)
 	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE)

@@ -16,8 +16,10 @@ from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.grid import beside_baselines, by_model, grid_exit_code, report_failures, run_all
 from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import Experiment, find_experiments
-from moe_lab.reports.paper_table import TableCell, write_index, write_table
+from moe_lab.reports.paper_table import write_index, write_table
+from moe_lab.reports.table_cell import TableCell
 from moe_lab.reports.terminal import print_outcomes
+from moe_lab.results.store import check_writable
 
 if TYPE_CHECKING:
     from moe_lab.run import Outcome, Run
@@ -39,6 +41,7 @@ def run_experiments(config: Config, cell: Cell) -> int:
     """Run, plan or report the experiments that `config.experiment` names; returns the exit code."""
     assert config.experiment is not None
     experiments = find_experiments(config.experiment)
+    check_writable(config.output_dir)
     prepared = {each.name: prepare_cells(each, config, cell) for each in experiments}
     everything = [one for cells in prepared.values() for one in cells]
     runs = {one.run.run_id: one.run for one in everything if one.run is not None}

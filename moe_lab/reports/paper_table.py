@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from moe_lab.reports.experiment import Experiment, Published
-from moe_lab.reports.numbers import Row, rows_of
+from moe_lab.reports.experiment import Experiment
+from moe_lab.reports.numbers import Row
+from moe_lab.reports.paper_csv import csv_text
+from moe_lab.reports.table_cell import TableCell, published_of
+from moe_lab.results.files import write_atomically, writing
 
 MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=).",
@@ -22,46 +20,13 @@ NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
     "small": "Scale small: part of the documents.",
 }
-CSV_COLUMNS = (
-    "metric",
-    "value",
-    "low",
-    "high",
-    "n",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "p_mcnemar",
-    "marks",
-    "published",
-    "published_unit",
-    "published_place",
-    "published_mark",
-    "run_id",
-    "problem",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableCell:
-    """One cell of a table: where it stands, and its stored results, or why there are none."""
-
-    coordinates: dict[str, str]
-    run_id: str | None
-    results: dict[str, Any] | None
-    problem: str | None = None
-
-    def row(self, metric: str) -> Row | None:
-        """The numbers of the cell's first task; `metric` is `headline` or an lm-eval `metric,filter`."""
-        rows = [] if self.results is None else rows_of(self.results, None if metric == "headline" else metric)
-        return rows[0] if rows else None
 
 
 def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
     """Write `<name>-<scale>.md` and `.csv` and return the path of the first."""
     stem = f"{experiment.name.replace('/', '-')}-{scale}"
-    write_text(folder / f"{stem}.csv", csv_text(experiment, cells))
-    return write_text(folder / f"{stem}.md", markdown(experiment, scale, cells))
+    _write(folder / f"{stem}.csv", csv_text(experiment, cells))
+    return _write(folder / f"{stem}.md", markdown(experiment, scale, cells))
 
 
 def write_index(folder: Path) -> Path:
@@ -71,15 +36,14 @@ def write_index(folder: Path) -> Path:
         if file.name != "index.md":
             title = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
             lines.append(f"- [{title}]({file.name}) ([csv]({file.with_suffix('.csv').name}))")
-    return write_text(folder / "index.md", "\n".join(lines) + "\n")
+    return _write(folder / "index.md", "\n".join(lines) + "\n")
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Write a file so that it is never seen half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary.replace(path)
+def _write(path: Path, text: str) -> Path:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
+    return path
 
 
 def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> str:
@@ -95,28 +59,6 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
     lines += _grid(experiment, cells)
     lines += ["", *_published_list(experiment), *_marks(measured), *_problems(cells), *_runs(cells)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
-    """One line per cell, numbers as they are stored."""
-    keys = [*experiment.rows, *experiment.columns]
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=[*keys, *CSV_COLUMNS], lineterminator="\n")
-    writer.writeheader()
-    for cell in cells:
-        published = published_of(experiment, cell)
-        writer.writerow(
-            {**cell.coordinates, **_csv_numbers(cell, experiment.metric), **_csv_published(published)}
-        )
-    return stream.getvalue()
-
-
-def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
-    """The paper's number for a cell, where it gives one."""
-    for published in experiment.paper:
-        if all(cell.coordinates.get(key) == value for key, value in published.cell.items()):
-            return published
-    return None
 
 
 def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
@@ -198,39 +140,6 @@ def _problems(cells: Sequence[TableCell]) -> list[str]:
 def _runs(cells: Sequence[TableCell]) -> list[str]:
     lines = [f"- {', '.join(cell.coordinates.values())}: {cell.run_id}" for cell in cells if cell.results]
     return ["Runs:", "", *lines] if lines else []
-
-
-def _csv_numbers(cell: TableCell, metric: str) -> dict[str, Any]:
-    numbers: dict[str, Any] = {"run_id": cell.run_id, "problem": cell.problem}
-    row = cell.row(metric)
-    if row is None:
-        return numbers
-    low, high = row.interval or (None, None)
-    difference_low, difference_high = row.difference_interval or (None, None)
-    return {
-        **numbers,
-        "metric": row.metric,
-        "value": row.value,
-        "low": low,
-        "high": high,
-        "n": row.n,
-        "difference": row.difference,
-        "difference_low": difference_low,
-        "difference_high": difference_high,
-        "p_mcnemar": row.p_mcnemar,
-        "marks": " ".join(row.marks),
-    }
-
-
-def _csv_published(published: Published | None) -> dict[str, Any]:
-    if published is None:
-        return {}
-    return {
-        "published": published.value,
-        "published_unit": published.unit,
-        "published_place": published.place,
-        "published_mark": published.mark,
-    }
 
 
 def _key(cell: TableCell, names: Sequence[str]) -> tuple[str, ...]:

@@ -200,3 +200,11 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
     assert ended.code == 0
     assert ended.out.count("cannot run (1)") == 4
     assert ended.out.count("no data here") == 1
+
+
+def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_path, capsys):
+    (tmp_path / "a_file").touch()
+    ended = run_command(capsys, "experiment=table_t", f"output_dir={tmp_path}/a_file/x")
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+    assert not runs.executed

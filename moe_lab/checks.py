@@ -34,7 +34,7 @@ def check_chat_template(config: Config) -> None:
     """Raise ConfigError where a chat template is wanted that the tokenizer does not have."""
     if not config.apply_chat_template:
         return
-    from moe_lab.models.load import load_tokenizer
+    from moe_lab.models.tokenizer import load_tokenizer
 
     templates = load_tokenizer(config.model, offline=config.offline).chat_template
     if not templates:

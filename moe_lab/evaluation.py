@@ -83,7 +83,7 @@ def seed_as_lm_eval() -> None:
 def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate
 
-    from moe_lab.models.load import load_tokenizer
+    from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.results.cost import reset_peak_memory
     from moe_lab.results.recorded import RecordedLM
 

@@ -30,14 +30,16 @@ def interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Inter
 
         low, high = proportion_confint(int(sum(values)), len(values), alpha=1 - LEVEL, method="wilson")
         return max(0.0, round(float(low), 15)), min(1.0, round(float(high), 15))
-    return _percentiles(_bootstrap([values], aggregate)[0])
+    return _percentiles(_resampled_means(values) if aggregate is None else _resampled([values], aggregate)[0])
 
 
 def interval_of_mean(samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None) -> Interval | None:
     """95% interval over documents of the mean of several runs' scores on the same documents."""
     if len(samples) == 1 or len(samples[0]) < 2:
         return interval(samples[0], aggregate)
-    return _percentiles(_bootstrap(list(samples), aggregate).mean(axis=0))
+    if aggregate is None:
+        return _percentiles(_resampled_means(np.mean(np.asarray(samples, dtype=float), axis=0)))
+    return _percentiles(_resampled(samples, aggregate).mean(axis=0))
 
 
 def paired(
@@ -51,8 +53,14 @@ def paired(
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
     mean = aggregate or _mean
-    both = _bootstrap([values, baseline], aggregate)
-    ci = _percentiles(both[0] - both[1]) if len(values) > 1 else None
+    if len(values) < 2:
+        ci = None
+    elif aggregate is None:
+        ci = _percentiles(
+            _resampled_means(np.asarray(values, dtype=float) - np.asarray(baseline, dtype=float))
+        )
+    else:
+        ci = _percentiles(-np.diff(_resampled([values, baseline], aggregate), axis=0)[0])
     binary = aggregate is None and is_binary(values) and is_binary(baseline)
     return {
         "n": len(values),
@@ -88,15 +96,23 @@ def is_binary(values: Sequence[Any]) -> bool:
     return all(isinstance(value, bool | int | float | np.number) and value in (0, 1) for value in values)
 
 
-def _bootstrap(samples: list[Sequence[Any]], aggregate: Aggregate | None) -> np.ndarray:
-    """Scores of resampled documents, the same ones in every sample: array [samples, resamples]."""
-    count = len(samples[0])
+def _resampled_means(values: Any) -> np.ndarray:
+    """Means of resampled documents, float64 [RESAMPLES]: how often each distinct value is drawn is multinomial."""
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     random = np.random.default_rng(SEED)
-    if aggregate is None:
-        columns = np.asarray(samples, dtype=float)
-        weights = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
-        return columns @ weights.T
-    draws = random.integers(count, size=(SLOW_RESAMPLES, count))
+    total = int(counts.sum())
+    at_once = max(1, 2**21 // len(distinct))  # 16 MiB
+    means = []
+    for start in range(0, RESAMPLES, at_once):
+        drawn = random.multinomial(total, counts / total, size=min(at_once, RESAMPLES - start))
+        means.append(drawn @ distinct / total)
+    return np.concatenate(means)
+
+
+def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
+    """Scores of resampled documents, the same ones in every sample: float64 [samples, SLOW_RESAMPLES]."""
+    count = len(samples[0])
+    draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
     return np.array([[float(aggregate([values[i] for i in draw])) for draw in draws] for values in samples])
 
 

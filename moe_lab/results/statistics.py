@@ -15,6 +15,7 @@ LEVEL = 0.95
 RESAMPLES = 2000
 SLOW_RESAMPLES = 500
 """Resamples where `aggregate` is not the mean and runs once per resample."""
+FEW_VALUES = 50
 SEED = 1234
 
 Aggregate = Callable[[list[Any]], float]
@@ -97,16 +98,17 @@ def is_binary(values: Sequence[Any]) -> bool:
 
 
 def _resampled_means(values: Any) -> np.ndarray:
-    """Means of resampled documents, float64 [RESAMPLES]: how often each distinct value is drawn is multinomial."""
-    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    """Means of resampled documents, float64 [RESAMPLES]."""
+    array = np.asarray(values, dtype=float)
     random = np.random.default_rng(SEED)
-    total = int(counts.sum())
-    at_once = max(1, 2**21 // len(distinct))  # 16 MiB
-    means = []
-    for start in range(0, RESAMPLES, at_once):
-        drawn = random.multinomial(total, counts / total, size=min(at_once, RESAMPLES - start))
-        means.append(drawn @ distinct / total)
-    return np.concatenate(means)
+    distinct, counts = np.unique(array, return_counts=True)
+    if len(distinct) <= FEW_VALUES:  # how often each value is drawn is multinomial
+        return random.multinomial(len(array), counts / len(array), size=RESAMPLES) @ distinct / len(array)
+    at_once = max(1, 2**21 // len(array))  # 16 MiB
+    sizes = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
+    return np.concatenate(
+        [array[random.integers(len(array), size=(n, len(array)))].mean(axis=1) for n in sizes]
+    )
 
 
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:

@@ -73,7 +73,7 @@ def dispatch(cells: list[Cell]) -> int:
         print(diagnose(configs[0]))
         return 0
     if any(config.experiment for config in configs):
-        from moe_lab.reports.experiments import run_experiments
+        from moe_lab.tables import run_experiments
 
         if len(configs) > 1:
             raise ConfigError("experiment= brings its own grid. Leave out -m and name one value per key.")

@@ -16,7 +16,7 @@ from omegaconf.errors import (
 )
 
 from moe_lab.config import did_you_mean
-from moe_lab.convert import unknown_key
+from moe_lab.typed import unknown_key
 
 # Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")

@@ -13,11 +13,12 @@ import yaml
 
 from moe_lab.compose import Cell, compose, compose_cell, top_level_keys
 from moe_lab.config import Config
-from moe_lab.convert import coerce, to_config
+from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError
 from moe_lab.help import GROUPS, first_comment, options
 from moe_lab.methods import get_method, method_names
 from moe_lab.paths import resource_folder
+from moe_lab.typed import coerce
 
 CONF = resource_folder("conf")
 FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.yaml")])

@@ -7,6 +7,13 @@ from typing import Any
 
 from moe_lab.results.store import version_marks
 
+MARKS = {
+    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
+    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
+}
+"""What has to be said wherever a number of such a run appears."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -36,7 +43,7 @@ def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
 
 
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
-    """What has to be said wherever a number of this run appears."""
+    """The keys of MARKS that hold for a run; `block` is the `moe_lab` part of its results.json."""
     names = {"partial": "PARTIAL", "untuned": "untuned"}
     marks = tuple(label for key, label in names.items() if block.get(key))
     return (*marks, "other-versions") if version_marks(block) else marks

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moe_lab.reports.experiment import Experiment
-from moe_lab.reports.numbers import Row
+from moe_lab.reports.numbers import MARKS, Row
 from moe_lab.reports.paper_csv import csv_text
 from moe_lab.reports.table_cell import TableCell, published_of
 from moe_lab.results.files import write_atomically, writing
 
-MARKS = {
-    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=).",
-    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
-    "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
-}
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
     "small": "Scale small: part of the documents.",

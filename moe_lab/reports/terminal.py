@@ -11,17 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.reports.numbers import Row, headline, marks_of, rows_of
+from moe_lab.reports.numbers import MARKS, Row, headline, marks_of, rows_of
 from moe_lab.results.store import version_marks
 
 WIDTH_WITHOUT_TERMINAL = 200
 HEAD = ("model", "method", "task", "settings")
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
-MARKS = {
-    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
-    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
-    "changed": "changed: noisy routing decisions whose set of experts differs from the clean one.",
-}
 
 
 def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
@@ -133,10 +128,12 @@ def print_summaries(files: Sequence[Path]) -> None:
 
 def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
     """What the marks mean, for those that appear."""
-    seen = {mark for block in blocks for mark in marks_of(block)} | {"changed" for b in blocks if "roe" in b}
-    made = {line for block in blocks for line in version_marks(block)}
+    seen = {mark for block in blocks for mark in marks_of(block)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
-    return [*lines, *(f"other-versions: {line}" for line in sorted(made))]
+    lines += sorted({line for block in blocks for line in version_marks(block)})
+    if any("roe" in block for block in blocks):
+        lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
+    return lines
 
 
 def print_table(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""Running experiments: what is not stored is run, past failed cells, then the tables are written."""
+"""`experiment=`: the tables of papers. What is not stored is run, past failed cells, then the tables are written."""
 
 from __future__ import annotations
 

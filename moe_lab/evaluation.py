@@ -18,6 +18,7 @@ from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.load import LoadedModel
     from moe_lab.run import ModelPool, Run
 
 
@@ -47,6 +48,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
         log.close()
     report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
     block = moe_lab_block(run, evaluated, cost_block(log), report, baseline)
+    block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
     write_samples(run.folder, samples)
     results = plain(evaluated | {"moe_lab": block})
@@ -68,7 +70,17 @@ def cost_block(log: ResponseLog) -> dict[str, Any]:
         "tokens_per_second": tokens_in / wall if wall else None,
         "peak_memory_bytes": int(cost["peak_memory_bytes"]) if "peak_memory_bytes" in cost else None,
         "energy_joules": cost.get("energy_joules"),
-        "device": log.device,
+        "device": log.environment.get("device"),
+    }
+
+
+def environment(loaded: LoadedModel) -> dict[str, str | None]:
+    """What is recorded of how a model runs; none of it is part of a run's identity."""
+    config = loaded.model.config
+    return {
+        "device": str(loaded.device),
+        "experts_implementation": getattr(config, "_experts_implementation", None),
+        "attn_implementation": getattr(config, "_attn_implementation", None),
     }
 
 
@@ -92,7 +104,7 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
 
         def open_model() -> EngineLM:
             loaded = models.get(config)
-            log.spend({"load_seconds": loaded.load_seconds}, device=str(loaded.device))
+            log.spend({"load_seconds": loaded.load_seconds}, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
             return opened.enter_context(run.method.open(loaded, config))

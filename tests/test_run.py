@@ -93,6 +93,7 @@ def test_the_moe_lab_block(roe: Config) -> None:
     assert block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
     assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "metric": "acc,none"}
     assert block["samples"] == outcome.run.samples and len(block["samples"]["arc_easy"]) == 7
+    assert block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
     assert block["model"]["family"] == "olmoe" and block["model"]["moe_layers"] == 4
     paired = block["paired"]["arc_easy"][METRIC]
     scores = outcome.results["results"]["arc_easy"]
@@ -304,6 +305,17 @@ def test_a_full_disk_while_running_keeps_what_was_answered(
     assert baseline is not None and not baseline.done
     assert len((baseline.folder / "responses.jsonl").read_text().splitlines()) == 10
     assert not run(roe).stored
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_local_folder_of_another_family(roe: Config, tmp_path: Path, family: str) -> None:
+    from tests.conftest import make_model, make_tokenizer
+
+    make_model(family).save_pretrained(tmp_path / family)
+    make_tokenizer().save_pretrained(tmp_path / family)
+    outcome = run(replace(roe, model=replace(roe.model, path=str(tmp_path / family)), limit=3))
+    assert outcome.results["moe_lab"]["model"]["family"] == family
+    assert outcome.results["moe_lab"]["roe"]["changed_fraction"] > 0
 
 
 @pytest.mark.parametrize("task", ["addsub", "gsm8k"])

@@ -31,7 +31,8 @@ class ResponseLog:
         self.path = path
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
-        self.device: str | None = None
+        self.environment: dict[str, str | None] = {}
+        """Where the latest answers were computed: device, experts and attention implementation."""
         self._answers: dict[str, Any] = {}
         with writing(path):
             lines = _whole_lines(path) if path.exists() else []
@@ -56,9 +57,9 @@ class ResponseLog:
         """Keep one answer and what it cost. Raises ResultsError where it cannot be written."""
         self._append({"key": key, "response": response, **({"cost": cost} if cost else {})})
 
-    def spend(self, cost: dict[str, float], device: str | None = None) -> None:
+    def spend(self, cost: dict[str, float], environment: dict[str, str | None] | None = None) -> None:
         """Keep a cost that belongs to no single answer, such as loading, and where it arose."""
-        self._append({"cost": cost, **({"device": device} if device else {})})
+        self._append({"cost": cost, **({"environment": environment} if environment else {})})
 
     def close(self) -> None:
         self._file.close()
@@ -76,7 +77,7 @@ class ResponseLog:
     def _take(self, line: dict[str, Any]) -> None:
         if "key" in line and "response" in line:
             self._answers[line["key"]] = _answer(line["response"])
-        self.device = line.get("device", self.device)
+        self.environment = line.get("environment", self.environment)
         for name, amount in line.get("cost", {}).items():
             before = self.cost.get(name, 0)
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount

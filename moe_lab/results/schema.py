@@ -65,7 +65,6 @@ def moe_lab_block(
             "moe_layers": facts.moe_layers,
             "experts": facts.experts,
             "top_k": facts.top_k,
-            "experts_implementation": config.model.experts_implementation,
         },
         "method": {"name": config.method.name, "config": asdict(config.method)},
         "task": {

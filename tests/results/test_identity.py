@@ -69,7 +69,7 @@ def test_runtime_fields_do_not_change_the_id(roe: Config, tmp_path: Path) -> Non
         {"limit": 6},
         {"limit": None, "samples": [0]},
         {"num_fewshot": 2},
-        {"max_length": 100},
+        {"max_length": 400},
         {"gen_kwargs": {"max_gen_toks": 5}},
         {"system_instruction": "Be brief."},
         {"predict_only": True},

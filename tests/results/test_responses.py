@@ -104,11 +104,13 @@ def test_another_header_is_never_served(path: Path, other: dict[str, Any]) -> No
 def test_costs_add_up_over_sessions_and_peaks_do_not(path: Path) -> None:
     for peak in (5, 9, 7):
         log = ResponseLog(path, HEADER)
-        log.spend({"load_seconds": 1.5}, device="cpu")
+        log.spend({"load_seconds": 1.5}, {"device": "cpu"})
         log.answer(f"{peak}", "x", {"tokens_in": 10, "peak_memory_bytes": peak})
         log.close()
     log = ResponseLog(path, HEADER)
-    assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9} and log.device == "cpu"
+    assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9} and log.environment == {
+        "device": "cpu"
+    }
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_answered(

@@ -32,6 +32,7 @@ NOT_ARCHITECTURE = (
     "use_cache",
 )
 """Entries of a model's config that do not change what is trained, or are the recipe's."""
+AT_LEAST_ONE = ("steps", "batch_size", "sequence_length", "save_steps")
 
 
 class Pretrain(Method):
@@ -49,17 +50,19 @@ class Pretrain(Method):
         sequence_length: int = 256
         learning_rate: float = 2e-3
         warmup_steps: int = 200
+        decay_steps: int = 6000
+        cooldown_steps: int = 600
         weight_decay: float = 0.05
         router_aux_loss_coef: float = 0.01
         save_steps: int = 500
 
         def __post_init__(self) -> None:
-            for key in ("steps", "batch_size", "sequence_length", "save_steps"):
-                if getattr(self, key) < 1:
-                    raise ConfigError(f"method.{key} must be at least 1, not {getattr(self, key)}.")
-            for key in ("learning_rate", "warmup_steps", "weight_decay", "router_aux_loss_coef"):
-                if getattr(self, key) < 0:
-                    raise ConfigError(f"method.{key} must not be negative, it is {getattr(self, key)}.")
+            for key, value in asdict(self).items():
+                least = 1 if key in AT_LEAST_ONE else 0
+                if key != "name" and value < least:
+                    raise ConfigError(f"method.{key} must be at least {least}, not {value}.")
+            if self.decay_steps < self.steps:
+                raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
 
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         raise ConfigError(
@@ -109,7 +112,7 @@ class Pretrain(Method):
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.training import PackedRows, train_causal_lm
+        from moe_lab.methods.training import PackedRows, Schedule, train_causal_lm
         from moe_lab.models.facts import load_config, resolve_device
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.results.files import write_json, writing
@@ -131,6 +134,12 @@ class Pretrain(Method):
                 rows,
                 folder,
                 batch_size=recipe.batch_size,
+                schedule=Schedule(
+                    steps=recipe.steps,
+                    warmup_steps=recipe.warmup_steps,
+                    decay_steps=recipe.decay_steps,
+                    cooldown_steps=recipe.cooldown_steps,
+                ),
                 device=str(resolve_device(config.device)),
                 arguments=self._arguments(config),
             )
@@ -147,11 +156,8 @@ class Pretrain(Method):
         """The recipe as transformers' TrainingArguments."""
         return {
             "seed": config.seed,
-            "max_steps": self.config.steps,
             "learning_rate": self.config.learning_rate,
-            "warmup_steps": self.config.warmup_steps,
             "weight_decay": self.config.weight_decay,
-            "lr_scheduler_type": "cosine",
             "optim": "adamw_torch",
             "adam_beta2": 0.95,
             "max_grad_norm": 1.0,

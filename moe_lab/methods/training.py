@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -78,12 +81,38 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and over
+    the last `cooldown_steps` before `steps`, where the training ends, a line to zero on top."""
+
+    steps: int
+    warmup_steps: int
+    decay_steps: int
+    cooldown_steps: int
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.decay_steps - self.warmup_steps)
+        cooldown = min(1.0, (self.steps - step) / max(1, self.cooldown_steps))
+        return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) * max(0.0, cooldown)
+
+
 class _MoeTrainer(Trainer):
-    """A Trainer whose resume restores experts as well.
+    """A Trainer whose resume restores experts as well, and which follows our `Schedule`.
 
     Checkpoints hold every expert as its own tensor, models hold them fused; the Trainer of transformers 5.23 loads
     one into the other without converting, warns, and goes on with random experts.
     """
+
+    def __init__(self, *, schedule: Schedule, **options: Any):
+        super().__init__(**options)
+        self.schedule = schedule
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.schedule)
+        return self.lr_scheduler
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         saved = type(self.model).from_pretrained(resume_from_checkpoint, dtype=torch.float32)
@@ -96,24 +125,28 @@ def train_causal_lm(
     folder: Path,
     *,
     batch_size: int,
+    schedule: Schedule,
     device: str,
     arguments: dict[str, Any],
 ) -> dict[str, float]:
     """Train on the rows in order, one pass; continue from the folder's last whole checkpoint if there is one.
 
-    `arguments` are transformers' TrainingArguments. Returns the Trainer's own metrics (seconds, loss).
+    `arguments` are further TrainingArguments of transformers. Returns the Trainer's own metrics (seconds, loss).
     """
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=batch_size,
-        num_train_epochs=1,
+        max_steps=schedule.steps,
         train_sampling_strategy="sequential",
         dataloader_pin_memory=device != "cpu",
         use_cpu=device == "cpu",
+        disable_tqdm=False,
         report_to=[],
         save_total_limit=2,
         **arguments,
     )
-    trainer = _MoeTrainer(model=model, args=settings, train_dataset=rows, callbacks=[Log(folder)])
+    trainer = _MoeTrainer(
+        schedule=schedule, model=model, args=settings, train_dataset=rows, callbacks=[Log(folder)]
+    )
     checkpoint = last_checkpoint(folder / "checkpoints")
     return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics

@@ -10,7 +10,14 @@ from moe_lab.config import Config, ModelConfig
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.methods.pretrain import Pretrain
 
-RECIPE = {"steps": 6, "batch_size": 2, "sequence_length": 32, "warmup_steps": 2, "save_steps": 2}
+RECIPE = {
+    "steps": 6,
+    "batch_size": 2,
+    "sequence_length": 32,
+    "warmup_steps": 2,
+    "cooldown_steps": 2,
+    "save_steps": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +115,28 @@ def test_a_training_held_by_another_process_is_refused(architecture, tmp_path):
         train(architecture, tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch_size": -1}, {"learning_rate": -0.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"batch_size": -1}, {"learning_rate": -0.1}, {"decay_steps": 5}]
+)
 def test_an_impossible_value_is_named(wrong):
     (key,) = wrong
     with pytest.raises(ConfigError, match=f"method.{key}"):
         Pretrain.Config(**wrong)
+
+
+def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
+    import torch
+    from transformers import get_cosine_schedule_with_warmup
+
+    from moe_lab.methods.training import Schedule
+
+    ours = Schedule(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    cosine = get_cosine_schedule_with_warmup(
+        optimizer, num_warmup_steps=10, num_training_steps=100
+    ).lr_lambdas[0]
+    assert [ours(step) for step in range(61)] == [cosine(step) for step in range(61)]
+    assert [ours(step) for step in (70, 80)] == [cosine(70) / 2, 0.0]
 
 
 def test_the_yaml_holds_the_defaults():

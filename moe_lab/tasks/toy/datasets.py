@@ -14,7 +14,7 @@ from moe_lab.tasks.toy.word_problems import word_problems
 if TYPE_CHECKING:
     from datasets import Dataset
 
-PROBLEMS = {"test": 800, "validation": 400, "train": 1200}
+PROBLEMS = {"test": 500, "validation": 400, "train": 1200}
 QUESTIONS = {"test": 500, "validation": 240, "train": 1000, "near": 400, "far": 100}
 STORIES = {"test": 100, "validation": 100}
 

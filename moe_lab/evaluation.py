@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -42,6 +43,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
     again = run.config.rerun  # an interrupted rerun continues its own log
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
+    if len(log):
+        print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)
     try:
         evaluated = _evaluate(run, models, log)
     finally:
@@ -51,10 +54,10 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
     write_samples(run.folder, samples)
-    results = plain(evaluated | {"moe_lab": block})
-    write_json(run.folder / "results.json", results)
     if again:
         os.replace(log.path, path)
+    results = plain(evaluated | {"moe_lab": block})
+    write_json(run.folder / "results.json", results)
     return results
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -52,14 +53,17 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} cannot be made: {error.strerror}. Choose another output_dir=."
             ) from error
-        lock = FileLock(self.path / ".lock", timeout=-1 if wait else 0, is_singleton=False)
+        lock = FileLock(self.path / ".lock", is_singleton=False)
         try:
-            lock.acquire()
+            lock.acquire(timeout=0)
         except Timeout:
-            raise RunHeldError(
-                f"{self.path.name} is held by {self._holder()}.\n"
-                "Wait for it, or stop it; the same command then continues."
-            ) from None
+            if not wait:
+                raise RunHeldError(
+                    f"{self.path.name} is held by {self._holder()}.\n"
+                    "Wait for it, or stop it; the same command then continues."
+                ) from None
+            print(f"Waiting for {self.path.name}, which {self._holder()} holds", file=sys.stderr)
+            lock.acquire(timeout=-1)
         except OSError as error:  # Timeout is one, too
             raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
         try:

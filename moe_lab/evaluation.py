@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,20 +86,13 @@ def environment(loaded: LoadedModel) -> dict[str, str | None]:
     }
 
 
-def seed_as_lm_eval() -> None:
-    """The global seeds that `lm_eval.simple_evaluate` sets; some tasks shuffle their documents or choices."""
-    import numpy
-
-    random.seed(0)
-    numpy.random.seed(1234)
-
-
 def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate
 
     from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.results.cost import reset_peak_memory
     from moe_lab.results.recorded import RecordedLM
+    from moe_lab.tasks.loading import seed_as_lm_eval
 
     config = run.config
     with ExitStack() as opened:

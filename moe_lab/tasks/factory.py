@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +77,8 @@ class _Factory(TaskFactory):
         if split is not None:
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
+        if callable(config.get("process_docs")):
+            config["process_docs"] = _once(config["process_docs"])
         if self._settings.data_dir is not None and not _generated(config.get("custom_dataset")):
             config["custom_dataset"] = self._local_data(config)
         return config
@@ -117,6 +121,19 @@ class _Factory(TaskFactory):
             f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
             f"Connect to the hub once, or give data_dir=<folder> with {name}/<split>.jsonl."
         )
+
+
+def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Process each split once: lm-eval asks anew for prompts and for scores, and some tasks shuffle the choices."""
+    done: dict[int, tuple[Any, Any]] = {}
+
+    @wraps(process_docs)
+    def processed(split: Any) -> Any:
+        if id(split) not in done:
+            done[id(split)] = (split, process_docs(split))
+        return done[id(split)][1]
+
+    return processed
 
 
 def _generated(custom_dataset: Any) -> bool:

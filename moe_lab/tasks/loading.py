@@ -29,6 +29,7 @@ def load_tasks(config: Config) -> TaskDict:
     from moe_lab.tasks.factory import TaskSettings, build_tasks
 
     _quiet_lm_eval()
+    seed_as_lm_eval()
     names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
     if not names:
         raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
@@ -133,6 +134,16 @@ def _check_fewshot_pool(task: Any) -> None:
         raise TaskError(
             f"num_fewshot={wanted} is more than the {available} examples that {task.task_name} has."
         )
+
+
+def seed_as_lm_eval() -> None:
+    """The global seeds that `lm_eval.simple_evaluate` sets: some tasks shuffle documents or choices with them."""
+    import random
+
+    import numpy
+
+    random.seed(0)
+    numpy.random.seed(1234)
 
 
 def _quiet_lm_eval() -> None:

@@ -57,7 +57,8 @@ class _Splits(dict):
     """Splits that the run does not need are empty: lm-eval looks at all that its YAML names."""
 
     def __missing__(self, split: str) -> Dataset:
-        return next(iter(self.values())).select([])
+        self[split] = next(iter(self.values())).select([])
+        return self[split]
 
 
 def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tuple[str, str], ...]:

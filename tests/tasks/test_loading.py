@@ -124,6 +124,48 @@ def test_any_lm_eval_task_and_unknown_names(data: Path, tmp_path: Path) -> None:
 
 
 def test_tasks_that_execute_code_are_refused(data: Path) -> None:
-    write_jsonl(data / "humaneval" / "test.jsonl", [{"task_id": "a", "prompt": "def f():", "test": "assert True"}])
+    write_jsonl(
+        data / "humaneval" / "test.jsonl", [{"task_id": "a", "prompt": "def f():", "test": "assert True"}]
+    )
     with pytest.raises(TaskError, match="humaneval executes code that the model wrote"):
         load(data, "humaneval")
+
+
+SHUFFLED = """
+task: shuffled
+test_split: test
+training_split: train
+dataset_path: nobody/nothing
+output_type: multiple_choice
+process_docs: !function shuffling.process_docs
+doc_to_text: "{{question}}"
+doc_to_choice: "{{order}}"
+doc_to_target: 0
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+SHUFFLING = """
+import random
+
+def process_docs(split):
+    return split.map(lambda row: row | {"order": random.sample(["a", "b", "c", "d", "e"], 5)})
+"""
+
+
+def test_documents_that_are_shuffled_are_the_same_everywhere(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
+    (tmp_path / "shuffling.py").write_text(SHUFFLING)
+    (tmp_path / "shuffled.yaml").write_text(SHUFFLED)
+    write_jsonl(data / "shuffled" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
+    monkeypatch.setattr(loading, "task_file", lambda name: tmp_path / f"{name}.yaml")
+    task = load(data, "shuffled")
+    orders = [document["order"] for document in task.task_docs]
+    task.build_all_requests()
+    assert [instance.args[1].strip() for instance in task.instances] == [
+        one for order in orders for one in order
+    ]
+    assert [document["order"] for document in task.eval_docs] == orders
+    assert len({tuple(order) for order in orders}) > 1, "they are shuffled (all equal: 1 in 120 to the 7th)"
+    again = load(data, "shuffled")
+    assert [document["order"] for document in again.task_docs] == orders

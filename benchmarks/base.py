@@ -43,10 +43,10 @@ def arc() -> TaskConfig:
 
 def cases() -> list[Case]:
     subject = "high_school_statistics"
-    mmlu = TaskConfig(name=f"mmlu_{subject}", data_folder="mmlu", data_filter={"subject": subject})
+    mmlu = TaskConfig(name=f"mmlu_{subject}", data_folder="mmlu", data_filter="subject")
     gsm8k = TaskConfig(name="gsm8k", data_folder="gsm8k")
     return [
-        Case("ARC-Challenge, 25-shot", arc(), 25, 8, 3.0),
+        Case("ARC-Challenge, 25-shot", arc(), 25, 4, 3.0),
         Case("ARC-Challenge, zero-shot", arc(), 0, 64, 1.5),
         Case("MMLU, one subject, 5-shot", mmlu, 5, 32, 3.0),
         Case("GSM8K, 5-shot, 64 new tokens", gsm8k, 5, 16, 1.0, {"max_gen_toks": 64, "until": ["<never>"]}),

@@ -14,7 +14,7 @@ from torch import Tensor
 from moe_lab.engine.cache import RowCache
 from moe_lab.engine.prefixes import group_by_prefix
 from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget
+from moe_lab.engine.scoring import Budget, shared_past
 from moe_lab.engine.tokens import Tokens, TreeRow, collate
 
 MAX_SEQUENCES = {"cpu": 16}
@@ -53,26 +53,11 @@ def generate(
     on_done: Callable[[Answer], None],
 ) -> None:
     """Continue all sequences; `on_done` is called for each as soon as it ends, in any order."""
-    for shared, members in _prefix_groups(sequences):
-        past = None
-        if shared:
-            past = forward.new_cache(shared)
-            forward(collate([TreeRow(members[0].prompt[:shared], [])], 0, forward.device), past)
+    for group in group_by_prefix([sequence.prompt for sequence in sequences]):
+        members = sorted((sequences[i] for i in group.members), key=lambda answer: -len(answer.prompt))
+        past = shared_past(forward, members[0].prompt[: group.shared])
         for batch in _batches(members, budget, forward):
             _Batch(forward, batch, past, budget, max_new_tokens).run(choose, finished, on_done)
-
-
-def _prefix_groups(sequences: list[Answer]) -> Iterator[tuple[int, list[Answer]]]:
-    """(tokens shared, sequences), each list from the longest prompt to the shortest; all that share nothing are one."""
-    alone: list[Answer] = []
-    for group in group_by_prefix([sequence.prompt for sequence in sequences]):
-        members = [sequences[i] for i in group.members]
-        if group.shared:
-            yield group.shared, sorted(members, key=lambda s: -len(s.prompt))
-        else:
-            alone += members
-    if alone:
-        yield 0, sorted(alone, key=lambda s: -len(s.prompt))
 
 
 def _batches(members: list[Answer], budget: Budget, forward: RowForward) -> Iterator[list[Answer]]:

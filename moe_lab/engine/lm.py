@@ -24,7 +24,7 @@ from moe_lab.engine.scoring import Budget, Question, Scores, score
 from moe_lab.errors import ConfigError
 from moe_lab.routing.noise import document_key
 
-PASS_TOKENS = {"cpu": 1024}
+PASS_TOKENS = {"cpu": 2048}
 """Tokens of one forward pass with batch_size=auto, by device type; 16384 elsewhere."""
 
 

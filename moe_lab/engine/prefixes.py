@@ -12,7 +12,10 @@ MIN_SHARED = 16
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts whose first `shared` tokens are the same; `members` are indices into the list that was grouped."""
+    """Prompts whose first `shared` tokens are the same; `members` are indices into the list that was grouped.
+
+    With `shared=0`: all prompts that share nothing worth it.
+    """
 
     members: list[int]
     shared: int
@@ -35,6 +38,7 @@ def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
         for a, b in zip(order, order[1:], strict=False)
     ]
     groups: list[Group] = []
+    alone: list[int] = []
     start = 0
     while start < len(order):
         stop, shared = start + 1, 0
@@ -46,6 +50,9 @@ def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
             if candidate < MIN_SHARED or alone_is_better or candidate * size < shared * (size - 1):
                 break
             stop, shared = stop + 1, candidate
-        groups.append(Group(order[start:stop], shared))
+        if shared:
+            groups.append(Group(order[start:stop], shared))
+        else:
+            alone += order[start:stop]
         start = stop
-    return groups
+    return [*groups, Group(alone, 0)] if alone else groups

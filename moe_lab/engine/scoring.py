@@ -47,7 +47,7 @@ def score(
 ) -> None:
     """Score all questions; `on_scores(index, scores)` is called as soon as a question is done, in any order."""
     for group in group_by_prefix([question.context for question in questions]):
-        past = _prefix(forward, questions[group.members[0]].context[: group.shared])
+        past = shared_past(forward, questions[group.members[0]].context[: group.shared])
         rows = {i: _tree(questions[i], group) for i in group.members}
         for batch in _batches(rows, forward.ensemble.n, budget):
             trees = [rows[i] for i in batch]
@@ -56,7 +56,7 @@ def score(
                 on_scores(i, scores)
 
 
-def _prefix(forward: RowForward, tokens: Sequence[int]) -> RowCache | None:
+def shared_past(forward: RowForward, tokens: Sequence[int]) -> RowCache | None:
     """The cache of a shared beginning, of one sequence; None for an empty one."""
     if not tokens:
         return None

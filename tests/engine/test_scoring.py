@@ -74,6 +74,15 @@ def test_nothing_is_computed_twice(olmoe):
     assert forward.tokens_in == 30 + 4 * (2 + len([1, 2]))
 
 
+def test_unlike_questions_share_a_pass(olmoe):
+    passes = []
+    handle = olmoe.register_forward_pre_hook(lambda module, args: passes.append(1))
+    questions = [Question([i, i + 1, i + 2], [[5], [6, 7]], i) for i in range(0, 60, 10)]
+    scores_of(olmoe, questions, Budget(4000))
+    handle.remove()
+    assert len(passes) == 1
+
+
 def test_eager_attention_takes_the_same_masks(olmoe):
     questions = questions_for(random.Random(3), 4)
     expected, _ = scores_of(olmoe, questions, Budget(4000))

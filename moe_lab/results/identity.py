@@ -41,8 +41,8 @@ RUNTIME = frozenset(
 )
 """Fields that do not change numbers."""
 
-UNNAMED = ("custom_dataset", "dataset_kwargs", "task_alias", "tag")
-"""Keys of an lm-eval task that say where documents lie or how a task is called; the documents are hashed."""
+UNNAMED = ("custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag")
+"""Keys of an lm-eval task that say where files lie or how a task is called; the documents themselves are hashed."""
 
 
 def identity(
@@ -80,15 +80,14 @@ def run_id(content: dict[str, Any]) -> str:
 
 
 def task_settings(task: Any) -> dict[str, Any]:
-    """An lm-eval task's version and configuration, functions as their source, paths left out."""
-    settings = {key: _plain(value) for key, value in vars(task.config).items() if key not in UNNAMED}
-    settings["metadata"] = None
-    return {"version": str(task.VERSION), **settings}
+    """An lm-eval task's version and configuration: functions as their source, no paths, nothing that is unset."""
+    settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
+    return {"version": str(task.VERSION), **_plain(settings)}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):

@@ -32,7 +32,10 @@ def test_only_task_and_sample_seed_decide() -> None:
     config = Config(limit=20)
     both = select_documents(config, tasks(gsm8k=500, svamp=500))
     assert both["gsm8k"] != both["svamp"]
-    assert select_documents(replace(config, seed=7, fewshot_seed=3, num_fewshot=2), tasks(gsm8k=500))["gsm8k"] == both["gsm8k"]
+    assert (
+        select_documents(replace(config, seed=7, fewshot_seed=3, num_fewshot=2), tasks(gsm8k=500))["gsm8k"]
+        == both["gsm8k"]
+    )
     assert select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
 
 

@@ -6,6 +6,7 @@ and Hydra's errors (exit 1 and a traceback by its own rules) reach `moe_lab.app`
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -97,6 +98,7 @@ def quote_commas(argument: str) -> str:
 @contextmanager
 def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
     """Hydra's command line; its errors raised, not printed; its folders in a scratch folder."""
+    logging.getLogger("hydra").setLevel(logging.WARNING)
     saved_argv, saved_environment = sys.argv, dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch:
         sys.argv = argv

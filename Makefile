@@ -41,13 +41,13 @@ test-all: checks ## Checks, and all tests
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 checks: $(STAMP) ## Lint, format and types
-	$(BIN)/ruff check $(CHECKED)
-	$(BIN)/ruff format --check $(CHECKED)
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check $(CHECKED)
+	$(BIN)/python -m ruff format --check $(CHECKED)
+	$(BIN)/python -m mypy
 
 format: $(STAMP) ## Format the code and fix what the linter can fix
-	$(BIN)/ruff check --fix $(CHECKED)
-	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/python -m ruff check --fix $(CHECKED)
+	$(BIN)/python -m ruff format $(CHECKED)
 
 bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for local data)
 	$(BIN)/python -m benchmarks.roe_step

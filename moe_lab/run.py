@@ -121,21 +121,28 @@ def prepare(config: Config) -> Run:
 def execute(run: Run, models: ModelPool) -> Outcome:
     """Compute what is missing of a run and of its baseline, or return what is stored.
 
-    The same call after an interruption continues. Raises RunHeldError where another process works on this run.
+    The same call after an interruption continues. With mode=report a stored result is returned as it is, also where
+    the comparison with a baseline is missing. Raises RunHeldError where another process works on this run.
     """
     from moe_lab.evaluation import evaluate_run
 
-    results = run.stored()
-    if (
-        results is not None
-        and not run.config.rerun
-        and (run.baseline is None or "baseline" in results["moe_lab"])
-    ):
-        return _stored(run, results)
+    stored = None if run.config.rerun else _stored_outcome(run)
+    if stored is not None:
+        compared = run.baseline is None or "baseline" in stored.results["moe_lab"]
+        if compared or run.config.mode == "report":
+            return stored
     with run.store.held(), run.store.status():
         before = None if run.baseline is None else baseline_results(run.baseline, models)
         results = evaluate_run(run, models, before)
     return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")
+
+
+def _stored_outcome(run: Run) -> Outcome | None:
+    results = run.stored()
+    if results is None:
+        return None
+    marks = version_marks(results["moe_lab"])
+    return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json", marks=marks)
 
 
 def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
@@ -152,11 +159,6 @@ def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
                     results = evaluate_run(run, models, None)
     samples = read_samples(run.folder, list(run.tasks["tasks"]))
     return {"run_id": run.run_id, "results": results["results"], "samples": samples}
-
-
-def _stored(run: Run, results: dict[str, Any]) -> Outcome:
-    marks = version_marks(results["moe_lab"])
-    return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json", marks=marks)
 
 
 def _identified(

@@ -121,6 +121,8 @@ def test_a_stored_result_is_returned_without_a_model(roe: Config, calls: Callabl
 def test_without_a_baseline_and_with_one_later(roe: Config, calls: Callable[[], list[str]]) -> None:
     alone = run(replace(roe, baseline=False))
     assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
+    report = run(replace(roe, mode="report"))
+    assert report.stored and len(calls()) == 30, "a report computes nothing"
     both = run(roe)
     assert both.results["moe_lab"]["paired"] and len(calls()) == 60, "only the baseline was computed"
     assert both.results["results"] == alone.results["results"]

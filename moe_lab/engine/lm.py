@@ -28,6 +28,10 @@ PASS_TOKENS = {"cpu": 2048}
 """Tokens of one forward pass with batch_size=auto, by device type; 16384 elsewhere."""
 
 
+HF_PORTION = 64
+"""Requests that lm-eval's own code is given at a time, for models that only it can run."""
+
+
 class Request(NamedTuple):
     """What lm-eval asks: the arguments of one `Instance`, and which of several answers to it this is."""
 
@@ -48,7 +52,8 @@ class EngineLM(HFLM):
     Args:
         model, tokenizer: of transformers; the model keeps its device and dtype.
         ensemble: rows per token; the plain model by default.
-        batch_size: sequences per forward pass, or "auto": as many as fit a number of tokens.
+        batch_size: at most so many sequences per forward pass; "auto": as many as fit a number of tokens, which bounds
+            every pass.
         max_batch_size: at most so many sequences with "auto".
         max_length: longest input in tokens; longer ones lose their beginning.
         add_bos_token: as in lm-eval.
@@ -85,7 +90,7 @@ class EngineLM(HFLM):
         )
         self._device = next(model.parameters()).device
         tokens = PASS_TOKENS.get(self._device.type, 16384)
-        self.budget = Budget(tokens, max_batch_size) if auto else Budget(max(tokens, 2**20), int(batch_size))
+        self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
         self.forward = RowForward(model, self.ensemble) if self.engine == "rows" else None
         self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
 
@@ -264,16 +269,19 @@ class EngineLM(HFLM):
     # Models that cannot be run row by row ------------------------------------------------------------------------
 
     def _answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
+        """In portions, so that what is answered is known before the last one is."""
         from lm_eval.api.instance import Instance
 
-        instances = [
-            Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
-            for request in requests
-        ]
-        with torch.inference_mode():
-            answers = getattr(super(), kind)(instances, disable_tqdm=True)
-        for i, answer in enumerate(answers):
-            report(i, answer)
+        for start in range(0, len(requests), HF_PORTION):
+            portion = requests[start : start + HF_PORTION]
+            instances = [
+                Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
+                for request in portion
+            ]
+            with torch.inference_mode():
+                answers = getattr(super(), kind)(instances, disable_tqdm=True)
+            for i, answer in enumerate(answers, start):
+                report(i, answer)
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
         self._counted["tokens_in"] += sum(len(context) + len(continuation) - 1 for _, context, continuation in requests)

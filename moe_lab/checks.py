@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moe_lab.config import Config, did_you_mean
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, TaskError
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -70,3 +70,21 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
                 f"max_gen_toks={new} of {name} leaves no room for a prompt: the model reads {length} tokens.\n"
                 "Lower it with gen_kwargs=max_gen_toks=<n>, or raise max_length."
             )
+
+
+def check_metric(config: Config, tasks: TaskDict) -> None:
+    """Raise TaskError where no task reports the headline metric that was asked for."""
+    metric = config.task.metric
+    if metric is None or config.predict_only:
+        return
+    known = {
+        f"{name},{one.name}"
+        for task in tasks["tasks"].values()
+        for name in task.aggregation()
+        for one in task._filters
+    }
+    if metric not in known:
+        raise TaskError(
+            f"task.metric={metric} is not reported by {config.task.name}.{did_you_mean(metric, sorted(known))}\n"
+            f"Metrics: {', '.join(sorted(known))}."
+        )

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.checks import check_chat_template, check_generation, check_router
+from moe_lab.checks import check_chat_template, check_generation, check_metric, check_router
 from moe_lab.config import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
@@ -104,6 +104,7 @@ def prepare(config: Config) -> Run:
     from moe_lab.tasks import load_tasks, select_documents
 
     tasks = load_tasks(config)
+    check_metric(config, tasks)
     samples = select_documents(config, tasks)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)

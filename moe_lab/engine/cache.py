@@ -36,7 +36,9 @@ class RowLayer(CacheLayerMixin):
         batch, heads, _, head_dim = like.shape
         return like.new_empty(batch, heads, self.capacity, head_dim)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append [B, H, S, D]; returns views of all T + S columns."""
         end = self.length + key_states.shape[-2]
         if not self.is_initialized:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 MIN_SHARED = 16
 """Tokens below which sharing a beginning is not worth a pass of its own."""
@@ -32,10 +32,10 @@ def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
     Sorted, prompts that begin alike are neighbours. A group takes its next neighbour as long as that does not lower
     the number of tokens saved, and leaves it to the following group if it shares more than twice as much with that.
     """
-    order = sorted(range(len(prompts)), key=lambda i: prompts[i])
+    order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
     with_previous = [0] + [
         min(common_length(prompts[a], prompts[b]), len(prompts[a]) - 1, len(prompts[b]) - 1)
-        for a, b in zip(order, order[1:], strict=False)
+        for a, b in pairwise(order)
     ]
     groups: list[Group] = []
     alone: list[int] = []

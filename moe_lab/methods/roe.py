@@ -16,7 +16,7 @@ from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -93,7 +93,7 @@ class RoE(Method):
         return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
 
     @contextmanager
-    def open(self, model: LoadedModel, config: Config) -> Iterator[EngineLM]:
+    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[EngineLM]:
         from moe_lab.engine.ensemble import Ensemble
         from moe_lab.engine.lm import EngineLM
         from moe_lab.routing import GumbelTopK

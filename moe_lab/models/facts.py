@@ -84,7 +84,9 @@ def load_config(model: ModelConfig, *, offline: bool) -> Any:
 def _check_folder(source: str) -> None:
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format.")
+        raise ModelError(
+            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+        )
     looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
     if looks_local and not path.is_dir():
         raise ModelError(f"There is no folder {source}. model.path takes a local folder or a hub id like owner/name.")

@@ -79,6 +79,7 @@ class GumbelTopK:
         """float32 [N, E]; drawn for all noisy layers at once when the first of them asks."""
         if self._noise_LNE is None:
             t = self._tokens
+            assert t is not None
             layer_L = torch.tensor(self._noisy_layers, device=t.index.device)
             self._noise_LNE = gumbel_for_tokens(
                 self.seed, t.document, t.repeat, t.row, t.position, layer_L, n_experts

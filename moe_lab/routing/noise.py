@@ -45,8 +45,9 @@ def gumbel(
     `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64.
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
-    keys = [torch.full_like(position_T, value) for value in (document, repeat, row)]
-    return gumbel_for_tokens(seed, *keys, position_T, torch.tensor([layer], device=position_T.device), n_experts)[0]
+    document_T, repeat_T, row_T = (torch.full_like(position_T, value) for value in (document, repeat, row))
+    layer_L = torch.tensor([layer], device=position_T.device)
+    return gumbel_for_tokens(seed, document_T, repeat_T, row_T, position_T, layer_L, n_experts)[0]
 
 
 def gumbel_for_tokens(

@@ -72,5 +72,5 @@ def record(model: nn.Module) -> Iterator[Record]:
 
 def _length(args: tuple, kwargs: dict) -> int:
     """Tokens per sequence of this forward pass; the mask may cover a cached past as well."""
-    inputs = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+    inputs: Any = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
     return inputs.shape[1]

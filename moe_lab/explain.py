@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import yaml
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -35,6 +35,8 @@ def explain(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
+    if isinstance(error, OverrideParseException):
+        lines = [lines[0], "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'."]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
 
 

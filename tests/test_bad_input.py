@@ -50,6 +50,7 @@ WRONG = {
     "zero batch size": (["batch_size=0"], "at least 1"),
     "a list without -m": (["method=base,roe"], "add --multirun"),
     "a value that does not parse": (["limit=[1"], "--help"),
+    "a path that needs quotes": (["model.path=/a (b)"], "Quote a value"),
     "no key": (["=3"], "--help"),
     "an interpolation to nothing": (["seed=${nothing}"], "nothing"),
     "a missing name": (["task=lm_eval"], "task.name must be given"),

@@ -73,10 +73,11 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
 
 
 def headline(scores: dict[str, Any], wanted: str | None) -> str:
-    """The headline metric in lm-eval's `metric,filter` spelling: the task's own, else the first reported."""
+    """The headline metric, `metric,filter`: the task's own, else the first reported; a dash with predict_only."""
     if wanted in scores:
         return str(wanted)
-    return next(key for key in scores if "," in key and "_stderr," not in key)
+    reported = [key for key in scores if "," in key and "_stderr," not in key]
+    return reported[0] if reported else "-"
 
 
 def _documents(results: dict[str, Any], samples: dict[str, list[int]], name: str) -> int:

@@ -30,7 +30,8 @@ def write_atomically(path: Path, text: str) -> None:
     with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            # half a surrogate pair, which data may hold, becomes its JSON escape
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

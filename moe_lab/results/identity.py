@@ -75,7 +75,7 @@ def identity(
 
 def run_id(content: dict[str, Any]) -> str:
     """SHA-256 of the canonical JSON: sorted keys, no spaces, no NaN."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ HEADER = "header"
 
 def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
     """SHA-256 of what was asked."""
-    text = json.dumps([kind, list(args), repeat], sort_keys=True, ensure_ascii=False)
+    text = json.dumps([kind, list(args), repeat], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -70,7 +70,7 @@ class ResponseLog:
         self._take(line)
 
     def _write(self, line: dict[str, Any]) -> None:
-        content = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        content = (json.dumps(line) + "\n").encode()
         if self._file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

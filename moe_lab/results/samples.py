@@ -47,9 +47,8 @@ def read_samples(folder: Path, tasks: list[str]) -> dict[str, list[dict[str, Any
     for task in tasks:
         file = samples_file(folder, task)
         try:
-            samples[task] = [
-                json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line
-            ]
+            with file.open(encoding="utf-8") as lines:  # not splitlines: answers may hold U+2028 and the like
+                samples[task] = [json.loads(line) for line in lines]
         except (OSError, ValueError) as error:
             raise ResultsError(
                 f"{file} cannot be read. The command of that run with rerun=true makes it again."

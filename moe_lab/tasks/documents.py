@@ -60,4 +60,4 @@ def _digest(task: Any, numbers: list[int]) -> str:
 
 
 def _bytes(document: Any) -> bytes:
-    return json.dumps(document, sort_keys=True, ensure_ascii=False, default=str).encode() + b"\n"
+    return json.dumps(document, sort_keys=True, default=str).encode() + b"\n"

@@ -25,7 +25,7 @@ def test_answers_come_back_as_they_were(path: Path) -> None:
     given: dict[str, Any] = {
         "a": (-1.0 / 3, True),
         "b": -12345.678901234567,
-        "c": "text\nwith \u2028 lines",
+        "c": "text\nwith \u2028 lines \ud83d",
         "d": (-1e-300, False),
     }
     for key, response in given.items():

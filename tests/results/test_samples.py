@@ -17,7 +17,7 @@ def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
 
 
 def test_answers_with_odd_line_breaks_come_back(tmp_path: Path) -> None:
-    texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9"]
+    texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9", "\ud83d alone"]
     write_samples(tmp_path, {"t": [sample(i, text, acc=1.0) for i, text in enumerate(texts)]})
     again = read_samples(tmp_path, ["t"])["t"]
     assert [one["filtered_resps"][0] for one in again] == texts

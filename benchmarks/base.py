@@ -88,7 +88,9 @@ def run(case: Case, model: Any, tokenizer: Any, data_dir: str | None, rounds: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", help="local data as for data_dir= (default: the hub)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -107,7 +109,10 @@ def main() -> None:
         seconds = run(case, model, tokenizer, options.data_dir, options.rounds)
         ratio = min(seconds["hf, batch size 1"], seconds["hf, batch size 16"]) / seconds["moe_lab"]
         cells = " | ".join(f"{value:.2f} s" for value in seconds.values())
-        print(f"| {case.title} ({case.documents} documents) | {cells} | {ratio:.2f} | {case.promised} |", flush=True)
+        print(
+            f"| {case.title} ({case.documents} documents) | {cells} | {ratio:.2f} | {case.promised} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

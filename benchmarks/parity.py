@@ -25,7 +25,14 @@ from moe_lab.engine.lm import EngineLM
 
 CASES = [
     Case("ARC-Challenge, 5-shot", arc(), 5, 24, 0),
-    Case("GSM8K, 5-shot, 32 new tokens", TaskConfig(name="gsm8k"), 5, 12, 0, {"max_gen_toks": 32, "until": ["<never>"]}),
+    Case(
+        "GSM8K, 5-shot, 32 new tokens",
+        TaskConfig(name="gsm8k"),
+        5,
+        12,
+        0,
+        {"max_gen_toks": 32, "until": ["<never>"]},
+    ),
 ]
 COMMON = dict(
     vocab_size=VOCAB,
@@ -39,12 +46,19 @@ COMMON = dict(
     pad_token_id=0,
 )
 FAMILIES: dict[str, Any] = {
-    "OLMoE": lambda: transformers.OlmoeConfig(num_experts=8, num_key_value_heads=4, intermediate_size=32, **COMMON),
+    "OLMoE": lambda: transformers.OlmoeConfig(
+        num_experts=8, num_key_value_heads=4, intermediate_size=32, **COMMON
+    ),
     "Mixtral": lambda: transformers.MixtralConfig(
         num_local_experts=8, num_key_value_heads=2, intermediate_size=32, **COMMON
     ),
     "Qwen3-MoE": lambda: transformers.Qwen3MoeConfig(
-        num_experts=8, num_key_value_heads=2, head_dim=16, intermediate_size=64, moe_intermediate_size=32, **COMMON
+        num_experts=8,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        **COMMON,
     ),
 }
 
@@ -68,13 +82,17 @@ def compare(kind: str, ours: list[Any], theirs: list[Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", help="local data as for data_dir= (default: the hub)")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     os.environ["TQDM_DISABLE"] = "1"
     tokenizer = make_tokenizer(sorted(Path(options.data_dir or "").glob("*/train.jsonl"))[:6])
-    print("| family | task | padding | batch size | against hf | choices within 1e-4 |\n|---|---|---|---:|---|---:|")
+    print(
+        "| family | task | padding | batch size | against hf | choices within 1e-4 |\n|---|---|---|---:|---|---:|"
+    )
     for case in CASES:
         requests = requests_of(case, options.data_dir)
         kind = requests[0].request_type
@@ -87,7 +105,9 @@ def main() -> None:
                     lm = EngineLM(model, tokenizer, batch_size=batch_size)
                     found = compare(kind, getattr(lm, kind)(requests), expected)
                     ties = lm.cost["near_ties"]
-                    print(f"| {family} | {case.title} | {side} | {batch_size} | {found} | {ties} |", flush=True)
+                    print(
+                        f"| {family} | {case.title} | {side} | {batch_size} | {found} | {ties} |", flush=True
+                    )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,9 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
             cache = filled(forward, past, n)
         candidates[f"n={n}"] = step(forward, cache)
     seconds = side_by_side(candidates, rounds)
-    print(f"| step behind {past} tokens | ms | times a plain step of transformers | times n=1 |\n|---|---:|---:|---:|")
+    print(
+        f"| step behind {past} tokens | ms | times a plain step of transformers | times n=1 |\n|---|---:|---:|---:|"
+    )
     for name, value in seconds.items():
         ratios = f"{value / seconds['plain step, transformers']:.2f} | {value / seconds['n=1']:.2f}"
         print(f"| {name} | {value * 1e3:.1f} | {ratios} |")
@@ -87,7 +89,9 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
 
 def compare_memory(model: torch.nn.Module, past: int) -> None:
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    print(f"\n| memory, {past} tokens | weights + cache + peak of the step, MiB | times n=1 |\n|---|---:|---:|")
+    print(
+        f"\n| memory, {past} tokens | weights + cache + peak of the step, MiB | times n=1 |\n|---|---:|---:|"
+    )
     first = None
     for n in (1, 32, 64):
         forward = RowForward(model, ensemble(n))
@@ -115,7 +119,9 @@ def peak_of(run: Callable[[], None]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--experts", default=NAME, help="experts implementation of all candidates")

@@ -36,7 +36,10 @@ def make_model(family: str, seed: int = 0, **changes):
     torch.set_num_threads(1)
     config_class, own = {
         "olmoe": (transformers.OlmoeConfig, dict(num_experts=8, num_key_value_heads=4, intermediate_size=24)),
-        "mixtral": (transformers.MixtralConfig, dict(num_local_experts=6, num_key_value_heads=2, intermediate_size=24)),
+        "mixtral": (
+            transformers.MixtralConfig,
+            dict(num_local_experts=6, num_key_value_heads=2, intermediate_size=24),
+        ),
         "qwen2_moe": (
             transformers.Qwen2MoeConfig,
             dict(
@@ -66,7 +69,9 @@ def make_model(family: str, seed: int = 0, **changes):
     else:
         common = _COMMON
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | changes))).float().eval()
+    model = (
+        transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | changes))).float().eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

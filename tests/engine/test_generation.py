@@ -13,6 +13,7 @@ from moe_lab.engine.generation import Answer, generate
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
+from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.conftest import make_model
 from tests.engine import roe_reference as reference
@@ -24,13 +25,18 @@ def prompts_for(rng, count):
     """Prompts of many lengths, half of them with a common beginning."""
     shared = [rng.randrange(256) for _ in range(20)]
     return [
-        (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, 25))] for i in range(count)
+        (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, 25))]
+        for i in range(count)
     ]
 
 
-def answers_of(model, prompts, budget, steps, ensemble=None, options=None, stop=(), tokenizer=None, repeats=1, seed=0):
+def answers_of(
+    model, prompts, budget, steps, ensemble=None, options=None, stop=(), tokenizer=None, repeats=1, seed=0
+):
     answers = [
-        Answer(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts) for repeat in range(repeats)
+        Answer(i, prompt, document_key(prompt), repeat)
+        for i, prompt in enumerate(prompts)
+        for repeat in range(repeats)
     ]
     config = generation_config(model, options or {})
     ended = []
@@ -43,14 +49,18 @@ def answers_of(model, prompts, budget, steps, ensemble=None, options=None, stop=
 
 def greedy_by_transformers(model, prompt, steps):
     with torch.no_grad():
-        output = model.generate(torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None)
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None
+        )
     return output[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 def test_greedy_tokens_are_those_of_transformers(moe_model, budget):
     prompts = prompts_for(random.Random(0), 7)
-    assert answers_of(moe_model, prompts, budget, 9) == [greedy_by_transformers(moe_model, p, 9) for p in prompts]
+    assert answers_of(moe_model, prompts, budget, 9) == [
+        greedy_by_transformers(moe_model, p, 9) for p in prompts
+    ]
 
 
 @pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
@@ -62,7 +72,9 @@ def test_roe_tokens_are_those_of_the_slow_reference(family):
     prompts = prompts_for(random.Random(0), 4)
     expected = [reference.generate(double, prompt, 4, temperatures, steps=5, seed=3) for prompt in prompts]
     for budget in BUDGETS:
-        found = answers_of(model, prompts, budget, 5, Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy=1))
+        found = answers_of(
+            model, prompts, budget, 5, Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy=1)
+        )
         for tokens, (expected_tokens, gap) in zip(found, expected, strict=True):
             # Below this gap between the best two probabilities, float32 may choose otherwise.
             assert tokens == expected_tokens or gap < 1e-5
@@ -72,6 +84,18 @@ def test_roe_without_noise_generates_what_the_plain_model_does(olmoe):
     prompts = prompts_for(random.Random(1), 6)
     plain = answers_of(olmoe, prompts, Budget(4000), 8)
     assert answers_of(olmoe, prompts, Budget(4000), 8, Ensemble(4, GumbelTopK([0.0] * 4, 0), 1)) == plain
+
+
+def test_roe_on_weights_first_experts_is_the_same():
+    prompts = prompts_for(random.Random(7), 3)
+    found = []
+    for experts in ("grouped_mm", WEIGHTS_FIRST):
+        model = make_model("olmoe")
+        model.set_experts_implementation(experts)
+        ensemble = Ensemble(8, GumbelTopK([0.0, 0.6, 0.6, 0.6], 0), first_noisy=1)
+        found.append(answers_of(model, prompts, Budget(4000), 6, ensemble))
+        assert not any("copy_of" in vars(module) for module in model.modules())
+    assert found[0] == found[1]
 
 
 def test_the_cache_keeps_the_clean_rows_only(olmoe):
@@ -84,7 +108,9 @@ def test_the_cache_keeps_the_clean_rows_only(olmoe):
     with RowForward(olmoe, Ensemble(8, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), 1)) as forward:
         new_cache = forward.new_cache
         forward.new_cache = lambda capacity=0: caches.append(new_cache(capacity)) or caches[-1]
-        generate(forward, [Answer(0, [1, 2, 3, 4], 9)], Budget(100), choose, lambda g: False, 3, lambda a: None)
+        generate(
+            forward, [Answer(0, [1, 2, 3, 4], 9)], Budget(100), choose, lambda g: False, 3, lambda a: None
+        )
     assert lengths == [[4] * 4, [5] * 4, [6] * 4]
 
 
@@ -120,7 +146,9 @@ def test_sampling_follows_the_distribution(olmoe):
     from scipy.stats import chisquare
 
     prompt, draws = [3, 1, 4], 2000
-    found = answers_of(olmoe, [prompt], Budget(4000, 500), 1, options={"do_sample": True, "top_k": 3}, repeats=draws)
+    found = answers_of(
+        olmoe, [prompt], Budget(4000, 500), 1, options={"do_sample": True, "top_k": 3}, repeats=draws
+    )
     with torch.no_grad():
         best = olmoe(torch.tensor([prompt])).logits[0, -1].topk(3)
     probs = best.values.softmax(-1).double()

@@ -98,7 +98,7 @@ def quote_commas(argument: str) -> str:
 @contextmanager
 def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
     """Hydra's command line; its errors raised, not printed; its folders in a scratch folder."""
-    logging.getLogger("hydra").setLevel(logging.WARNING)
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)
     saved_argv, saved_environment = sys.argv, dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch:
         sys.argv = argv

@@ -47,7 +47,9 @@ class Decoder:
     def __call__(self, log_probs_AV: Tensor, answers: list[Answer]) -> list[int]:
         scores_AV = log_probs_AV
         if self.processors:
-            scores_AV = torch.cat([self._processed(row, a) for row, a in zip(log_probs_AV, answers, strict=True)])
+            scores_AV = torch.cat(
+                [self._processed(row, a) for row, a in zip(log_probs_AV, answers, strict=True)]
+            )
         if self.sample:
             return (scores_AV + self._noise(scores_AV, answers)).argmax(dim=-1).tolist()
         best_A2 = scores_AV.topk(2, dim=-1)

@@ -27,7 +27,11 @@ class Ensemble:
 
     def log_probs(self, logits_MnV: Tensor) -> Tensor:
         """float32 [M, V]: the log of the averaged distribution; -inf where its probability is below float32."""
-        return self._merged(logits_MnV).log_softmax(dim=-1) if self._one_row else self._mean_probs(logits_MnV).log()
+        return (
+            self._merged(logits_MnV).log_softmax(dim=-1)
+            if self._one_row
+            else self._mean_probs(logits_MnV).log()
+        )
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         """int64 [M]: the most probable token."""

@@ -99,7 +99,9 @@ class _Batch:
             logits = self.forward(tokens, cache, counted=sum(map(len, rows)))
             log_probs.append(self.forward.ensemble.log_probs(logits))
             caches.append(cache)
-            reals.append(torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows]))
+            reals.append(
+                torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows])
+            )
         cache = caches[0] if len(caches) == 1 else RowCache.right_aligned(caches, caches[0].length + room)
         real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
         return cache, real.to(self.forward.device), torch.cat(log_probs)
@@ -122,7 +124,8 @@ class _Batch:
             ended = {
                 b
                 for b in self.active
-                if len(self.sequences[b].generated) >= self.max_new_tokens or finished(self.sequences[b].generated)
+                if len(self.sequences[b].generated) >= self.max_new_tokens
+                or finished(self.sequences[b].generated)
             }
             for b in sorted(ended):
                 on_done(self.sequences[b])

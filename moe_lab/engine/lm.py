@@ -187,7 +187,9 @@ class EngineLM(HFLM):
             context_ids, ids = self._encode_pair(context, continuation)
         return self._truncated(context_ids, ids)
 
-    def _truncated(self, context: list[int], continuation: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _truncated(
+        self, context: list[int], continuation: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not 0 < len(continuation) <= self.max_length:
             raise ConfigError(
                 f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
@@ -252,7 +254,9 @@ class EngineLM(HFLM):
         config = generation_config(self.model, options)
         answers = []
         for i, request in requests.items():
-            ids, _ = self.tok_batch_encode([request.args[0]], left_truncate_len=room, truncation=self.truncation)
+            ids, _ = self.tok_batch_encode(
+                [request.args[0]], left_truncate_len=room, truncation=self.truncation
+            )
             prompt = ids[0].tolist() or [self.prefix_token_id]
             answers.append(Answer(i, prompt, document_key(prompt), request.repeat))
 
@@ -284,7 +288,9 @@ class EngineLM(HFLM):
                 report(i, answer)
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
-        self._counted["tokens_in"] += sum(len(context) + len(continuation) - 1 for _, context, continuation in requests)
+        self._counted["tokens_in"] += sum(
+            len(context) + len(continuation) - 1 for _, context, continuation in requests
+        )
         return super()._loglikelihood_tokens(requests, **kwargs)
 
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:

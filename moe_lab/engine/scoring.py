@@ -43,7 +43,10 @@ Scores = list[tuple[float, bool]]
 
 
 def score(
-    forward: RowForward, questions: Sequence[Question], budget: Budget, on_scores: Callable[[int, Scores], None]
+    forward: RowForward,
+    questions: Sequence[Question],
+    budget: Budget,
+    on_scores: Callable[[int, Scores], None],
 ) -> None:
     """Score all questions; `on_scores(index, scores)` is called as soon as a question is done, in any order."""
     for group in group_by_prefix([question.context for question in questions]):
@@ -140,7 +143,9 @@ def _slices(row: TreeRow, width: int, n: int, limit: int) -> Iterator[tuple[int,
     yield start, width
 
 
-def _read(trees: list[TreeRow], questions: list[Question], outcome: tuple[list[float], list[int]]) -> Iterator[Scores]:
+def _read(
+    trees: list[TreeRow], questions: list[Question], outcome: tuple[list[float], list[int]]
+) -> Iterator[Scores]:
     """Sum each continuation's tokens, and compare them with the greedy ones."""
     picked, greedy = outcome
     places = _targets(trees)[0].tolist()
@@ -149,7 +154,9 @@ def _read(trees: list[TreeRow], questions: list[Question], outcome: tuple[list[f
         scores = []
         for continuation in question.continuations:
             stop = start + len(continuation)
-            is_greedy = all(greedy[p] == token for p, token in zip(places[start:stop], continuation, strict=True))
+            is_greedy = all(
+                greedy[p] == token for p, token in zip(places[start:stop], continuation, strict=True)
+            )
             scores.append((math.fsum(picked[start:stop]), is_greedy))
             start = stop
         yield scores

@@ -55,12 +55,18 @@ class RoE(Method):
             if self.n < 1:
                 raise ConfigError(f"method.n={self.n}: the number of rows must be at least 1.")
             if self.n == 1 and not self.include_clean:
-                raise ConfigError("method.n=1 has the clean row only: method.include_clean=false leaves nothing.")
+                raise ConfigError(
+                    "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
+                )
             if self.skip_layers is not None and self.skip_layers < 0:
                 raise ConfigError(f"method.skip_layers={self.skip_layers}: must not be negative.")
             values = self.temperature if isinstance(self.temperature, list) else [self.temperature]
             for value in values:
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                if (
+                    isinstance(value, bool)
+                    or not isinstance(value, int | float)
+                    or not 0 <= value < float("inf")
+                ):
                     raise ConfigError(
                         f"method.temperature={self.temperature}: must be a number of at least 0, or a list of such "
                         "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0]."
@@ -100,15 +106,21 @@ class RoE(Method):
 
         settings = self.config
         temperatures = self.temperatures(model.facts.moe_layers)
-        first_noisy = next((layer for layer, value in enumerate(temperatures) if value), settings.skip_layers or 0)
+        first_noisy = next(
+            (layer for layer, value in enumerate(temperatures) if value), settings.skip_layers or 0
+        )
         ensemble = Ensemble(
             n=settings.n,
-            routing=GumbelTopK(temperatures, config.seed, settings.weights == "perturbed") if settings.n > 1 else None,
+            routing=GumbelTopK(temperatures, config.seed, settings.weights == "perturbed")
+            if settings.n > 1
+            else None,
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,
         )
-        yield EngineLM(model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config))
+        yield EngineLM(
+            model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config)
+        )
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         decisions = counters.get("noisy_decisions", 0)
@@ -120,5 +132,5 @@ class RoE(Method):
                 "cache": self.config.cache,
                 "weights": self.config.weights,
                 "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
-            }
+            },
         }

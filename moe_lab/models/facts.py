@@ -73,7 +73,9 @@ def load_config(model: ModelConfig, *, offline: bool) -> Any:
     transformers_logging.set_verbosity_error()
     _check_folder(source)
     try:
-        config = AutoConfig.from_pretrained(source, revision=model.revision or "main", local_files_only=offline)
+        config = AutoConfig.from_pretrained(
+            source, revision=model.revision or "main", local_files_only=offline
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(_no_model(source, offline, error)) from error
     if model.experts_per_token is not None:
@@ -89,7 +91,9 @@ def _check_folder(source: str) -> None:
         )
     looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
     if looks_local and not path.is_dir():
-        raise ModelError(f"There is no folder {source}. model.path takes a local folder or a hub id like owner/name.")
+        raise ModelError(
+            f"There is no folder {source}. model.path takes a local folder or a hub id like owner/name."
+        )
 
 
 def _no_model(source: str, offline: bool, error: Exception) -> str:
@@ -108,9 +112,13 @@ def _num_experts(config: Any) -> int:
 
 def _set_experts_per_token(config: Any, count: int) -> None:
     if not family_of_type(config.model_type):
-        raise ConfigError(f"model.experts_per_token needs a model of a supported family ({', '.join(supported())}).")
+        raise ConfigError(
+            f"model.experts_per_token needs a model of a supported family ({', '.join(supported())})."
+        )
     if not 1 <= count <= _num_experts(config):
-        raise ConfigError(f"model.experts_per_token={count}: the model has {_num_experts(config)} experts per layer.")
+        raise ConfigError(
+            f"model.experts_per_token={count}: the model has {_num_experts(config)} experts per layer."
+        )
     config.num_experts_per_tok = count
 
 

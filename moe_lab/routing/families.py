@@ -71,8 +71,12 @@ class Family:
 FAMILIES = (
     Family("OLMoE", "olmoe", "OlmoeTopKRouter", _softmax_optionally_renormalized, _every_layer),
     Family("Mixtral", "mixtral", "MixtralTopKRouter", _softmax_renormalized, _every_layer),
-    Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers),
-    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers),
+    Family(
+        "Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers
+    ),
+    Family(
+        "Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers
+    ),
 )
 _BY_CLASS = {family.router_class: family for family in FAMILIES}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}

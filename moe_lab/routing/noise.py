@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the odd integer nearest to 2**64 / golden ratio, as int64
+_GOLDEN = (
+    -7046029254386353131
+)  # 0x9E3779B97F4A7C15, the odd integer nearest to 2**64 / golden ratio, as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
@@ -25,7 +27,13 @@ def document_key(token_ids: Sequence[int]) -> int:
 
 
 def gumbel(
-    seed: int, document: int, repeat: int, row: int, layer: int, positions: Sequence[int] | Tensor, n_experts: int
+    seed: int,
+    document: int,
+    repeat: int,
+    row: int,
+    layer: int,
+    positions: Sequence[int] | Tensor,
+    n_experts: int,
 ) -> Tensor:
     """Keyed Gumbel(0, 1) noise, float32 [positions, n_experts] (equation 1 of the RoE paper).
 
@@ -51,7 +59,13 @@ def gumbel(
 
 
 def gumbel_for_tokens(
-    seed: int, document_T: Tensor, repeat_T: Tensor, row_T: Tensor, position_T: Tensor, layer_L: Tensor, n_experts: int
+    seed: int,
+    document_T: Tensor,
+    repeat_T: Tensor,
+    row_T: Tensor,
+    position_T: Tensor,
+    layer_L: Tensor,
+    n_experts: int,
 ) -> Tensor:
     """`gumbel` for T tokens, each with its own key, and L layers at once: float32 [L, T, n_experts]."""
     hash_T = _absorb(torch.zeros_like(document_T), torch.full_like(document_T, seed))

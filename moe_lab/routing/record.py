@@ -1,8 +1,8 @@
 """Keeping what routers decide.
 
-    with record(model) as routes:
-        model(input_ids, attention_mask=attention_mask)
-    routes.index[3]     # MoE layer 3: int64 [tokens, k]
+with record(model) as routes:
+    model(input_ids, attention_mask=attention_mask)
+routes.index[3]     # MoE layer 3: int64 [tokens, k]
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Record:
 
     def __call__(self, router: Router, routing: Routing) -> None:
         kept = routing if self._keep_T is None else Routing(*(tensor[self._keep_T] for tensor in routing))
-        self._parts.setdefault(router.layer, []).append(Routing(*(tensor.detach().clone() for tensor in kept)))
+        self._parts.setdefault(router.layer, []).append(
+            Routing(*(tensor.detach().clone() for tensor in kept))
+        )
 
 
 @contextmanager

@@ -19,7 +19,9 @@ def routers_of(model):
 
 def next_token_probs(model64, ids, document, n, temperatures, seed=0, repeat=0, **switches):
     """float64 [V]: the ensemble's distribution after `ids`, noise at the last token only."""
-    rows = [row_probs(model64, ids, document, row, temperatures, seed, repeat, **switches) for row in range(n)]
+    rows = [
+        row_probs(model64, ids, document, row, temperatures, seed, repeat, **switches) for row in range(n)
+    ]
     return torch.stack(rows).mean(dim=0)
 
 

@@ -47,9 +47,14 @@ def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
         assert value == pytest.approx(expected, abs=1e-4)
         assert greedy == expected_greedy
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
-    assert ours.loglikelihood_rolling(rolled) == pytest.approx(hf.loglikelihood_rolling(rolled), rel=1e-6, abs=1e-4)
+    assert ours.loglikelihood_rolling(rolled) == pytest.approx(
+        hf.loglikelihood_rolling(rolled), rel=1e-6, abs=1e-4
+    )
     options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
-    asked = [(("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0]) for i in range(8)]
+    asked = [
+        (("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0])
+        for i in range(8)
+    ]
     generated = requests_of("generate_until", asked)
     assert ours.generate_until(generated) == hf.generate_until(generated, disable_tqdm=True)
 
@@ -57,7 +62,11 @@ def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
 def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
     lm = EngineLM(olmoe, tokenizer)
     seen = {}
-    lm.answer("loglikelihood", [Request(("ab", "cd")), Request(("ab", "ce")), Request(("ab", "cd"))], seen.__setitem__)
+    lm.answer(
+        "loglikelihood",
+        [Request(("ab", "cd")), Request(("ab", "ce")), Request(("ab", "cd"))],
+        seen.__setitem__,
+    )
     assert sorted(seen) == [0, 1, 2] and seen[0] == seen[2] != seen[1]
     assert lm.cost["tokens_in"] == 3 and lm.cost["tokens_out"] == 0
     lm.answer("generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__)
@@ -66,7 +75,9 @@ def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
 
 def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
     lm = EngineLM(olmoe, tokenizer)
-    (instance,) = requests_of("generate_until", [("abc", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 16})])
+    (instance,) = requests_of(
+        "generate_until", [("abc", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 16})]
+    )
     first, second = lm.generate_until([instance, instance])
     assert first != second  # 16 tokens of 300: they agree with odds far below 1e-9
     assert lm.generate_until([instance, instance]) == [first, second]
@@ -75,7 +86,9 @@ def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
 def test_roe_is_the_same_from_any_batch_size(olmoe, tokenizer):
     rng = random.Random(4)
     scored = requests_of("loglikelihood", pairs(rng))
-    asked = requests_of("generate_until", [(text(rng, n), {"max_gen_toks": 6, "until": []}) for n in (3, 9, 5)])
+    asked = requests_of(
+        "generate_until", [(text(rng, n), {"max_gen_toks": 6, "until": []}) for n in (3, 9, 5)]
+    )
 
     def run(batch_size):
         ensemble = Ensemble(6, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), first_noisy=1)
@@ -125,4 +138,6 @@ def test_the_models_of_families_run_on_rows():
     assert EngineLM.__mro__[1] is HFLM
     from moe_lab.engine.rows import runs_rows
 
-    assert all(runs_rows(make_model(family)) for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama"))
+    assert all(
+        runs_rows(make_model(family)) for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama")
+    )

@@ -92,7 +92,9 @@ def test_eager_attention_takes_the_same_masks(olmoe):
     finally:
         olmoe.set_attn_implementation("sdpa")
     for i in expected:
-        assert [value for value, _ in found[i]] == pytest.approx([value for value, _ in expected[i]], abs=1e-5)
+        assert [value for value, _ in found[i]] == pytest.approx(
+            [value for value, _ in expected[i]], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
@@ -102,35 +104,51 @@ def test_roe_equals_the_slow_reference(family):
     layers = len(find_routers(model))
     temperatures = [0.0] + [0.7] * (layers - 2) + [0.3]
     questions = questions_for(random.Random(0), 3, choices=2, longest=8)
-    expected = [[reference.score(double, q.context, c, 4, temperatures, seed=3) for c in q.continuations] for q in questions]
-    clean = [[reference.score(double, q.context, c, 1, temperatures) for c in q.continuations] for q in questions]
+    expected = [
+        [reference.score(double, q.context, c, 4, temperatures, seed=3) for c in q.continuations]
+        for q in questions
+    ]
+    clean = [
+        [reference.score(double, q.context, c, 1, temperatures) for c in q.continuations] for q in questions
+    ]
     for budget in (Budget(4000), Budget(60), Budget(13)):
         for first_noisy in (0, 1):
             ensemble = Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy)
             found, _ = scores_of(model, questions, budget, ensemble)
             for i in found:
-                assert [value for value, _ in found[i]] == pytest.approx([v for v, _ in expected[i]], abs=1e-5)
+                assert [value for value, _ in found[i]] == pytest.approx(
+                    [v for v, _ in expected[i]], abs=1e-5
+                )
                 assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
             assert ensemble.routing.decisions[0] > 0
     # The noise must matter for this test to mean anything.
-    assert max(abs(a[0] - b[0]) for x, y in zip(expected, clean, strict=True) for a, b in zip(x, y, strict=True)) > 0.05
+    assert (
+        max(abs(a[0] - b[0]) for x, y in zip(expected, clean, strict=True) for a, b in zip(x, y, strict=True))
+        > 0.05
+    )
 
 
 def test_perturbed_weights_equal_the_slow_reference(olmoe):
     double = reference.in_float64(olmoe)
     question = Question([5, 6, 7, 8], [[9, 10]], document_key([5, 6, 7, 8]))
     expected, _ = reference.score(double, question.context, [9, 10], 3, [0.6] * 4, perturbed=True)
-    found, _ = scores_of(olmoe, [question], Budget(500), Ensemble(3, GumbelTopK([0.6] * 4, 0, perturbed_weights=True)))
+    found, _ = scores_of(
+        olmoe, [question], Budget(500), Ensemble(3, GumbelTopK([0.6] * 4, 0, perturbed_weights=True))
+    )
     assert found[0][0][0] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("ensemble", [Ensemble(1), Ensemble(5, GumbelTopK([0.0] * 4, 0), first_noisy=1)], ids=["n=1", "t=0"])
+@pytest.mark.parametrize(
+    "ensemble", [Ensemble(1), Ensemble(5, GumbelTopK([0.0] * 4, 0), first_noisy=1)], ids=["n=1", "t=0"]
+)
 def test_without_noise_roe_is_the_plain_model(olmoe, ensemble):
     questions = questions_for(random.Random(5), 5)
     expected, _ = scores_of(olmoe, questions, Budget(4000))
     found, _ = scores_of(olmoe, questions, Budget(4000), ensemble)
     for i in expected:
-        assert [value for value, _ in found[i]] == pytest.approx([value for value, _ in expected[i]], abs=1e-5)
+        assert [value for value, _ in found[i]] == pytest.approx(
+            [value for value, _ in expected[i]], abs=1e-5
+        )
         assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
 
 

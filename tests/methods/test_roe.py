@@ -77,7 +77,11 @@ def test_report():
 
 def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
     config = SimpleNamespace(
-        seed=4, batch_size="auto", max_batch_size=None, max_length=None, model=SimpleNamespace(add_bos_token=None)
+        seed=4,
+        batch_size="auto",
+        max_batch_size=None,
+        max_length=None,
+        model=SimpleNamespace(add_bos_token=None),
     )
     loaded = SimpleNamespace(model=olmoe, tokenizer=tokenizer, facts=SimpleNamespace(moe_layers=4))
     with roe(n=6, temperature=[0, 0, 0.2, 0]).open(loaded, config) as lm:

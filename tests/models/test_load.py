@@ -14,13 +14,21 @@ from tests.conftest import FAMILIES, make_model, make_tokenizer
 
 
 def facts_of(path, **keys):
-    return model_facts(ModelConfig(name="x", path=str(path), **keys), dtype="auto", device="cpu", offline=True)
+    return model_facts(
+        ModelConfig(name="x", path=str(path), **keys), dtype="auto", device="cpu", offline=True
+    )
 
 
 def test_facts_count_moe_layers_only(tmp_path):
     make_model("qwen2_moe").save_pretrained(tmp_path)
     facts = facts_of(tmp_path)
-    assert (facts.family, facts.moe_layers, facts.experts, facts.top_k, facts.max_length) == ("qwen2_moe", 3, 8, 2, 512)
+    assert (facts.family, facts.moe_layers, facts.experts, facts.top_k, facts.max_length) == (
+        "qwen2_moe",
+        3,
+        8,
+        2,
+        512,
+    )
     assert facts.dtype == "float32" and facts.commit is None
 
 
@@ -85,7 +93,10 @@ def test_experts_per_token_reaches_the_routers(tiny_olmoe_dir):
 
 def test_experts_implementation_is_taken(tiny_olmoe_dir):
     config = ModelConfig(path=str(tiny_olmoe_dir), experts_implementation="eager")
-    assert load_model(config, dtype="auto", device="cpu", offline=True).model.config._experts_implementation == "eager"
+    assert (
+        load_model(config, dtype="auto", device="cpu", offline=True).model.config._experts_implementation
+        == "eager"
+    )
 
 
 def test_experts_are_computed_weights_first_on_a_cpu(tiny_olmoe_dir):

@@ -72,7 +72,9 @@ def test_half_precision_logits_get_noise_in_float32():
     token = torch.arange(60_000)
     policy = GumbelTopK([1.0], seed=0)
     policy.expect(NoisyTokens(token, token * 0, token * 0, token * 0 + 1, token))
-    routing = policy(router, Routing(logits_TE, torch.zeros(60_000, 2, dtype=torch.float16), torch.zeros(60_000, 2).long()))
+    routing = policy(
+        router, Routing(logits_TE, torch.zeros(60_000, 2, dtype=torch.float16), torch.zeros(60_000, 2).long())
+    )
     counts = torch.bincount(routing.index_TK.flatten(), minlength=8).double()
     # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors (odds 2e-9 each).
     assert ((counts / 60_000 - 0.25).abs() < 6 * (0.25 * 0.75 / 60_000) ** 0.5).all()

@@ -89,7 +89,10 @@ def test_a_bypassed_router_is_named(olmoe):
     original = layer.forward
     layer.forward = lambda hidden: hidden
     try:
-        with pytest.raises(RoutingError, match=r"model\.layers\.2\.mlp\.gate"), routed(olmoe, lambda r, x: None):
+        with (
+            pytest.raises(RoutingError, match=r"model\.layers\.2\.mlp\.gate"),
+            routed(olmoe, lambda r, x: None),
+        ):
             logits(olmoe)
     finally:
         layer.forward = original

@@ -36,7 +36,10 @@ def test_golden_values():
     assert document_key([1, 2, 3]) == GOLDEN_KEY, document_key([1, 2, 3])
 
 
-GOLDEN = [[1.3868893384933472, -1.5009047985076904, 1.3372769355773926], [0.590778112411499, 0.45478180050849915, -0.09794814139604568]]
+GOLDEN = [
+    [1.3868893384933472, -1.5009047985076904, 1.3372769355773926],
+    [0.590778112411499, 0.45478180050849915, -0.09794814139604568],
+]
 GOLDEN_KEY = -5405627362230748553
 
 
@@ -55,7 +58,9 @@ def test_many_tokens_at_once_is_the_same_as_one_by_one():
     for layer, number in enumerate([3, 0]):
         for token in range(3):
             document, repeat, row, position = (int(key[token]) for key in keys)
-            assert torch.equal(together[layer, token], gumbel(1, document, repeat, row, number, [position], 8)[0])
+            assert torch.equal(
+                together[layer, token], gumbel(1, document, repeat, row, number, [position], 8)[0]
+            )
 
 
 def test_is_gumbel_distributed():

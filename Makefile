@@ -51,7 +51,8 @@ format: $(STAMP) ## Format the code and fix what the linter can fix
 
 bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for local data)
 	$(BIN)/python -m benchmarks.roe_step
-	$(BIN)/python -m benchmarks.base $(if $(DATA_DIR),--data-dir '$(DATA_DIR)')
+	for part in base parity command; do \
+		$(BIN)/python -m benchmarks.$$part $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') || exit; done
 
 reproduce-tables: $(STAMP) ## The papers' tables (EXPERIMENT=all SCALE=tiny MODE=run)
 	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE)

@@ -5,6 +5,7 @@ python -m moe_lab method=roe model=tiny task=toy_math
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
         return exit_code(stop)
+    except BrokenPipeError:  # whoever read our output has gone (head, a pager)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         print_error(error)
         return exit_code(error)

@@ -16,6 +16,7 @@ MODES = ("run", "plan", "doctor", "report")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
 METRICS = ("none",)
+EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
 
 @dataclass(kw_only=True)
@@ -26,13 +27,14 @@ class ModelConfig:
     path: str | None = None
     revision: str | None = None
     tokenizer: str | None = None
-    peft: str | None = None
     experts_implementation: str | None = None
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
 
     def __post_init__(self) -> None:
         _at_least("model.experts_per_token", self.experts_per_token, 1)
+        if self.experts_implementation is not None:
+            _one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
 
 
 @dataclass(kw_only=True)

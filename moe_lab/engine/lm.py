@@ -80,7 +80,7 @@ class EngineLM(HFLM):
                 f"{type(model).__name__} has layers that cannot be run row by row (recurrent states, sliding windows "
                 "or another attention implementation than sdpa and eager); only method=base runs it."
             )
-        auto = batch_size == "auto"
+        auto = str(batch_size).startswith("auto")
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,

@@ -27,7 +27,6 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     return {
         "model": source_identity(source, model.revision),
         "tokenizer": source_identity(model.tokenizer, None) if model.tokenizer else None,
-        "peft": source_identity(model.peft, None) if model.peft else None,
         "experts_per_token": model.experts_per_token,
         "add_bos_token": model.add_bos_token,
     }

@@ -42,6 +42,12 @@ def test_help_lists_options_of_ones_own(capsys, tmp_path):
     assert "My own model" in run_command(capsys, "--config-dir", str(tmp_path), "--help").out
 
 
+def test_a_reader_that_leaves_is_no_traceback():
+    command = f"{sys.executable} -m moe_lab --help | true"
+    outcome = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert outcome.stderr == ""
+
+
 def test_help_imports_no_heavy_library():
     code = (
         "import sys; from moe_lab.app import main; main(['--help']); "

@@ -45,7 +45,7 @@ class Pretrain(Method):
     @dataclass(kw_only=True)
     class Config(Method.Config):
         name: str = "pretrain"
-        steps: int = 6000
+        steps: int = 4200
         batch_size: int = 8
         sequence_length: int = 256
         learning_rate: float = 2e-3
@@ -54,7 +54,7 @@ class Pretrain(Method):
         cooldown_steps: int = 600
         weight_decay: float = 0.05
         router_aux_loss_coef: float = 0.01
-        save_steps: int = 500
+        save_steps: int = 300
 
         def __post_init__(self) -> None:
             for key, value in asdict(self).items():

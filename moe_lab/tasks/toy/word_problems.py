@@ -27,6 +27,8 @@ BUYS = (
 )
 LOSES = ("{a} loses {k}.", "{a} gives {k} to {b}.", "Then {a} sells {k} {t}.", "{b} takes {k} of them.")
 MOST = 400
+CORPUS_START, TASK_START = 60, 99
+"""Largest first amount. The task asks for more than the corpus teaches, so that it is not simply solved."""
 
 
 @dataclass
@@ -125,9 +127,9 @@ EVENTS = ((_buy, 1), (_lose, 1), (_times, 1), (_share, 1), (_bags, 2))
 ENDINGS = ((_together, 2), (_price, 1), (_buy, 1), (_lose, 1), (_times, 1), (_share, 1), (_bags, 2))
 
 
-def _attempt(rng: random.Random, steps: int) -> Problem:
+def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
     people = rng.sample(PEOPLE, 7)
-    problem = Problem(rng, people[0], rng.choice(THINGS), rng.randint(2, 60), people[1:])
+    problem = Problem(rng, people[0], rng.choice(THINGS), rng.randint(2, start), people[1:])
     problem.tell("{a} has {k} {t}.", problem.amount)
     while len(problem.worked) < steps:
         left = steps - len(problem.worked)
@@ -144,11 +146,13 @@ def _attempt(rng: random.Random, steps: int) -> Problem:
     return problem
 
 
-def word_problem(split: str, rng: random.Random, steps: int | None = None) -> dict[str, str | int]:
+def word_problem(
+    split: str, rng: random.Random, steps: int | None = None, start: int = CORPUS_START
+) -> dict[str, str | int]:
     """Draw one problem of a split: {"question", "answer", "steps"}; the answer ends with `#### <number>`."""
     steps = steps or rng.randint(1, 4)
     while True:
-        problem = _attempt(rng, steps)
+        problem = _attempt(rng, steps, start)
         if split_of("; ".join(problem.worked), SHARES) == split:
             answer = "\n".join([*problem.worked, f"#### {problem.amount}"])
             return {"question": " ".join([*problem.told, problem.question]), "answer": answer, "steps": steps}
@@ -166,10 +170,10 @@ def drill(rng: random.Random) -> str:
 
 
 def word_problems(split: str, count: int) -> list[dict[str, str | int]]:
-    """`count` distinct problems of a split, one to four steps in turn."""
+    """`count` distinct problems of a split as the task asks them, one to four steps in turn."""
     rng = generator("word_problems", split)
     found: dict[Any, dict[str, str | int]] = {}
     while len(found) < count:
-        problem = word_problem(split, rng, steps=1 + len(found) % 4)
+        problem = word_problem(split, rng, steps=1 + len(found) % 4, start=TASK_START)
         found.setdefault(problem["question"], problem)
     return list(found.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config, did_you_mean
 from moe_lab.errors import ConfigError, ModelError, TaskError
@@ -21,13 +21,9 @@ def check_router(method: Method, facts: ModelFacts) -> None:
     """Raise ModelError where the method needs a router and the model has none."""
     if not method.needs_router or facts.moe_layers:
         return
-    from moe_lab.routing.families import supported
+    from moe_lab.routing.hook import no_router_message
 
-    raise ModelError(
-        f"No router was found in {facts.path or facts.name} (model type {facts.family}).\n"
-        f"method={method.config.name} needs one; supported families: {', '.join(supported())}.\n"
-        "method=base runs any causal language model."
-    )
+    raise ModelError(no_router_message(f"{facts.path or facts.name} (model type {facts.family})"))
 
 
 def check_chat_template(config: Config) -> None:
@@ -45,18 +41,48 @@ def check_chat_template(config: Config) -> None:
         raise ConfigError(f"apply_chat_template={wanted}: the tokenizer has {names}.")
 
 
-def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for a generation setting that does not exist or leaves no room for a prompt."""
-    from transformers import GenerationConfig
+NUMBERS = {
+    "temperature": (float, 0, None),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "typical_p": (float, 0, 1),
+    "epsilon_cutoff": (float, 0, 1),
+    "eta_cutoff": (float, 0, 1),
+    "repetition_penalty": (float, 0, None),
+    "top_k": (int, 0, None),
+    "no_repeat_ngram_size": (int, 0, None),
+}
+"""Numeric generation settings that are honoured: type, least and greatest value."""
 
-    known = [
-        *MAX_NEW_TOKENS,
-        "until",
-        *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
-    ]
-    for key in config.gen_kwargs or {}:
-        if key not in known:
-            raise ConfigError(f"gen_kwargs: {key} is no generation setting.{did_you_mean(key, known)}")
+
+def _check_setting(key: str, value: Any) -> None:
+    """Raise ConfigError for a generation setting that is not honoured, or a value that it cannot have."""
+    known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
+    if key not in known:
+        raise ConfigError(
+            f"gen_kwargs: {key} is no generation setting that is honoured.{did_you_mean(key, known)}\n"
+            f"Settings: {', '.join(known)}."
+        )
+    if key in NUMBERS:
+        kind, least, most = NUMBERS[key]
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        if not is_number or value < least or (most is not None and value > most):
+            upto = "" if most is None else f" and at most {most}"
+            raise ConfigError(f"gen_kwargs: {key}={value} must be {kind.__name__}, at least {least}{upto}.")
+    elif key == "do_sample" and not isinstance(value, bool):
+        raise ConfigError(f"gen_kwargs: do_sample={value} must be true or false.")
+    elif key == "num_beams" and value != 1:
+        raise ConfigError("gen_kwargs: beam search is not supported; leave num_beams out.")
+    elif key == "until" and not all(
+        isinstance(x, str) for x in (value if isinstance(value, list) else [value])
+    ):
+        raise ConfigError(f"gen_kwargs: until={value} must be a text or a list of texts.")
+
+
+def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+    """Raise ConfigError for a generation setting that has no effect or leaves no room for a prompt."""
+    for key, value in (config.gen_kwargs or {}).items():
+        _check_setting(key, value)
     length = config.max_length or facts.max_length
     for name, task in tasks["tasks"].items():
         settings = task.get_config("generation_kwargs") or {}

@@ -1,4 +1,4 @@
-"""From log-probabilities to tokens, and from tokens to the end of an answer.
+"""From next-token scores to tokens, and from tokens to the end of an answer.
 
 A = answers that still generate, V = vocabulary.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
 from moe_lab.engine.generation import Answer
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing.noise import gumbel_for_tokens
 
 _SAMPLING = -1
@@ -38,17 +38,19 @@ class Decoder:
     def __init__(self, model: Any, config: GenerationConfig, seed: int):
         self.sample = bool(config.do_sample)
         self.seed = seed
+        model._prepare_special_tokens(config, device=model.device)
         self.processors: LogitsProcessorList = model._get_logits_processor(
-            config, input_ids_seq_length=0, device=str(model.device)
+            config, input_ids_seq_length=1, device=str(model.device)
         )
         self.near_ties = 0
         """Greedy choices made between two tokens whose log-probabilities were within 1e-4."""
 
-    def __call__(self, log_probs_AV: Tensor, answers: list[Answer]) -> list[int]:
-        scores_AV = log_probs_AV
+    def __call__(self, scores_AV: Tensor, answers: list[Answer]) -> list[int]:
+        if scores_AV.isnan().any():
+            raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
         if self.processors:
             scores_AV = torch.cat(
-                [self._processed(row, a) for row, a in zip(log_probs_AV, answers, strict=True)]
+                [self._processed(row, a) for row, a in zip(scores_AV, answers, strict=True)]
             )
         if self.sample:
             return (scores_AV + self._noise(scores_AV, answers)).argmax(dim=-1).tolist()
@@ -56,9 +58,9 @@ class Decoder:
         self.near_ties += int((best_A2.values[:, 0] - best_A2.values[:, 1] < 1e-4).sum())
         return best_A2.indices[:, 0].tolist()
 
-    def _processed(self, log_probs_V: Tensor, answer: Answer) -> Tensor:
-        ids = torch.tensor([[*answer.prompt, *answer.generated]], device=log_probs_V.device)
-        return self.processors(ids, log_probs_V[None].clone())
+    def _processed(self, scores_V: Tensor, answer: Answer) -> Tensor:
+        ids = torch.tensor([[*answer.prompt, *answer.generated]], device=scores_V.device)
+        return self.processors(ids, scores_V[None].clone())
 
     def _noise(self, scores_AV: Tensor, answers: list[Answer]) -> Tensor:
         """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""

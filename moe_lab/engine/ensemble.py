@@ -25,13 +25,14 @@ class Ensemble:
     aggregate: str = "probabilities"
     include_clean: bool = True
 
-    def log_probs(self, logits_MnV: Tensor) -> Tensor:
-        """float32 [M, V]: the log of the averaged distribution; -inf where its probability is below float32."""
-        return (
-            self._merged(logits_MnV).log_softmax(dim=-1)
-            if self._one_row
-            else self._mean_probs(logits_MnV).log()
-        )
+    def next_scores(self, logits_MnV: Tensor) -> Tensor:
+        """float32 [M, V]: what decoding and logits processors act on: the model's own logits where there is one row,
+        else the log of the averaged distribution (-inf where its probability is below float32)."""
+        if self.n == 1:
+            return logits_MnV[:, 0].float()
+        if self._one_row:
+            return self._merged(logits_MnV).log_softmax(dim=-1)
+        return self._mean_probs(logits_MnV).log()
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         """int64 [M]: the most probable token."""

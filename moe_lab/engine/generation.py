@@ -38,7 +38,7 @@ class Answer:
 
 
 Choose = Callable[[Tensor, list[Answer]], list[int]]
-"""(log-probabilities [A, V], the sequences they continue) -> the next token of each."""
+"""(`Ensemble.next_scores` [A, V], the answers they continue) -> the next token of each."""
 Finished = Callable[[list[int]], bool]
 """Whether a sequence with these generated tokens ends here."""
 
@@ -81,14 +81,14 @@ class _Batch:
         self.forward = forward
         self.sequences = sequences
         self.max_new_tokens = max_new_tokens
-        self.cache, self.real_BT, self.log_probs_AV = self._read_prompts(past, budget)
+        self.cache, self.real_BT, self.scores_AV = self._read_prompts(past, budget)
         self.active = list(range(len(sequences)))
 
     def _read_prompts(self, past: RowCache | None, budget: Budget) -> tuple[RowCache, Tensor, Tensor]:
         """The cache of all prompts, which of its columns are real, and the distributions after the prompts."""
         shared = past.length if past else 0
         room = self.max_new_tokens + self.forward.ensemble.n
-        caches, reals, log_probs = [], [], []
+        caches, reals, scores = [], [], []
         for part in self._parts(shared, budget):
             rows = [TreeRow(s.prompt, [[0]], shared, s.document, s.repeat) for s in part]
             width = max(map(len, rows))
@@ -97,14 +97,14 @@ class _Batch:
             cache = past.expanded(len(part), capacity) if past else self.forward.new_cache(capacity)
             tokens = collate(rows, shared, self.forward.device, left=True)
             logits = self.forward(tokens, cache, counted=sum(map(len, rows)))
-            log_probs.append(self.forward.ensemble.log_probs(logits))
+            scores.append(self.forward.ensemble.next_scores(logits))
             caches.append(cache)
             reals.append(
                 torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows])
             )
         cache = caches[0] if len(caches) == 1 else RowCache.right_aligned(caches, caches[0].length + room)
         real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
-        return cache, real.to(self.forward.device), torch.cat(log_probs)
+        return cache, real.to(self.forward.device), torch.cat(scores)
 
     def _parts(self, shared: int, budget: Budget) -> Iterator[list[Answer]]:
         """Prompts of like length, as many as one pass takes."""
@@ -119,7 +119,7 @@ class _Batch:
     def run(self, choose: Choose, finished: Finished, on_done: Callable[[Answer], None]) -> None:
         while True:
             going = [self.sequences[b] for b in self.active]
-            for sequence, token in zip(going, choose(self.log_probs_AV, going), strict=True):
+            for sequence, token in zip(going, choose(self.scores_AV, going), strict=True):
                 sequence.generated.append(token)
             ended = {
                 b
@@ -134,7 +134,7 @@ class _Batch:
                 return
             if len(self.active) <= len(self.sequences) // 2:
                 self._drop_finished()
-            self.log_probs_AV = self._step()
+            self.scores_AV = self._step()
 
     def _drop_finished(self) -> None:
         index = torch.tensor(self.active, device=self.forward.device)
@@ -154,7 +154,7 @@ class _Batch:
             document_B=torch.tensor([s.document for s in self.sequences], device=device),
             repeat_B=torch.tensor([s.repeat for s in self.sequences], device=device),
         )
-        return self.forward.ensemble.log_probs(self.forward(tokens, self.cache, counted=len(self.active)))
+        return self.forward.ensemble.next_scores(self.forward(tokens, self.cache, counted=len(self.active)))
 
     @property
     def _no_padding(self) -> bool:

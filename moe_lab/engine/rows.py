@@ -1,7 +1,7 @@
 """Forward passes over a cache, with the output head on the wanted tokens only and an ensemble of rows for each.
 
     with RowForward(model, ensemble) as forward:
-        log_probs_MV = ensemble.log_probs(forward(tokens, cache))
+        scores_MV = ensemble.next_scores(forward(tokens, cache))
 
 transformers' own model runs; hooks (removed on exit) choose what its output head computes, and where the clean tokens
 part into rows.

@@ -77,7 +77,7 @@ class RoE(Method):
 
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer. Raises ConfigError where list or L do not fit the model."""
-        given, skip = self.config.temperature, self.config.skip_layers
+        given, skip = self.config.temperature, self._skip_layers
         if isinstance(given, list):
             if len(given) != moe_layers:
                 raise ConfigError(
@@ -90,13 +90,19 @@ class RoE(Method):
                     f"{skip}. With a list, leave skip_layers out."
                 )
             return [float(value) for value in given]
-        skip = 1 if skip is None else skip
         if 2 * skip >= moe_layers:
             raise ConfigError(
                 f"method.skip_layers={skip} skips {2 * skip} MoE layers (both ends), but the model has {moe_layers}: "
                 "none would be left. Choose a smaller one."
             )
         return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
+
+    @property
+    def _skip_layers(self) -> int:
+        """L, where it was not given: 1 for a number, 0 for a list."""
+        if self.config.skip_layers is not None:
+            return self.config.skip_layers
+        return 0 if isinstance(self.config.temperature, list) else 1
 
     @contextmanager
     def open(self, model: LoadedModel, config: RunConfig) -> Iterator[EngineLM]:
@@ -106,9 +112,7 @@ class RoE(Method):
 
         settings = self.config
         temperatures = self.temperatures(model.facts.moe_layers)
-        first_noisy = next(
-            (layer for layer, value in enumerate(temperatures) if value), settings.skip_layers or 0
-        )
+        first_noisy = next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
         ensemble = Ensemble(
             n=settings.n,
             routing=GumbelTopK(temperatures, config.seed, settings.weights == "perturbed")

@@ -19,7 +19,9 @@ MAX_TOKENS_PER_EXPERT = 10
 """Mean tokens per expert up to which this is faster than `grouped_mm` (measured: 8 still is, 16 no longer)."""
 
 
-def weights_first_experts_forward(experts: Any, hidden_TH: Tensor, index_TK: Tensor, weights_TK: Tensor) -> Tensor:
+def weights_first_experts_forward(
+    experts: Any, hidden_TH: Tensor, index_TK: Tensor, weights_TK: Tensor
+) -> Tensor:
     """The sum of each token's experts, [T, H]; the same as `grouped_mm` up to rounding.
 
     Where `experts.copy_of` (int64 [T]) says that tokens are copies of each other, an expert is computed once for all
@@ -52,7 +54,9 @@ def _first_of(copy_of: Tensor) -> Tensor:
 
 
 def _applies(experts: Any, pairs: int, hidden_TH: Tensor) -> bool:
-    plain = experts.has_gate and not (experts.has_bias or experts.is_transposed or experts.has_post_expert_norm)
+    plain = experts.has_gate and not (
+        experts.has_bias or experts.is_transposed or experts.has_post_expert_norm
+    )
     few = pairs <= MAX_TOKENS_PER_EXPERT * experts.num_experts
     return plain and few and hidden_TH.device.type == "cpu" and not torch.is_grad_enabled()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from moe_lab.config import ModelConfig
@@ -38,16 +39,22 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
         experts = WEIGHTS_FIRST
     options = {"experts_implementation": experts} if experts else {}
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded, report = AutoModelForCausalLM.from_pretrained(
             model_source(model),
             config=load_config(model, offline=offline),
             revision=model.revision or "main",
             dtype=getattr(torch, facts.dtype),
             local_files_only=offline,
+            ignore_mismatched_sizes=True,  # reported below, with the names
+            output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"The weights of {model_source(model)} could not be loaded: {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"The weights of {model_source(model)} could not be loaded: {first_line}") from error
+    _check_complete(report, model_source(model))
     loaded.to(place).eval()
     if len(find_routers(loaded)) != facts.moe_layers:
         raise ModelError(
@@ -56,3 +63,17 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
         )
     tokenizer = load_tokenizer(model, offline=offline)
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+
+
+def _check_complete(report: dict[str, Any], source: str) -> None:
+    """transformers fills what a checkpoint lacks with random numbers: such a model is refused."""
+    missing = sorted(map(str, report["missing_keys"]))
+    misshapen = sorted(
+        str(key[0]) if isinstance(key, tuple) else str(key) for key in report["mismatched_keys"]
+    )
+    for names, what in ((missing, "lacks"), (misshapen, "has in another shape")):
+        if names:
+            raise ModelError(
+                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]}.\n"
+                "It is damaged or belongs to another configuration: fetch or save it again."
+            )

@@ -12,7 +12,7 @@ from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.generation import Answer, generate
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.conftest import make_model
@@ -162,3 +162,23 @@ def test_unknown_options_are_refused(olmoe):
         generation_config(olmoe, {"temprature": 1.0})
     with pytest.raises(ConfigError, match="Beam"):
         generation_config(olmoe, {"num_beams": 4})
+
+
+def test_penalties_act_as_in_transformers(olmoe):
+    prompt = prompts_for(random.Random(8), 1)[0]
+    options = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 3}
+    with torch.no_grad():
+        expected = olmoe.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, **options
+        )[0, len(prompt) :]
+    (found,) = answers_of(olmoe, [prompt], Budget(4000), 12, options=options)
+    assert found == expected.tolist()
+    assert found != greedy_by_transformers(olmoe, prompt, 12)
+
+
+def test_nan_is_an_error_not_an_answer():
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(RoutingError, match="NaN"):
+        answers_of(model, [[1, 2, 3]], Budget(100), 2)

@@ -181,7 +181,8 @@ def test_aggregates_are_as_defined(ensemble, expected):
     wanted_P, target_P = torch.tensor([0, 3, 3, 1]), torch.tensor([4, 0, 2, 1])
     log_probs = expected(logits_MnV.double())
     close = {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(ensemble.log_probs(logits_MnV).double(), log_probs, **close)
+    found = ensemble.next_scores(logits_MnV).double().log_softmax(-1)
+    torch.testing.assert_close(found, log_probs, **close)
     scores = ensemble.score(logits_MnV, wanted_P, target_P).double()
     torch.testing.assert_close(scores, log_probs[wanted_P, target_P], **close)
     assert torch.equal(ensemble.greedy(logits_MnV), log_probs.argmax(-1))

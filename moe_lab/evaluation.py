@@ -41,6 +41,9 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
+    if log.set_aside is not None:
+        reason = "they are of another model commit or made with other versions"
+        print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
         print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)

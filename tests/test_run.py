@@ -403,3 +403,23 @@ def test_a_dense_model_runs_with_base_only(roe: Config, tmp_path: Path) -> None:
     base = prepare(roe).baseline
     assert base is not None
     assert run(replace(dense, method=base.config.method, limit=2)).results["results"]
+
+
+def test_answers_made_with_other_versions_are_kept_aside(
+    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
+    from moe_lab import evaluation
+
+    base = prepare(replace(roe, limit=2)).baseline
+    assert base is not None
+    execute(base, ModelPool())
+    (base.folder / "results.json").unlink()
+    earlier = (base.folder / "responses.jsonl").read_bytes()
+    now = evaluation.versions()
+    monkeypatch.setattr(evaluation, "versions", lambda: now | {"transformers": "0.0"})
+    execute(base, ModelPool())
+    aside = base.folder / "responses.1.old.jsonl"
+    assert aside.read_bytes() == earlier
+    said = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
+    assert len(said) == 1 and "not used" in said[0]

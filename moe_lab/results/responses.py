@@ -1,7 +1,8 @@
 """The log of answered requests: one line each, appended and flushed as it is done; a restart replays it.
 
 The first line says whose answers these are; a log of another identity, model commit or library version is never
-served: it starts anew. A line carries what was spent since the line before, so that the sums are the whole run's.
+served: it is renamed and a new one begins. A line carries what was spent since the line before, so that the sums are
+over all sessions, what was computed again after a kill included.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,15 @@ class ResponseLog:
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.environment: dict[str, str | None] = {}
         """Where the latest answers were computed: device, experts and attention implementation."""
+        self.set_aside: Path | None = None
+        """Where a log that was found here, and is not this one, lies now."""
         self._answers: dict[str, Any] = {}
         with writing(path):
             lines = _whole_lines(path) if path.exists() else []
             ours = bool(lines) and lines[0].get(HEADER) == header
+            if lines and not ours:
+                self.set_aside = _free_name(path)
+                path.rename(self.set_aside)
             # unbuffered: what could not be written is not tried again when the file is closed
             self._file = path.open("ab" if ours else "wb", buffering=0)
             if not ours:
@@ -86,6 +93,12 @@ class ResponseLog:
 def _answer(response: Any) -> Any:
     """JSON has no tuples: lm-eval's (log-likelihood, is greedy) comes back as one."""
     return tuple(response) if isinstance(response, list) else response
+
+
+def _free_name(path: Path) -> Path:
+    """`responses.1.old.jsonl` and so on, beside `path`."""
+    names = (path.with_name(f"{path.stem}.{number}.old{path.suffix}") for number in count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -91,14 +91,19 @@ def test_a_damaged_line_is_a_missing_answer(path: Path, damage: str) -> None:
         HEADER | {"versions": {"lm_eval": "2"}},
     ],
 )
-def test_another_header_is_never_served(path: Path, other: dict[str, Any]) -> None:
+def test_another_header_is_never_served_nor_erased(path: Path, other: dict[str, Any]) -> None:
     log = ResponseLog(path, HEADER)
     log.answer(KEY, "x", {"tokens_in": 1})
     log.close()
+    assert log.set_aside is None
+    earlier = path.read_bytes()
+    path.with_name("responses.1.old.jsonl").write_text("of another time")
     log = ResponseLog(path, other)
     assert KEY not in log and log.cost == {}
     log.close()
     assert json.loads(path.read_text().splitlines()[0]) == {"header": other}
+    assert log.set_aside == path.with_name("responses.2.old.jsonl") and log.set_aside.read_bytes() == earlier
+    assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
 def test_costs_add_up_over_sessions_and_peaks_do_not(path: Path) -> None:

@@ -85,6 +85,15 @@ def test_the_table_of_a_run_says_all_that_matters(capsys, runs):
         assert text in out
 
 
+def test_what_a_user_typed_is_printed_as_it_is(capsys, runs):
+    ended = run_command(capsys, "-m", "task=lm_eval", 'task.name="a[b]","c[/d]",":smile:"')
+    assert ended.code == 0
+    for text in ("a[b]", "c[/d]", ":smile:", "[0.2373, 0.7627]"):
+        assert text in ended.out
+    ended = run_command(capsys, "mode=plan", "task=lm_eval", 'task.name="x[/y]"')
+    assert ended.code == 0 and "x[/y]" in ended.out
+
+
 def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
     ended = run_command(capsys, "-m", "task=toy_math,toy_choice", "model=tiny,olmoe", "method=base,roe")
     assert ended.code == 0

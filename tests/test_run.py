@@ -109,6 +109,12 @@ def test_the_moe_lab_block(roe: Config) -> None:
     assert not {"c3po", "tuning"} & set(block)
 
 
+def test_predict_only_has_no_score(roe: Config) -> None:
+    block = run(replace(roe, limit=2, predict_only=True)).results["moe_lab"]
+    assert block["intervals"] == {"arc_easy": {}} and block["task"]["metric"] is None
+    assert not {"baseline", "paired"} & set(block)
+
+
 def test_a_stored_result_is_returned_without_a_model(roe: Config, calls: Callable[[], list[str]]) -> None:
     first = run(roe)
     assert len(calls()) == 60

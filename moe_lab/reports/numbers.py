@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from moe_lab.results.samples import reported
 from moe_lab.results.store import version_marks
 
 MARKS = {
@@ -74,10 +75,10 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
 
 def headline(scores: dict[str, Any], wanted: str | None) -> str:
     """The headline metric, `metric,filter`: the task's own, else the first reported; a dash with predict_only."""
-    if wanted in scores:
+    known = reported(scores)
+    if wanted in known:
         return str(wanted)
-    reported = [key for key in scores if "," in key and "_stderr," not in key]
-    return reported[0] if reported else "-"
+    return known[0] if known else "-"
 
 
 def _documents(results: dict[str, Any], samples: dict[str, list[int]], name: str) -> int:

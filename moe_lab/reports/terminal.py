@@ -112,15 +112,18 @@ def print_summaries(files: Sequence[Path]) -> None:
     table = Table("model", "method", "task", "metric", title="Over seeds")
     for heading in ("seeds", "mean", "std", "95% over seeds", "95% over documents"):
         table.add_column(heading, justify="right")
+    table.add_column("marks")
     for file in files:
         summary = json.loads(file.read_text(encoding="utf-8"))
         names = (summary["model"]["name"], summary["method"]["name"])
         for task, scores in summary["scores"].items():
             metric = headline(scores, summary["task"]["metric"])
+            if metric not in scores:
+                continue  # predict_only computes no score
             score = scores[metric]
             bounds = [interval(score[key]) for key in ("ci95_seeds", "ci95_documents")]
             numbers = (str(len(summary["seeds"])), number(score["mean"]), number(score["std"]))
-            table.add_row(*names, task, metric, *numbers, *bounds)
+            table.add_row(*names, task, metric, *numbers, *bounds, " ".join(marks_of(summary)))
     print_table(table)
     for file in files:
         print(file)
@@ -137,9 +140,12 @@ def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def print_table(table: Table) -> None:
-    """Print a table on stdout: as wide as the terminal, or wide enough where there is none."""
+    """Print a table on stdout: as wide as the terminal, or wide enough where there is none.
+
+    Cells are printed as they are: what a user typed may hold brackets and colons, which are no markup here.
+    """
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    Console(file=sys.stdout, width=width).print(table)
+    Console(file=sys.stdout, width=width, markup=False, emoji=False).print(table)
 
 
 def number(value: float | None, sign: bool = False) -> str:
@@ -151,7 +157,7 @@ def number(value: float | None, sign: bool = False) -> str:
 
 def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
     """`[low, high]`, or a dash."""
-    return "-" if bounds is None else f"\\[{number(bounds[0], sign)}, {number(bounds[1], sign)}]"
+    return "-" if bounds is None else f"[{number(bounds[0], sign)}, {number(bounds[1], sign)}]"
 
 
 def seconds(value: float | None) -> str:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Values = dict[str, dict[int, Any]]
 """{"metric,filter": {document: value}}"""
 
+PLACEHOLDER = "bypass"
+"""The metric that lm-eval reports, always as 999, where predict_only=true computes none."""
+
 
 def samples_file(folder: Path, task: str) -> Path:
     return folder / f"samples_{task.replace('/', '-')}.jsonl"
@@ -57,14 +60,22 @@ def read_samples(folder: Path, tasks: list[str]) -> dict[str, list[dict[str, Any
 
 
 def metric_values(samples: list[dict[str, Any]]) -> Values:
-    """Each metric's value per document; lists, as JSON has them, are the tuples that lm-eval had."""
+    """Each computed metric's value per document; lists, as JSON has them, are the tuples that lm-eval had."""
     values: Values = {}
     for sample in samples:
         for metric in sample["metrics"]:
+            if metric == PLACEHOLDER:
+                continue
             value = sample[metric]
             key = f"{metric},{sample['filter']}"
             values.setdefault(key, {})[sample["doc_id"]] = tuple(value) if isinstance(value, list) else value
     return values
+
+
+def reported(scores: dict[str, Any]) -> list[str]:
+    """The `metric,filter` keys of a task's scores: no standard errors, no counts, no placeholder."""
+    keys = [key for key in scores if "," in key and "_stderr," not in key]
+    return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
 
 
 def aggregation(task: Any, metric: str) -> Aggregate | None:

@@ -8,10 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from moe_lab import __version__
-from moe_lab.results.samples import Values, aggregation, metric_values
+from moe_lab.results.samples import Values, aggregation, metric_values, reported
 from moe_lab.results.statistics import interval, paired
 
 if TYPE_CHECKING:
+    from moe_lab.config import Config
     from moe_lab.run import Run
 
 SCHEMA_VERSION = 1
@@ -70,7 +71,7 @@ def moe_lab_block(
         "task": {
             "name": config.task.name,
             "tasks": list(tasks),
-            "metric": config.task.metric or _first_metric(evaluated, list(tasks)),
+            "metric": _headline(config, evaluated, list(tasks)),
         },
         "seed": config.seed,
         "overrides": list(config.overrides),
@@ -107,14 +108,16 @@ def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
     return compared
 
 
-def _first_metric(evaluated: dict[str, Any], tasks: list[str]) -> str | None:
-    return next(iter(_scores(evaluated["results"], tasks).get(tasks[0], {})), None)
+def _headline(config: Config, evaluated: dict[str, Any], tasks: list[str]) -> str | None:
+    if config.predict_only:
+        return None
+    return config.task.metric or next(iter(_scores(evaluated["results"], tasks).get(tasks[0], {})), None)
 
 
 def _scores(results: dict[str, Any], tasks: list[str]) -> dict[str, dict[str, Any]]:
     """lm-eval's scores per task by `metric,filter`, without standard errors and counts."""
     return {
-        name: {key: value for key, value in results[name].items() if "," in key and "_stderr," not in key}
+        name: {key: results[name][key] for key in reported(results[name])}
         for name in tasks
         if name in results
     }

@@ -12,6 +12,7 @@ from moe_lab.results.files import write_json, writing
 from moe_lab.results.identity import folder_name
 from moe_lab.results.samples import aggregation, metric_values, read_samples
 from moe_lab.results.statistics import interval_of_mean, over_seeds
+from moe_lab.results.store import version_marks
 
 if TYPE_CHECKING:
     from moe_lab.run import Outcome
@@ -31,15 +32,19 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
-    method's noise).
+    method's noise). `versions` are those of the runs: where they differ, of one that others made.
     """
-    first = outcomes[0].results["moe_lab"]
+    blocks = [outcome.results["moe_lab"] for outcome in outcomes]
+    first = blocks[0]
+    told = {key: True for key in ("untuned",) if any(block.get(key) for block in blocks)}
     return {
         "schema_version": 1,
         "model": first["model"],
         "method": first["method"],
         "task": first["task"],
-        "partial": first["partial"],
+        "partial": any(block["partial"] for block in blocks),
+        **told,
+        "versions": next((block for block in blocks if version_marks(block)), first)["versions"],
         "seeds": [outcome.run.config.seed for outcome in outcomes],
         "run_ids": [outcome.run.run_id for outcome in outcomes],
         "scores": {name: _scores(name, outcomes) for name in first["task"]["tasks"]},

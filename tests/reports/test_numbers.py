@@ -29,7 +29,11 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
     assert headline(scores, "acc,none") == "acc,none"
     assert headline(scores, None) == "acc_norm,none"
     assert headline(scores, "f1,none") == "acc_norm,none"
-    assert headline({"alias": "t"}, "acc,none") == "-", "predict_only computes none"
+    assert headline({"alias": "t"}, "acc,none") == "-"
+    placeholder = {"alias": "t", "bypass,none": 999, "bypass_stderr,none": "N/A"}
+    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", (
+        "predict_only computes none"
+    )
 
 
 def test_groups_come_first_with_all_their_documents():

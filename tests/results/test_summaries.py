@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.config import Config
+from moe_lab.reports.terminal import print_summaries
 from moe_lab.results.summaries import summarize
 from moe_lab.run import ModelPool, execute, prepare
 from tests.runs import config, small_data
@@ -35,6 +36,28 @@ def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
     low, high = score["ci95_documents"]
     assert low <= score["mean"] <= high
     assert score["ci95_seeds"][0] <= score["mean"] <= score["ci95_seeds"][1]
+    assert content["partial"] is False and content["untuned"] is True
+
+
+def test_the_table_over_seeds_has_the_marks_of_its_runs(
+    roe: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = ModelPool()
+    outcomes = [execute(prepare(replace(roe, seed=seed, limit=3)), pool) for seed in (0, 1)]
+    outcomes[0].results["moe_lab"]["versions"]["lm_eval"] = "0.0.1"
+    capsys.readouterr()
+    print_summaries(summarize(outcomes))
+    assert "PARTIAL untuned other-versions" in capsys.readouterr().out
+
+
+def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ModelPool()
+    runs = [prepare(replace(roe, seed=seed, limit=2, predict_only=True)) for seed in (0, 1)]
+    files = summarize([execute(run, pool) for run in runs])
+    capsys.readouterr()
+    print_summaries(files)
+    out = capsys.readouterr().out
+    assert "999" not in out and "bypass" not in out and str(files[0]) in out
 
 
 def test_one_seed_has_no_summary(roe: Config) -> None:

@@ -174,7 +174,7 @@ def _identified(
         config,
         method,
         model=model_identity(model_source(config.model), config.model),
-        dtype=facts.dtype,
+        facts=facts,
         tasks=tasks,
         samples=samples,
         documents=documents_digest(tasks, samples),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +43,10 @@ class Method(ABC):
 
     def check(self, facts: ModelFacts) -> None:
         """Raise ConfigError where the configuration cannot work on this model. Called before weights load."""
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """The configuration as it enters the run id: one form for all spellings of the same computation."""
+        return asdict(self.config)
 
     @abstractmethod
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:

@@ -104,6 +104,22 @@ class RoE(Method):
             return self.config.skip_layers
         return 0 if isinstance(self.config.temperature, list) else 1
 
+    def first_noisy(self, moe_layers: int) -> int:
+        """The MoE layer from which the rows are computed apart: the first with noise, or else the first not skipped."""
+        temperatures = self.temperatures(moe_layers)
+        return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """`temperature` and `skip_layers` as what they resolve to."""
+        resolved = {
+            "temperatures": self.temperatures(facts.moe_layers),
+            "first_noisy": self.first_noisy(facts.moe_layers),
+        }
+        replaced = ("temperature", "skip_layers")
+        return {
+            key: value for key, value in super().identity(facts).items() if key not in replaced
+        } | resolved
+
     @contextmanager
     def open(self, model: LoadedModel, config: RunConfig) -> Iterator[EngineLM]:
         from moe_lab.engine.ensemble import Ensemble
@@ -112,13 +128,12 @@ class RoE(Method):
 
         settings = self.config
         temperatures = self.temperatures(model.facts.moe_layers)
-        first_noisy = next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
         ensemble = Ensemble(
             n=settings.n,
             routing=GumbelTopK(temperatures, config.seed, settings.weights == "perturbed")
             if settings.n > 1
             else None,
-            first_noisy=first_noisy,
+            first_noisy=self.first_noisy(model.facts.moe_layers),
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,
         )

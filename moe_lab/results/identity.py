@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from moe_lab.config import Config
     from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
 
 HASHED = frozenset(
     {
@@ -50,19 +51,19 @@ def identity(
     method: Method,
     *,
     model: dict[str, Any],
-    dtype: str,
+    facts: ModelFacts,
     tasks: TaskDict,
     samples: dict[str, list[int]],
     documents: dict[str, str],
 ) -> dict[str, Any]:
     """All that determines a run's numbers, as plain values.
 
-    `model` is `model_identity`'s, `documents` is `documents_digest`'s; `dtype` is the resolved one.
+    `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
     """
     return {
         "model": model,
-        "dtype": dtype,
-        "method": {"config": asdict(method.config), "numerics": method.numerics},
+        "dtype": facts.dtype,
+        "method": {"config": method.identity(facts), "numerics": method.numerics},
         "tuning": asdict(config.tuning),
         "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
         "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},

@@ -91,6 +91,41 @@ def test_the_method_counts(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None
     assert run_id(roe) != first
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"skip_layers": 1}),
+        ({"temperature": 1}, {"temperature": [0, 1.0, 1.0, 0], "skip_layers": 1}),
+        ({"temperature": 0}, {"temperature": 0.0, "skip_layers": 1}),
+    ],
+)
+def test_two_spellings_of_one_method_are_one_run(
+    roe: Config, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert run_id(with_method(roe, one)) == run_id(with_method(roe, other))
+
+
+ROE_CHANGES: dict[str, dict[str, Any]] = {
+    "n": {"n": 3},
+    "temperature": {"temperature": 0.2},
+    "skip_layers": {"skip_layers": 0},
+    "weights": {"weights": "perturbed"},
+    "aggregate": {"aggregate": "logits"},
+    "include_clean": {"include_clean": False},
+}
+
+
+def test_every_setting_of_roe_counts(roe: Config) -> None:
+    """A new key of `RoE.Config` belongs here, or in the second list where it has one value."""
+    assert {*ROE_CHANGES, "name", "cache"} == {field.name for field in fields(roe.method)}
+    ids = {name: run_id(with_method(roe, change)) for name, change in ROE_CHANGES.items()}
+    assert len({run_id(roe), *ids.values()}) == len(ids) + 1
+
+
+def with_method(one: Config, keys: dict[str, Any]) -> Config:
+    return replace(one, method=replace(one.method, **keys))
+
+
 def test_the_seed_is_nothing_to_a_method_without_randomness(
     tiny_olmoe_dir: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.checks import check_chat_template, check_generation, check_metric, check_router
 from moe_lab.config import Config, TuningConfig
 from moe_lab.errors import ConfigError
+from moe_lab.memory import memory_errors
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
 from moe_lab.offline import go_offline
@@ -91,7 +92,7 @@ def prepare(config: Config) -> Run:
     """Check everything that can be checked without weights. Makes no folder.
 
     Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
-    data, ModelError for a model that is none or has no router where the method needs one.
+    data, ModelError for a model that is none, has no tokenizer, or has no router where the method needs one.
     """
     if config.offline:
         go_offline()
@@ -101,6 +102,7 @@ def prepare(config: Config) -> Run:
         raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
 
     from moe_lab.models.facts import model_facts
+    from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.tasks import load_tasks, select_documents
 
     tasks = load_tasks(config)
@@ -108,6 +110,7 @@ def prepare(config: Config) -> Run:
     samples = select_documents(config, tasks)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)
+    load_tokenizer(config.model, offline=config.offline)
     method.check(facts)
     check_chat_template(config)
     check_generation(config, facts, tasks)
@@ -123,7 +126,8 @@ def execute(run: Run, models: ModelPool) -> Outcome:
     """Compute what is missing of a run and of its baseline, or return what is stored.
 
     The same call after an interruption continues. With mode=report a stored result is returned as it is, also where
-    the comparison with a baseline is missing. Raises RunHeldError where another process works on this run.
+    the comparison with a baseline is missing. Raises RunHeldError where another process works on this run, and
+    MoeLabError where memory does not suffice.
     """
     from moe_lab.evaluation import evaluate_run
 
@@ -132,7 +136,7 @@ def execute(run: Run, models: ModelPool) -> Outcome:
         compared = run.baseline is None or "baseline" in stored.results["moe_lab"]
         if compared or run.config.mode == "report":
             return stored
-    with run.store.held(), run.store.status():
+    with run.store.held(), run.store.status(), memory_errors(run):
         before = None if run.baseline is None else baseline_results(run.baseline, models)
         results = evaluate_run(run, models, before)
     return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")

@@ -81,6 +81,11 @@ def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Pr
                 f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}"
             ) from error
         typed = to_config(cell)
+        if typed.seeds > 1:
+            raise ConfigError(
+                f"seeds={typed.seeds}: a table has one run per cell. Leave seeds out; seed=<number> chooses the seed "
+                "of all cells."
+            )
         try:
             cells.append(Prepared(cell, typed, prepare(typed)))
         except MoeLabError as error:

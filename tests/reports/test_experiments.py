@@ -202,6 +202,14 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
     assert ended.out.count("no data here") == 1
 
 
+def test_several_seeds_are_refused_and_one_is_taken(runs, capsys):
+    ended = run_command(capsys, "experiment=table_t", "seeds=2")
+    assert ended.code == 2 and "seeds=2: a table has one run per cell" in ended.err
+    assert not runs.executed
+    assert run_command(capsys, "experiment=table_t", "seed=7").code == 0
+    assert "tiny-roe-toy_math-7" in runs.executed
+
+
 def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_path, capsys):
     (tmp_path / "a_file").touch()
     ended = run_command(capsys, "experiment=table_t", f"output_dir={tmp_path}/a_file/x")

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from moe_lab import __version__
 from moe_lab.errors import ConfigError
 from moe_lab.exits import exit_code, print_error, raise_on_sigterm
 
@@ -40,6 +41,9 @@ def _main(argv: list[str]) -> int:
         from moe_lab.help import help_text
 
         print(help_text(argv))
+        return 0
+    if "--version" in argv:
+        print(f"moe_lab {__version__}")
         return 0
     cells = compose_or_explain(argv)
     if not cells:

@@ -43,6 +43,7 @@ Flags (before the overrides):
   --info defaults       how the configuration was composed (also: config, searchpath, plugins)
   --config-dir FOLDER   options of your own: FOLDER/model/mine.yaml is model=mine
   --hydra-help          Hydra's own flags
+  --version             the version of moe_lab
 
 Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run;
 130 and 143 interrupted.

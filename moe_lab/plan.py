@@ -27,7 +27,7 @@ def print_plan(runs: Sequence[Run], refused: Refused | None = None) -> None:
     )
     missing = total = 0
     for run in with_baselines(runs):
-        done, tokens = run.done, estimate_forward_tokens(run)
+        done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
         missing += not done
         total += 0 if done else tokens
         state = "done" if done else "missing"

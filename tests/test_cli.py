@@ -188,6 +188,19 @@ def test_plan_lists_what_is_done_and_what_is_missing(capsys, runs):
     assert not runs.executed
 
 
+def test_plan_knows_that_rerun_computes_again(capsys, runs):
+    runs.done.add("tiny-roe-toy_math-0")
+    assert "To run: 0" in run_command(capsys, "mode=plan").out
+    assert "To run: 1" in run_command(capsys, "mode=plan", "rerun=true").out
+
+
+def test_the_version_is_ours(capsys):
+    from moe_lab import __version__
+
+    ended = run_command(capsys, "--version")
+    assert (ended.code, ended.out) == (0, f"moe_lab {__version__}\n")
+
+
 def test_report_shows_what_is_stored_and_runs_nothing(capsys, runs):
     assert run_command(capsys, "mode=report").code == 2
     runs.done.add("tiny-base-toy_math-0")

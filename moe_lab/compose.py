@@ -26,7 +26,12 @@ from moe_lab.errors import ConfigError
 from moe_lab.paths import resource_folder
 
 GROUPS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
-PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs)=([^'\"\[{].*[,=].*)$")
+PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
+PATHS = re.compile(r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path)=(.+)$", re.S)
+FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
+"""A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""
+NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
+"""A character of a path that Hydra's grammar has another use for, or does not know."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,12 @@ class Cell:
 def compose(argv: list[str]) -> list[Cell]:
     """All cells that a command line asks for; none after a flag that only prints (`--cfg`, `--info`).
 
-    Raises Hydra's and OmegaConf's own errors.
+    Raises Hydra's and OmegaConf's own errors, and ConfigError for an override that removes a key.
     """
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
-    with _hydra_surroundings(["moe_lab", *map(quote_commas, argv)]):
+    refuse_removals(argv)
+    with _hydra_surroundings(["moe_lab", *map(quote, argv)]):
         hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
             lambda cfg: composed.append((cfg, HydraConfig.get()))
         )()
@@ -56,10 +62,11 @@ def compose(argv: list[str]) -> list[Cell]:
 def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """One cell from overrides alone, for experiments. `config_dirs`: folders given by `--config-dir`.
 
-    Raises Hydra's and OmegaConf's own errors.
+    Raises what `compose` raises.
     """
     register_schema()
-    quoted = [quote_commas(override) for override in overrides]
+    refuse_removals(overrides)
+    quoted = [quote(override) for override in overrides]
     if config_dirs:
         quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(resource_folder("conf"))):
@@ -89,10 +96,31 @@ def register_schema() -> None:
     ConfigStore.instance().store(name="schema", node=defaults)
 
 
-def quote_commas(argument: str) -> str:
-    """Quote a value whose commas and equal signs are not Hydra's: `experiment=a,b`, `gen_kwargs=x=1,y=2`."""
-    match = PLAIN_COMMAS.match(argument)
-    return f"{match[1]}='{match[2]}'" if match else argument
+def quote(argument: str) -> str:
+    """Quote a value that Hydra's grammar would read in another way.
+
+    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`) and
+    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid.
+    """
+    if match := PLAIN_COMMAS.match(argument):
+        return f"{match[1]}='{match[2]}'"
+    match = PATHS.match(argument)
+    if match and not FOR_HYDRA.search(match[2]):
+        return f"{match[1]}={','.join(map(_quote_path, match[2].split(',')))}"
+    return argument
+
+
+def _quote_path(path: str) -> str:
+    escaped = path.strip().replace("'", "\\'")
+    return f"'{escaped}'" if NOT_PLAIN.search(path) else path
+
+
+def refuse_removals(overrides: list[str]) -> None:
+    """Raise ConfigError for `~key` and `~group`: Hydra takes some, and gives false reasons for others."""
+    for override in overrides:
+        key = override[1:].partition("=")[0]
+        if override.startswith("~") and key.partition(".")[0] in top_level_keys():
+            raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
 
 
 @contextmanager

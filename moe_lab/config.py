@@ -6,6 +6,7 @@ Nothing in this module imports torch, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ MODES = ("run", "plan", "doctor", "report")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
 METRICS = ("none",)
+LARGEST_SEED = 2**63
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
 
@@ -51,6 +53,12 @@ class TaskConfig:
     """Column of a file that a group's tasks share; a task's rows have its `dataset_name` there."""
     include_path: str | None = None
     fewshot_split: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError(
+                f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."
+            )
 
 
 @dataclass(kw_only=True)
@@ -111,6 +119,9 @@ class Config:
         _one_of("dtype", self.dtype, DTYPES)
         for key in ("seed", "sample_seed", "fewshot_seed", "num_fewshot"):
             _at_least(key, getattr(self, key), 0)
+        for key in ("seed", "sample_seed", "fewshot_seed"):
+            if getattr(self, key) >= LARGEST_SEED:
+                raise ConfigError(f"{key}={getattr(self, key)} is too large. It must be below 2**63.")
         for key in ("seeds", "max_batch_size", "max_length"):
             _at_least(key, getattr(self, key), 1)
         self._check_documents()
@@ -124,6 +135,10 @@ class Config:
             )
 
     def _check_documents(self) -> None:
+        if self.limit is not None and not math.isfinite(self.limit):
+            raise ConfigError(
+                f"limit={self.limit} is no number of documents. Use a count, or a fraction below 1."
+            )
         if self.limit is not None and self.limit <= 0:
             raise ConfigError(f"limit={self.limit} selects nothing. Use a count, or a fraction below 1.")
         if self.limit is not None and self.limit > 1 and self.limit != int(self.limit):

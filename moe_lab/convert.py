@@ -29,11 +29,13 @@ def to_configs(cells: list[Cell]) -> list[Config]:
 def to_config(cell: Cell) -> Config:
     """The typed config of a cell. ConfigError names the key, what it expects or the closest one."""
     values = dict(cell.values)
-    _check_names(values, cell.choices)
+    _check_names(values)
+    _check_not_empty(values)
     sections: dict[str, Any] = {}
     for group in GROUPS:
         section = _section(values, group)
-        sections[group] = {**section, "name": section.get("name") or cell.choices[group]}
+        named = section.get("name") is not None
+        sections[group] = section if named else {**section, "name": cell.choices[group]}
     _name_model(sections["model"], cell.overrides)
     typed = {group: build(GROUPS[group], section, prefix=f"{group}.") for group, section in sections.items()}
     method = _section(values, "method")
@@ -43,7 +45,7 @@ def to_config(cell: Cell) -> Config:
     return build(Config, {**rest, **typed, "overrides": cell.overrides}, prefix="")
 
 
-def _check_names(values: dict[str, Any], choices: dict[str, str]) -> None:
+def _check_names(values: dict[str, Any]) -> None:
     known = top_level_keys()
     nested = [
         f"{group}.{key}" for group, section in values.items() if isinstance(section, dict) for key in section
@@ -51,9 +53,14 @@ def _check_names(values: dict[str, Any], choices: dict[str, str]) -> None:
     for key in values:
         if key not in known:
             raise unknown_key(key, known + [name for name in nested if not name.startswith(f"{key}.")])
-    for key in known:
-        if key not in values or (key in GROUPS and key not in choices):
-            raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
+
+
+def _check_not_empty(values: dict[str, Any], prefix: str = "") -> None:
+    for key, value in values.items():
+        if value == "":
+            raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
+        if isinstance(value, dict) and key in (*GROUPS, "method"):
+            _check_not_empty(value, f"{key}.")
 
 
 def _section(values: dict[str, Any], group: str) -> dict[str, Any]:

@@ -26,9 +26,25 @@ def unknown_key(key: str, known: list[str], option: str | None = None) -> Config
     by_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
     group = key.partition(".")[0]
+    if group == "method" and (owners := _methods_with(leaf)):
+        return ConfigError(_of_another_method(key, owners, option))
     keys = f"Keys of {group}={option}" if option else "Keys here"
     where = f"{keys}: {', '.join(known)}." if "." in key else "See --help for all keys."
     return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
+
+
+def _methods_with(key: str) -> list[str]:
+    from moe_lab.methods import get_method, method_names
+
+    return [name for name in method_names() if key in {f.name for f in fields(get_method(name).Config)}]
+
+
+def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
+    has = " and ".join(f"method={owner}" for owner in owners)
+    lines = [f"Unknown key {key!r} of method={option}: {has} has it, and method={option} does not."]
+    if option == "base":
+        lines.append(f"Leave base out: method={owners[0]} alone compares with base.")
+    return "\n".join(lines)
 
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:

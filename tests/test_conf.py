@@ -95,9 +95,30 @@ def test_usual_values_need_no_quotes():
     assert config_of("gen_kwargs={temperature: 0.7}").gen_kwargs == {"temperature": 0.7}
     assert config_of("task=lm_eval", "task.name=[piqa,sciq]").task.name == ["piqa", "sciq"]
     assert config_of("data_dir=../shared/data").data_dir == "../shared/data"
+    assert config_of("task.metric=exact_match,none").task.metric == "exact_match,none"
     assert config_of("limit=50").limit == 50
     assert config_of("limit=0.5").limit == 0.5
     assert config_of("batch_size=8").batch_size == 8
+
+
+@pytest.mark.parametrize(
+    "path", ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"]
+)
+def test_paths_need_no_quotes(path):
+    for key in ("output_dir", "data_dir"):
+        assert getattr(config_of(f"{key}={path}"), key) == path
+    assert config_of(f"model.path={path}").model.path == path
+    (cell,) = compose([f"model.tokenizer={path}"])
+    assert to_config(cell).model.tokenizer == path
+    again = to_config(compose_cell(cell.overrides, []))
+    assert again.model.tokenizer == path, "recorded overrides can be given again"
+
+
+def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():
+    assert config_of("output_dir='/tmp/ü, x'").output_dir == "/tmp/ü, x"
+    assert config_of("output_dir=${device}/ü x".replace("ü", "u")).output_dir == "auto/u x"
+    cells = compose(["-m", "model.path=/a b/ü,/c"])
+    assert [to_config(cell).model.path for cell in cells] == ["/a b/ü", "/c"]
 
 
 def test_keys_that_an_option_leaves_out_can_be_overridden():

@@ -9,13 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import TaskError
+from moe_lab.checks import MAX_NEW_TOKENS
+from moe_lab.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks.manager import TaskDict, TaskManager
 
     from moe_lab.config import Config
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+"""Generation settings that ask for sampling."""
 
 OWN_TASKS = Path(__file__).resolve().parent
 
@@ -113,7 +117,8 @@ def _refuse_unsupported(name: str, task: Task) -> None:
 def _apply_settings(task: Any, config: Config) -> None:
     """What `lm_eval.simple_evaluate` does between loading and evaluating; a key given here always wins."""
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
-        task.set_config(key="generation_kwargs", value=dict(config.gen_kwargs), update=True)
+        own = task.get_config("generation_kwargs") or {}
+        task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
     if config.predict_only:
         task.override_metric(metric_name="bypass")
     if config.num_fewshot is not None:
@@ -122,6 +127,23 @@ def _apply_settings(task: Any, config: Config) -> None:
         task.set_config(key="num_fewshot", value=0)
     _check_fewshot_pool(task)
     task.set_fewshot_seed(seed=config.fewshot_seed)
+
+
+def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A task's generation settings with those of `gen_kwargs` over them.
+
+    lm-eval knows several spellings of the number of new tokens: one that is given replaces all of them. A sampling
+    setting that is given turns sampling on, temperature=0 turns it off, unless do_sample is given, too.
+    """
+    spellings = MAX_NEW_TOKENS if any(key in given for key in MAX_NEW_TOKENS) else ()
+    settings = {key: value for key, value in own.items() if key not in spellings} | given
+    if "do_sample" not in given and any(key in given for key in SAMPLING):
+        settings["do_sample"] = given.get("temperature") != 0
+    if settings.get("do_sample") and settings.get("temperature") == 0:
+        if "temperature" in given:
+            raise ConfigError("gen_kwargs: temperature=0 is greedy decoding: leave do_sample=true out.")
+        del settings["temperature"]  # the task's own, for greedy decoding
+    return settings
 
 
 def _check_fewshot_pool(task: Any) -> None:

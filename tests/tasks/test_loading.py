@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from moe_lab.config import Config, TaskConfig
-from moe_lab.errors import TaskError
+from moe_lab.errors import ConfigError, TaskError
 from moe_lab.paths import resource_folder
 from moe_lab.tasks import load_tasks, loading
 from tests.runs import small_data, write_jsonl
@@ -91,6 +91,44 @@ def test_fewshot_split_is_obeyed(data: Path) -> None:
 def test_generation_settings_extend_the_tasks_own(data: Path) -> None:
     settings = load(data, "addsub", gen_kwargs={"max_gen_toks": 7}).get_config("generation_kwargs")
     assert settings["max_gen_toks"] == 7 and "Question:" in settings["until"]
+
+
+@pytest.mark.parametrize(
+    "spelling", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"]
+)
+def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data: Path, spelling: str) -> None:
+    """lm-eval takes the first of its own order, whoever gave it."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    task = load(data, "addsub", gen_kwargs={spelling: 4})
+    task.build_all_requests()
+    assert normalize_gen_kwargs(task.instances[0].args[1])["max_gen_toks"] == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "sampled", "temperature"),
+    [
+        ({"temperature": 0.7}, True, 0.7),
+        ({"top_p": 0.9}, True, None),
+        ({"top_k": 5}, True, None),
+        ({"min_p": 0.1}, True, None),
+        ({"do_sample": True}, True, None),
+        ({"temperature": 0}, False, 0),
+        ({"top_p": 0.9, "do_sample": False}, False, 0.0),
+        ({"max_gen_toks": 4}, False, 0.0),
+    ],
+)
+def test_sampling_is_on_where_it_is_asked_for(
+    data: Path, given: dict[str, Any], sampled: bool, temperature: float | None
+) -> None:
+    """addsub says do_sample: false and temperature: 0.0, of which the second cannot be sampled with."""
+    settings = load(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
+    assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
+
+
+def test_sampling_at_temperature_0_is_refused(data: Path) -> None:
+    with pytest.raises(ConfigError, match="temperature=0 is greedy"):
+        load(data, "addsub", gen_kwargs={"temperature": 0.0, "do_sample": True})
 
 
 def test_predict_only_computes_no_metric(data: Path) -> None:

@@ -78,7 +78,8 @@ def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Pr
             cell = compose_cell([*overrides, *extra], base.config_dirs)
         except REQUEST_ERRORS as error:
             raise ConfigError(
-                f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}"
+                f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}\n"
+                "What is typed beside experiment= applies to every cell of its table."
             ) from error
         typed = to_config(cell)
         if typed.seeds > 1:

@@ -124,7 +124,8 @@ def print_summaries(files: Sequence[Path]) -> None:
             bounds = [interval(score[key]) for key in ("ci95_seeds", "ci95_documents")]
             numbers = (str(len(summary["seeds"])), number(score["mean"]), number(score["std"]))
             table.add_row(*names, task, metric, *numbers, *bounds, " ".join(marks_of(summary)))
-    print_table(table)
+    if table.row_count:
+        print_table(table)
     for file in files:
         print(file)
 

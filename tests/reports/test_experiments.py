@@ -210,6 +210,12 @@ def test_several_seeds_are_refused_and_one_is_taken(runs, capsys):
     assert "tiny-roe-toy_math-7" in runs.executed
 
 
+def test_an_override_that_a_cell_cannot_take_says_that_it_applies_to_all(runs, capsys):
+    ended = run_command(capsys, "experiment=table_t", "method.n=4")
+    assert ended.code == 2
+    assert "method=roe has it" in ended.err and "applies to every cell" in ended.err
+
+
 def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_path, capsys):
     (tmp_path / "a_file").touch()
     ended = run_command(capsys, "experiment=table_t", f"output_dir={tmp_path}/a_file/x")

@@ -58,6 +58,7 @@ def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.Ca
     print_summaries(files)
     out = capsys.readouterr().out
     assert "999" not in out and "bypass" not in out and str(files[0]) in out
+    assert "Over seeds" not in out, "an empty table says nothing"
 
 
 def test_one_seed_has_no_summary(roe: Config) -> None:

@@ -12,7 +12,7 @@ from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.local_data import LocalData, needed_splits
+from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -68,6 +68,8 @@ class _Factory(TaskFactory):
     def __init__(self, settings: TaskSettings):
         super().__init__()
         self._settings = settings
+        self._datasets: dict[str, Any] = {}
+        """`custom_dataset` by task."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         config = super()._load_full_config(entry, overrides)
@@ -81,6 +83,7 @@ class _Factory(TaskFactory):
             config["process_docs"] = _once(config["process_docs"])
         if self._settings.data_dir is not None and not _generated(config.get("custom_dataset")):
             config["custom_dataset"] = self._local_data(config)
+        self._datasets[entry.name] = config.get("custom_dataset")
         return config
 
     def _local_data(self, config: dict[str, Any]) -> LocalData:
@@ -98,6 +101,7 @@ class _Factory(TaskFactory):
             column=settings.filter_column,
             value=config.get("dataset_name") if settings.filter_column else None,
             needed=needed_splits(config, settings.num_fewshot),
+            shown=shown_columns(config),
         )
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Task:
@@ -109,6 +113,14 @@ class _Factory(TaskFactory):
         except (TaskError, ImportError):
             raise
         except Exception as error:  # jinja2, datasets and each task's own code fail in their own ways
+            dataset: Any = self._datasets.get(entry.name)
+            if isinstance(error, KeyError) and error.args == (self._settings.fewshot_split,):
+                splits = f" Its splits: {', '.join(sorted(dataset()))}." if _generated(dataset) else ""
+                raise TaskError(
+                    f"task.fewshot_split={error.args[0]} is no split of {entry.name}.{splits}"
+                ) from error
+            if _generated(dataset):
+                raise
             raise TaskError(self._cannot_load(entry.name, unresolved, error)) from error
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:

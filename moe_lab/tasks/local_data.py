@@ -7,6 +7,7 @@ dates into timestamps.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,9 @@ from moe_lab.errors import TaskError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+INSERTED = re.compile(r"\{\{-?\s*(\w+)(?:[.\[][^{}\s]*)?\s*-?\}\}")
+"""A column in a Jinja template without condition or filter."""
 
 Rows = list[dict[str, Any]]
 
@@ -31,6 +35,8 @@ class LocalData:
     value: str | None
     needed: tuple[tuple[str, str], ...]
     """(split, what needs it)"""
+    shown: frozenset[str] = frozenset()
+    """Columns that stand in prompts or answers as they are: they must not be null."""
 
     @property
     def path(self) -> Path:
@@ -44,6 +50,10 @@ class LocalData:
 
         file = self.path / f"{split}.jsonl"
         rows = read_jsonl(file, f"{self.task} needs it {purpose}")
+        for number, row in enumerate(rows, start=1):
+            for column in sorted(self.shown & row.keys()):
+                if row[column] is None:
+                    raise TaskError(f"{file}, row {number}: {column!r} is null, but {self.task} shows it.")
         if self.column is not None:
             if self.column not in rows[0]:
                 raise TaskError(f"{file} has no column {self.column!r}, which task.data_filter names.")
@@ -74,6 +84,18 @@ def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tupl
         split = split or config.get("training_split") or config.get("validation_split") or evaluated
         needed.setdefault(split, f"for its {shots} few-shot examples")
     return tuple(needed.items())
+
+
+def shown_columns(config: dict[str, Any]) -> frozenset[str]:
+    """Columns that an lm-eval task configuration inserts as they are: `{{question}}`, `{{answer.strip()}}`.
+
+    Expressions with conditions are left out, and tasks that rewrite their rows first.
+    """
+    if config.get("process_docs"):
+        return frozenset()
+    templates = (config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice"))
+    found = (INSERTED.findall(template) for template in templates if isinstance(template, str))
+    return frozenset(column for columns in found for column in columns)
 
 
 def read_jsonl(file: Path, purpose: str) -> Rows:

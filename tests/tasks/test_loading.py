@@ -88,6 +88,26 @@ def test_fewshot_split_is_obeyed(data: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("shots", [0, 2])
+def test_an_unknown_split_of_a_generated_task_lists_its_splits(data: Path, shots: int) -> None:
+    task = TaskConfig(name="toy_math", fewshot_split="bla")
+    with pytest.raises(
+        TaskError, match="fewshot_split=bla is no split of toy_math. Its splits: test, train, val"
+    ):
+        load_tasks(Config(task=task, num_fewshot=shots))
+
+
+def test_a_defect_of_a_generated_task_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moe_lab.tasks.toy import datasets
+
+    def broken(rows: Any) -> Any:
+        raise TypeError("a defect")
+
+    monkeypatch.setattr(datasets, "_datasets", broken)
+    with pytest.raises(TypeError, match="a defect"):
+        load_tasks(Config(task=TaskConfig(name="toy_text")))
+
+
 def test_generation_settings_extend_the_tasks_own(data: Path) -> None:
     settings = load(data, "addsub", gen_kwargs={"max_gen_toks": 7}).get_config("generation_kwargs")
     assert settings["max_gen_toks"] == 7 and "Question:" in settings["until"]

@@ -12,6 +12,7 @@ import pytest
 from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.tasks import load_tasks
+from moe_lab.tasks.local_data import shown_columns
 from tests.runs import choices, small_data, sums, write_jsonl
 
 
@@ -48,6 +49,30 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
         file.write(line + "\n")
     with pytest.raises(TaskError, match=message):
         load(tmp_path, "addsub")
+
+
+def test_a_null_that_would_stand_in_a_prompt_is_named(tmp_path: Path) -> None:
+    """A question "None" would be asked and scored."""
+    rows = [{"question": f"q{i}", "answer": "#### 1", "note": None} for i in range(3)]
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", rows)
+    assert len(load(tmp_path, "gsm8k", num_fewshot=0).task_docs) == 3, (
+        "a column that is not shown may be null"
+    )
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", [*rows, {"question": None, "answer": "5", "note": ""}])
+    with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl, row 4: 'question' is null, but gsm8k shows it"):
+        load(tmp_path, "gsm8k", num_fewshot=0)
+
+
+@pytest.mark.parametrize(
+    ("template", "columns"),
+    [
+        ("Q: {{question}}\n{{ answer.strip() }}{{x[0]}}", {"question", "answer", "x"}),
+        ("{{hint if hint else ''}}{% if a %}b{% endif %}{{c|default('')}}", set()),
+    ],
+)
+def test_columns_that_are_inserted_as_they_are(template: str, columns: set[str]) -> None:
+    assert shown_columns({"doc_to_text": template, "doc_to_choice": ["{{z}}"]}) == columns
+    assert not shown_columns({"doc_to_text": template, "process_docs": len})
 
 
 def test_an_empty_and_a_binary_file(tmp_path: Path) -> None:

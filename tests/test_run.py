@@ -404,7 +404,7 @@ def test_a_dense_model_runs_with_base_only(roe: Config, tmp_path: Path) -> None:
     make_model("llama").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     dense = replace(roe, model=replace(roe.model, path=str(folder)))
-    with pytest.raises(ModelError, match=r"No router was found(.|\n)*OLMoE(.|\n)*method=base runs"):
+    with pytest.raises(ModelError, match=r"No router was found(.|\n)*OLMoE(.|\n)*method=base` runs"):
         prepare(dense)
     base = prepare(roe).baseline
     assert base is not None

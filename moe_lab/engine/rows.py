@@ -131,8 +131,7 @@ class _SplitLayers:
     """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit.
 
     A single new token per sequence parts as late as it can: in front of that layer's router, its attention still
-    computed once (the residual is then added to all rows), and its experts are told that the rows are copies. Several
-    tokens part in front of the layer.
+    computed once (the residual is then added to all rows). Several tokens part in front of the layer.
     """
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
@@ -152,7 +151,6 @@ class _SplitLayers:
         for layer in (self.first, *self.later):
             self._handles.append(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True))
         self._handles.append(self.block.register_forward_pre_hook(self._before_block))
-        self._handles.append(self.block.register_forward_hook(self._after_block, always_call=True))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -183,13 +181,7 @@ class _SplitLayers:
     def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
         if self._split is None or not self._single:
             return None
-        source_BR = self._split.source_BR
-        sequence = torch.arange(len(source_BR), device=source_BR.device)
-        self.block.experts.copy_of = sequence.repeat_interleave(source_BR.shape[1])
-        return (_gather(args[0], source_BR), *args[1:])
-
-    def _after_block(self, block: nn.Module, args: tuple, output: Tensor) -> None:
-        vars(self.block.experts).pop("copy_of", None)
+        return (_gather(args[0], self._split.source_BR), *args[1:])
 
 
 def _gather(tensor_BSD: Tensor, source_BR: Tensor) -> Tensor:

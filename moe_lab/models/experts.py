@@ -22,52 +22,25 @@ MAX_TOKENS_PER_EXPERT = 10
 def weights_first_experts_forward(
     experts: Any, hidden_TH: Tensor, index_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:
-    """The sum of each token's experts, [T, H]; the same as `grouped_mm` up to rounding.
-
-    Where `experts.copy_of` (int64 [T]) says that tokens are copies of each other, an expert is computed once for all
-    copies that chose it.
-    """
-    copy_of = getattr(experts, "copy_of", None)
-    if copy_of is None:
-        token_S, expert_S = _pairs(index_TK)
-        place_TK = None
-    else:
-        key_S, place_TK = (copy_of[:, None] * experts.num_experts + index_TK).unique(return_inverse=True)
-        token_S, expert_S = _first_of(copy_of)[key_S // experts.num_experts], key_S % experts.num_experts
-    if not _applies(experts, len(expert_S), hidden_TH):
+    """The sum of each token's experts, [T, H]; the same as `grouped_mm` up to rounding."""
+    if not _applies(experts, index_TK):
         return grouped_mm_experts_forward(experts, hidden_TH, index_TK, weights_TK)
-    out_SH = _outputs(experts, hidden_TH[token_S], expert_S)
-    out_TKH = out_SH.view(*index_TK.shape, -1) if place_TK is None else out_SH[place_TK]
+    expert_S, order_S = index_TK.reshape(-1).sort()
+    counts = torch.bincount(expert_S, minlength=experts.num_experts).tolist()
+    hidden_SH = hidden_TH[order_S // index_TK.shape[-1]]
+    gate_up = _by_expert(experts.gate_up_proj, hidden_SH, counts)
+    out_SH = _by_expert(experts.down_proj, experts._apply_gate(gate_up), counts)
+    unsorted_SH = torch.empty_like(out_SH).index_copy_(0, order_S, out_SH)
+    out_TKH = unsorted_SH.view(*index_TK.shape, -1)
     return (out_TKH * weights_TK[..., None]).sum(dim=1).to(hidden_TH.dtype)
 
 
-def _pairs(index_TK: Tensor) -> tuple[Tensor, Tensor]:
-    """(token, expert) of every choice."""
-    T, K = index_TK.shape
-    return torch.arange(T, device=index_TK.device).repeat_interleave(K), index_TK.reshape(-1)
-
-
-def _first_of(copy_of: Tensor) -> Tensor:
-    """For every original, one token that is a copy of it."""
-    first = copy_of.new_empty(int(copy_of.max()) + 1)
-    return first.index_copy_(0, copy_of, torch.arange(len(copy_of), device=copy_of.device))
-
-
-def _applies(experts: Any, pairs: int, hidden_TH: Tensor) -> bool:
+def _applies(experts: Any, index_TK: Tensor) -> bool:
     plain = experts.has_gate and not (
         experts.has_bias or experts.is_transposed or experts.has_post_expert_norm
     )
-    few = pairs <= MAX_TOKENS_PER_EXPERT * experts.num_experts
-    return plain and few and hidden_TH.device.type == "cpu" and not torch.is_grad_enabled()
-
-
-def _outputs(experts: Any, hidden_SH: Tensor, expert_S: Tensor) -> Tensor:
-    """[S, H]: each pair's token through its expert."""
-    sorted_S, order_S = expert_S.sort()
-    counts = torch.bincount(sorted_S, minlength=experts.num_experts).tolist()
-    gate_up = _by_expert(experts.gate_up_proj, hidden_SH[order_S], counts)
-    out_SH = _by_expert(experts.down_proj, experts._apply_gate(gate_up), counts)
-    return torch.empty_like(out_SH).index_copy_(0, order_S, out_SH)
+    few = index_TK.numel() <= MAX_TOKENS_PER_EXPERT * experts.num_experts
+    return plain and few and index_TK.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def _by_expert(weights: Tensor, rows_SH: Tensor, counts: list[int]) -> Tensor:

@@ -94,7 +94,6 @@ def test_roe_on_weights_first_experts_is_the_same():
         model.set_experts_implementation(experts)
         ensemble = Ensemble(8, GumbelTopK([0.0, 0.6, 0.6, 0.6], 0), first_noisy=1)
         found.append(answers_of(model, prompts, Budget(4000), 6, ensemble))
-        assert not any("copy_of" in vars(module) for module in model.modules())
     assert found[0] == found[1]
 
 

@@ -25,19 +25,3 @@ def test_equals_the_plain_loop(family, tokens):
     model.set_experts_implementation("eager")
     with torch.inference_mode():
         torch.testing.assert_close(found, experts(hidden_TH, index_TK, weights_TK), rtol=1e-5, atol=1e-6)
-
-
-def test_copies_share_their_experts(olmoe):
-    experts = olmoe.model.layers[0].mlp.experts
-    generator = torch.Generator().manual_seed(0)
-    originals_OH = torch.randn(3, 48, generator=generator)
-    copy_of = torch.tensor([0] * 4 + [1] * 4 + [2] * 4)
-    hidden_TH = originals_OH[copy_of]
-    index_TK = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(12)])
-    weights_TK = torch.rand(12, 2, generator=generator)
-    with torch.inference_mode():
-        expected = weights_first_experts_forward(experts, hidden_TH, index_TK, weights_TK)
-        experts.copy_of = copy_of
-        found = weights_first_experts_forward(experts, hidden_TH, index_TK, weights_TK)
-        experts.copy_of = None
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ Broken by: an option that --help forgets, a folder left behind, a run before all
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_help_lists_options_of_ones_own(capsys, tmp_path):
 
 
 def test_a_reader_that_leaves_is_no_traceback():
-    command = f"{sys.executable} -m moe_lab --help | true"
+    command = f"{shlex.quote(sys.executable)} -m moe_lab --help | true"
     outcome = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert outcome.stderr == ""
 

@@ -19,7 +19,8 @@ from tqdm import tqdm
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.generation import Answer, generate
-from moe_lab.engine.rows import RowForward, runs_rows
+from moe_lab.engine.layers import runs_rows
+from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, Question, Scores, score
 from moe_lab.errors import ConfigError
 from moe_lab.routing.noise import document_key

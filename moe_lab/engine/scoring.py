@@ -6,13 +6,14 @@ M = wanted tokens, V = vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from moe_lab.engine.cache import RowCache
+from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.prefixes import Group, group_by_prefix
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.tokens import TreeRow, collate
@@ -50,13 +51,45 @@ def score(
 ) -> None:
     """Score all questions; `on_scores(index, scores)` is called as soon as a question is done, in any order."""
     for group in group_by_prefix([question.context for question in questions]):
-        past = shared_past(forward, questions[group.members[0]].context[: group.shared])
-        rows = {i: _tree(questions[i], group) for i in group.members}
-        for batch in _batches(rows, forward.ensemble.n, budget):
-            trees = [rows[i] for i in batch]
-            outcome = _forward(forward, trees, past, budget)
-            for i, scores in zip(batch, _read(trees, [questions[i] for i in batch], outcome), strict=True):
+        for batch in batches(forward, questions, group, budget):
+            found = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
+            for i, scores in zip(batch.indices, found, strict=True):
                 on_scores(i, scores)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Questions that are read together, over the cache of their shared beginning."""
+
+    indices: list[int]
+    trees: list[TreeRow]
+    cache: RowCache
+
+    def passes(self, forward: RowForward, budget: Budget) -> Iterator[Tensor]:
+        """Logits [M, n, V] of the wanted nodes, tree by tree, in as many passes as the budget takes."""
+        past = self.cache.length
+        width = max(len(tree) for tree in self.trees)
+        slices = [(0, width)]
+        if len(self.trees) == 1:
+            slices = list(_slices(self.trees[0], width, forward.ensemble.n, budget.tokens))
+        counted = sum(map(len, self.trees)) if len(slices) == 1 else None
+        for start, stop in slices:
+            tokens = collate(self.trees, past + start, forward.device, start=start, stop=stop)
+            yield forward(tokens, self.cache, counted=counted)
+
+
+def batches(
+    forward: RowForward, questions: Sequence[Question], group: Group, budget: Budget
+) -> Iterator[Batch]:
+    """The questions of a group, over their shared beginning (computed here)."""
+    n = forward.ensemble.n
+    past = shared_past(forward, questions[group.members[0]].context[: group.shared])
+    rows = {i: _tree(questions[i], group) for i in group.members}
+    for indices in _alike(rows, n, budget):
+        trees = [rows[i] for i in indices]
+        capacity = group.shared + max(_size(tree, n) for tree in trees)
+        cache = past.expanded(len(trees), capacity) if past else forward.new_cache(capacity)
+        yield Batch(indices, trees, cache)
 
 
 def shared_past(forward: RowForward, tokens: Sequence[int]) -> RowCache | None:
@@ -73,7 +106,7 @@ def _tree(question: Question, group: Group) -> TreeRow:
     return TreeRow(question.context, question.continuations, cached=group.shared, document=question.document)
 
 
-def _batches(rows: dict[int, TreeRow], n: int, budget: Budget) -> Iterator[list[int]]:
+def _alike(rows: dict[int, TreeRow], n: int, budget: Budget) -> Iterator[list[int]]:
     """Rows of like size together, as many as the budget allows; longest first, so that memory runs out at once."""
     batch: list[int] = []
     width = 0
@@ -90,30 +123,26 @@ def _size(row: TreeRow, n: int) -> int:
     return len(row) + len(row.wanted) * (n - 1)
 
 
-def _forward(
-    forward: RowForward, trees: list[TreeRow], past: RowCache | None, budget: Budget
-) -> tuple[list[float], list[int]]:
-    """(log-probability of each target, greedy token after each wanted node) of all trees, in passes of the budget."""
-    length = past.length if past else 0
-    width = max(len(tree) for tree in trees)
-    capacity = length + max(_size(tree, forward.ensemble.n) for tree in trees)
-    cache = past.expanded(len(trees), capacity) if past else forward.new_cache(capacity)
-    slices = [(0, width)]
-    if len(trees) == 1:
-        slices = list(_slices(trees[0], width, forward.ensemble.n, budget.tokens))
+def read_scores(ensemble: Ensemble, trees: list[TreeRow], logits: Iterable[Tensor]) -> list[Scores]:
+    """The scores of each tree's continuations.
+
+    Args:
+        logits: [M, n, V] of the trees' wanted nodes, in any number of parts.
+
+    Raises RoutingError where they are NaN.
+    """
     places, targets = _targets(trees)
     picked, greedy = torch.empty(len(places)), torch.empty(0, dtype=torch.long)
-    for start, stop in slices:
-        tokens = collate(trees, length + start, forward.device, start=start, stop=stop)
-        logits_MnV = forward(tokens, cache, counted=sum(map(len, trees)) if len(slices) == 1 else None)
+    for logits_MnV in logits:
         done = len(greedy)
         here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
-        wanted, target = (places[here] - done).to(forward.device), targets[here].to(forward.device)
-        picked[here] = forward.ensemble.score(logits_MnV, wanted, target).cpu()
-        greedy = torch.cat([greedy, forward.ensemble.greedy(logits_MnV).cpu()])
+        device = logits_MnV.device
+        wanted, target = (places[here] - done).to(device), targets[here].to(device)
+        picked[here] = ensemble.score(logits_MnV, wanted, target).cpu()
+        greedy = torch.cat([greedy, ensemble.greedy(logits_MnV).cpu()])
     if picked.isnan().any():
         raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
-    return picked.tolist(), greedy.tolist()
+    return _summed(trees, picked.tolist(), (greedy[places] == targets).tolist())
 
 
 def _targets(trees: list[TreeRow]) -> tuple[Tensor, Tensor]:
@@ -143,20 +172,14 @@ def _slices(row: TreeRow, width: int, n: int, limit: int) -> Iterator[tuple[int,
     yield start, width
 
 
-def _read(
-    trees: list[TreeRow], questions: list[Question], outcome: tuple[list[float], list[int]]
-) -> Iterator[Scores]:
-    """Sum each continuation's tokens, and compare them with the greedy ones."""
-    picked, greedy = outcome
-    places = _targets(trees)[0].tolist()
+def _summed(trees: list[TreeRow], picked: list[float], greedy: list[bool]) -> list[Scores]:
+    """Each continuation's tokens together."""
+    scores: list[Scores] = []
     start = 0
-    for question in questions:
-        scores = []
-        for continuation in question.continuations:
+    for tree in trees:
+        scores.append([])
+        for continuation in tree.continuations:
             stop = start + len(continuation)
-            is_greedy = all(
-                greedy[p] == token for p, token in zip(places[start:stop], continuation, strict=True)
-            )
-            scores.append((math.fsum(picked[start:stop]), is_greedy))
+            scores[-1].append((math.fsum(picked[start:stop]), all(greedy[start:stop])))
             start = stop
-        yield scores
+    return scores

@@ -29,6 +29,20 @@ class Tokens:
     """`document_key` of each sequence, for keyed noise."""
     repeat_B: Tensor
 
+    def visible(self, past: int) -> Tensor:
+        """bool [B, S, past + S]: what each token may attend to behind `past` columns, spelled out."""
+        if self.visible_BSK is not None:
+            return self.visible_BSK
+        B, S = self.ids_BS.shape
+        causal = torch.ones(S, past + S, dtype=torch.bool, device=self.ids_BS.device).tril(past)
+        return causal.expand(B, -1, -1)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool [B, Q, K] -> what attention adds to its scores, [B, 1, Q, K] (understood by sdpa and eager alike)."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
+
 
 class TreeRow:
     """A chain of context tokens, then continuations that branch off its end.

@@ -1,0 +1,151 @@
+"""Rows over one clean history (the clean cache): the noisy rows of a token are further slots of its sequence.
+
+B = sequences, S = new tokens, T = cached columns, R = S + noisy slots of the sequence with the most wanted tokens,
+M = wanted tokens, n = rows of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.layers import decoder_layers, parting_layer
+from moe_lab.engine.tokens import Tokens, additive_mask
+from moe_lab.routing.gumbel_top_k import NoisyTokens
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a pass are once they have parted."""
+
+    logits_at: Tensor
+    """int64 [M, n]: flat places, among all tokens that reach the output head, of each wanted token's rows."""
+    noisy: NoisyTokens | None
+    """None: this pass has no noise."""
+    extra: int
+    """Tokens that rows add to those that were given."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the rows of a pass come from: S clean tokens become R (rows of short sequences are padding)."""
+
+    source_BR: Tensor
+    """int64: the clean token each row is a copy of."""
+    visible_BRK: Tensor
+    """bool [B, R, T + R]."""
+    noisy: Tensor
+    """int64 [M (n - 1)]: flat indices into B x R of the noisy rows, wanted token by wanted token."""
+    logits_at: Tensor
+    """int64 [M, n]: flat indices into B x R of each wanted token's rows, the clean one first."""
+
+
+def split_rows(wanted_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
+    """Give every wanted token n - 1 noisy rows. Each sees what its token sees of others, and itself."""
+    B, S, K = visible_BSK.shape
+    device = wanted_M.device
+    sequence_M, token_M = wanted_M // S, wanted_M % S
+    per_sequence_B = torch.bincount(sequence_M, minlength=B)
+    first_B = per_sequence_B.cumsum(0) - per_sequence_B
+    order_M = torch.arange(len(wanted_M), device=device) - first_B[sequence_M]
+    slots = int(per_sequence_B.max()) * (n - 1)
+    R = S + slots
+    slot_Mn = S + order_M[:, None] * (n - 1) + torch.arange(n - 1, device=device)
+    source_BR = torch.arange(S, device=device).expand(B, S)
+    source_BR = torch.cat([source_BR, torch.zeros(B, slots, dtype=torch.long, device=device)], dim=1)
+    source_BR[sequence_M[:, None], slot_Mn] = token_M[:, None].expand_as(slot_Mn)
+
+    visible_BRK = torch.zeros(B, R, K + slots, dtype=torch.bool, device=device)
+    visible_BRK[:, :S, :K] = visible_BSK
+    others_MK = visible_BSK[sequence_M, token_M]
+    others_MK[torch.arange(len(wanted_M), device=device), K - S + token_M] = False
+    visible_BRK[sequence_M[:, None], slot_Mn, :K] = others_MK[:, None]
+    slot = torch.arange(slots, device=device)
+    visible_BRK[:, S + slot, K + slot] = True
+
+    rows_Mn = sequence_M[:, None] * R + torch.cat([token_M[:, None], slot_Mn], dim=1)
+    return Split(source_BR, visible_BRK, rows_Mn[:, 1:].reshape(-1), rows_Mn)
+
+
+class CleanHistoryRows:
+    """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit.
+
+    A single new token per sequence parts as late as it can: in front of that layer's router, its attention still
+    computed once (the residual is then added to all rows). Several tokens part in front of the layer.
+    """
+
+    def __init__(self, model: nn.Module, ensemble: Ensemble):
+        first, router = parting_layer(model, ensemble.first_noisy)
+        layers = decoder_layers(model)
+        self.n, self.dtype = ensemble.n, model.dtype
+        self.first, self.later = layers[first], layers[first + 1 :]
+        self.block = model.get_submodule(router.name.rpartition(".")[0])
+        self._split: Split | None = None
+        self._mask: Tensor | None = None
+        self._single = False
+        self._position_embeddings: Any = None
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        for layer in (self.first, *self.later):
+            self._handles.append(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True))
+        self._handles.append(self.block.register_forward_pre_hook(self._before_block))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def expect(self, tokens: Tokens, past: int) -> Rows | None:
+        """Get ready for a pass behind `past` columns; None: no token is wanted, so none has rows."""
+        self._split, self._position_embeddings = None, None
+        self._single = tokens.ids_BS.shape[1] == 1
+        if not len(tokens.wanted_M):
+            return None
+        split = split_rows(tokens.wanted_M, tokens.visible(past), self.n)
+        self._split, self._mask = split, additive_mask(split.visible_BRK, self.dtype)
+        return Rows(split.logits_at, self._noisy_tokens(tokens, split), len(split.noisy))
+
+    def _noisy_tokens(self, tokens: Tokens, split: Split) -> NoisyTokens:
+        R = split.source_BR.shape[1]
+        sequence = split.noisy // R
+        source = split.source_BR.reshape(-1)[split.noisy]
+        return NoisyTokens(
+            index=split.noisy,
+            document=tokens.document_B[sequence],
+            repeat=tokens.repeat_B[sequence],
+            row=torch.arange(1, self.n, device=source.device).repeat(len(tokens.wanted_M)),
+            position=tokens.position_BS[sequence, source],
+        )
+
+    def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if self._split is None or (self._single and layer is self.first):
+            return None
+        source_BR = self._split.source_BR
+        if layer is self.first:
+            args = (_gather(args[0], source_BR), *args[1:])
+        if self._position_embeddings is None:
+            self._position_embeddings = tuple(
+                _gather(part, source_BR) for part in kwargs["position_embeddings"]
+            )
+            self._position_ids = _gather(kwargs["position_ids"][..., None], source_BR)[..., 0]
+        return args, kwargs | {
+            "attention_mask": self._mask,
+            "position_ids": self._position_ids,
+            "position_embeddings": self._position_embeddings,
+        }
+
+    def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
+        if self._split is None or not self._single:
+            return None
+        return (_gather(args[0], self._split.source_BR), *args[1:])
+
+
+def _gather(tensor_BSD: Tensor, source_BR: Tensor) -> Tensor:
+    """Tokens `source_BR` of each sequence; a tensor with one sequence serves all."""
+    expanded = tensor_BSD.expand(source_BR.shape[0], -1, -1)
+    return expanded.gather(1, source_BR[..., None].expand(-1, -1, tensor_BSD.shape[-1]))

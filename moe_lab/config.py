@@ -16,7 +16,11 @@ from moe_lab.errors import ConfigError
 MODES = ("run", "plan", "doctor", "report")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
+CATEGORIES = ("math", "commonsense", "code")
 METRICS = ("none",)
+TUNINGS = ("none", "tpe", "uniform")
+TUNING_METRICS = ("perplexity", "accuracy")
+SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
@@ -53,8 +57,14 @@ class TaskConfig:
     """Column of a file that a group's tasks share; a task's rows have its `dataset_name` there."""
     include_path: str | None = None
     fewshot_split: str | None = None
+    category: str | None = None
+    """Row of the RoE paper's Table 1 that gives tuning its settings; null: none."""
+    allow_code_execution: bool = False
+    """Whether programs that the model wrote may be executed, in a cage (`moe_lab.sandbox`)."""
 
     def __post_init__(self) -> None:
+        if self.category is not None:
+            _one_of("task.category", self.category, CATEGORIES)
         if not self.name:
             raise ConfigError(
                 f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."
@@ -63,7 +73,24 @@ class TaskConfig:
 
 @dataclass(kw_only=True)
 class TuningConfig:
+    """How temperatures are searched; null: the preset of task category and model (`moe_lab/tuning/presets.py`)."""
+
     name: str = "none"
+    n_trials: int | None = None
+    """All trials of a study, those of earlier commands included."""
+    metric: str | None = None
+    """What is optimized on the tuning documents: perplexity or accuracy."""
+    num_samples: int | None = None
+    max_temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("tuning", self.name, TUNINGS)
+        _at_least("tuning.n_trials", self.n_trials, 1)
+        _at_least("tuning.num_samples", self.num_samples, 1)
+        if self.metric is not None:
+            _one_of("tuning.metric", self.metric, TUNING_METRICS)
+        if self.max_temperature is not None and not 0 < self.max_temperature < math.inf:
+            raise ConfigError(f"tuning.max_temperature={self.max_temperature}: must be a number above 0.")
 
 
 @dataclass(kw_only=True)
@@ -84,7 +111,8 @@ class Config:
 
     mode: str = "run"
     seed: int = 0
-    seeds: int = 1
+    seeds: int | None = None
+    """Runs with seed, seed+1, ...; None: 1, and 5 with tuning."""
     sample_seed: int = 1234
     fewshot_seed: int = 1234
     limit: int | float | None = None
@@ -133,6 +161,13 @@ class Config:
             raise ConfigError(
                 f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
             )
+
+    @property
+    def num_seeds(self) -> int:
+        """How many runs with consecutive seeds are asked for."""
+        if self.seeds is not None:
+            return self.seeds
+        return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING
 
     def _check_documents(self) -> None:
         if self.limit is not None and not math.isfinite(self.limit):

@@ -17,6 +17,10 @@ from moe_lab.results.responses import ResponseLog
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
 if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config import Config
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
     from moe_lab.run import ModelPool, Run
@@ -90,12 +94,9 @@ def environment(loaded: LoadedModel) -> dict[str, str | None]:
 
 
 def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
-    from lm_eval.evaluator import evaluate
-
     from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.results.cost import reset_peak_memory
     from moe_lab.results.recorded import RecordedLM
-    from moe_lab.tasks.loading import seed_as_lm_eval
 
     config = run.config
     with ExitStack() as opened:
@@ -107,24 +108,42 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
             reset_peak_memory(loaded.device)
             return opened.enter_context(run.method.open(loaded, config))
 
-        seed_as_lm_eval()
-        for task in run.tasks["tasks"].values():
-            task.set_fewshot_seed(config.fewshot_seed)
-        evaluated = evaluate(
-            lm=RecordedLM(
-                log,
-                open_model,
-                lambda: load_tokenizer(config.model, offline=config.offline),
-                config.apply_chat_template,
-            ),
-            task_dict=run.tasks,
-            samples=_chosen(run),
-            system_instruction=config.system_instruction,
-            apply_chat_template=config.apply_chat_template,
-            fewshot_as_multiturn=config.fewshot_as_multiturn,
+        lm = RecordedLM(
+            log,
+            open_model,
+            lambda: load_tokenizer(config.model, offline=config.offline),
+            config.apply_chat_template,
         )
+        return evaluate_tasks(config, run.tasks, lm, _chosen(run))
+
+
+def evaluate_tasks(
+    config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
+) -> dict[str, Any]:
+    """What `lm_eval.evaluate` returns for the tasks; `samples` are document numbers, None where all are meant."""
+    from lm_eval.evaluator import evaluate
+
+    reseed(config, tasks)
+    evaluated = evaluate(
+        lm=lm,
+        task_dict=tasks,
+        samples=samples,
+        bootstrap_iters=bootstrap_iters,
+        system_instruction=config.system_instruction,
+        apply_chat_template=config.apply_chat_template,
+        fewshot_as_multiturn=config.fewshot_as_multiturn,
+    )
     assert evaluated is not None
     return dict(evaluated)
+
+
+def reseed(config: Config, tasks: TaskDict) -> None:
+    """Start all randomness that prompts are made of, so that the same ones are built each time."""
+    from moe_lab.tasks.loading import seed_as_lm_eval
+
+    seed_as_lm_eval()
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(config.fewshot_seed)
 
 
 def _chosen(run: Run) -> dict[str, Any]:

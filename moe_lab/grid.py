@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.exits import exit_code, print_error
+from moe_lab.jobs import Job, by_model, distinct_runs, job_of, seeds_of
 from moe_lab.methods import get_method
 
 if TYPE_CHECKING:
@@ -18,38 +21,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended without a result."""
+    """A run or a study that ended without a result."""
 
-    run: Run
+    name: str
+    run_id: str | None
+    """None: a study."""
     error: BaseException
 
 
 def run_grid(configs: Sequence[Config]) -> int:
     """Run every config and print one table. Returns the exit code."""
+    from moe_lab.reports.study_table import print_studies
     from moe_lab.reports.terminal import print_outcomes, print_summaries
     from moe_lab.results.summaries import summarize
     from moe_lab.run import ModelPool
 
     if any(get_method(config.method.name).trains for config in configs):
         return train(configs)
-    runs = check_all(configs)
-    outcomes, failures = run_all(runs, ModelPool())
+    jobs = by_model([job_of(config) for config in configs])
+    outcomes, failures = run_all(jobs, ModelPool())
+    print_studies([job.study.folder for job in jobs if job.study is not None])
     if outcomes:
         print_outcomes(beside_baselines(outcomes))
-    report_failures(failures, alone=len(runs) == 1)
-    if any(config.seeds > 1 for config in configs):
+    alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    report_failures(failures, alone)
+    if any(config.num_seeds > 1 for config in configs):
         print_summaries(summarize(outcomes))
     for outcome in outcomes:
         print(outcome.path)
     errors = [failure.error for failure in failures]
-    return exit_code(errors[0]) if errors and len(runs) == 1 else grid_exit_code(errors)
+    return exit_code(errors[0]) if errors and alone else grid_exit_code(errors)
 
 
 def plan_grid(configs: Sequence[Config]) -> int:
     """Print what would run; loads no weights and writes nothing."""
     from moe_lab.plan import print_plan
 
-    print_plan(check_all(configs))
+    print_plan(by_model([job_of(config) for config in configs]))
     return 0
 
 
@@ -58,61 +66,73 @@ def report_grid(configs: Sequence[Config]) -> int:
     from moe_lab.reports.terminal import print_outcomes
     from moe_lab.run import ModelPool, execute
 
-    runs = check_all([replace(config, rerun=False) for config in configs])
+    jobs = by_model([job_of(replace(config, rerun=False)) for config in configs])
+    runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
-    missing = [run for run in runs if not run.done]
+    missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
     if not stored:
         raise ConfigError("Nothing of this is stored yet. The same command with mode=run makes it.")
     outcomes = [execute(run, ModelPool()) for run in stored]
     print_outcomes(beside_baselines(outcomes))
-    for run in missing:
-        print(f"Not stored yet: {run.folder}", file=sys.stderr)
+    for name in missing:
+        print(f"Not stored yet: {name}", file=sys.stderr)
     for outcome in outcomes:
         print(outcome.path)
     return 0
 
 
-def check_all(configs: Sequence[Config]) -> list[Run]:
-    """Every run, checked as far as it can be without weights; one model's runs stand together, none twice."""
-    from moe_lab.run import prepare
-
-    for config in configs:
-        if get_method(config.method.name).trains:
-            raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
-    runs = {run.run_id: run for config in configs for run in map(prepare, seeds_of(config))}
-    return by_model(list(runs.values()))
-
-
-def seeds_of(config: Config) -> list[Config]:
-    """One config per seed; only one for a method without randomness."""
-    count = config.seeds if get_method(config.method.name).random else 1
-    return [replace(config, seed=config.seed + index) for index in range(count)]
-
-
-def by_model(runs: list[Run]) -> list[Run]:
-    """The same runs, ordered so that a model once left does not come again."""
-    models = [repr((asdict(run.config.model), run.config.dtype, run.config.device)) for run in runs]
-    order = sorted(range(len(runs)), key=lambda index: models.index(models[index]))
-    return [runs[index] for index in order]
+def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list[Failure]]:
+    """Run one after the other; what fails does not stop the others, an interruption does."""
+    outcomes: dict[str, Outcome] = {}
+    attempts = _Attempts(jobs)
+    with suppress(KeyboardInterrupt):  # it is among the failures
+        for job in jobs:
+            if job.study is not None and not job.runs:
+                attempts.make(job.name, None, partial(job.tune, models))
+            for run in job.runs:
+                if run.run_id in outcomes:
+                    continue
+                outcome = attempts.make(
+                    run.folder.name, run.run_id, partial(execute_logged, run, models, job.group)
+                )
+                if outcome is not None:
+                    outcomes[run.run_id] = outcome
+    return list(outcomes.values()), attempts.failures
 
 
-def run_all(runs: Sequence[Run], models: ModelPool) -> tuple[list[Outcome], list[Failure]]:
-    """Run one after the other; a failed run does not stop the others, an interruption does."""
+class _Attempts:
+    """What is tried of some jobs, step by step: each announced, and noted where it fails."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        studies = sum(job.study is not None and not job.runs for job in jobs)
+        self.total = studies + sum(len(job.runs) or job.config.num_seeds for job in jobs)
+        self.begun = 0
+        self.failures: list[Failure] = []
+
+    def make(self, name: str, run_id: str | None, action: Callable[[], Any]) -> Any:
+        """The action's result, or None where it failed. An interruption is noted and raised."""
+        self.begun += 1
+        if self.total > 1:
+            print(f"[{self.begun}/{self.total}] {name}", file=sys.stderr)
+        try:
+            return action()
+        except KeyboardInterrupt as stop:
+            self.failures.append(Failure(name, run_id, stop))
+            raise
+        except Exception as error:
+            self.failures.append(Failure(name, run_id, error))
+            return None
+
+
+def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
+    """`moe_lab.run.execute`, its results given to the run's logger."""
+    from moe_lab.loggers import open_logger
     from moe_lab.run import execute
 
-    outcomes: list[Outcome] = []
-    failures: list[Failure] = []
-    for number, run in enumerate(runs, start=1):
-        if len(runs) > 1:
-            print(f"[{number}/{len(runs)}] {run.folder.name}", file=sys.stderr)
-        try:
-            outcomes.append(execute(run, models))
-        except KeyboardInterrupt as stop:
-            failures.append(Failure(run, stop))
-            break
-        except Exception as error:
-            failures.append(Failure(run, error))
-    return outcomes, failures
+    with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
+        outcome = execute(run, models)
+        logger.log_results(outcome.results, run.folder)
+    return outcome
 
 
 def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -131,7 +151,7 @@ def report_failures(failures: Sequence[Failure], alone: bool) -> None:
     """Say on stderr what failed; in a grid, with the name of the run."""
     for failure in failures:
         if not alone:
-            print(f"{failure.run.folder.name}:", file=sys.stderr)
+            print(f"{failure.name}:", file=sys.stderr)
         if isinstance(failure.error, KeyboardInterrupt):
             print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
         else:

@@ -10,10 +10,11 @@ from moe_lab.errors import MoeLabError
 
 if TYPE_CHECKING:
     from moe_lab.run import Run
+    from moe_lab.tuning.study import Study
 
 
 @contextmanager
-def memory_errors(run: Run) -> Iterator[None]:
+def memory_errors(run: Run | Study) -> Iterator[None]:
     """Turn "out of memory", of the device or of the machine, into a MoeLabError that says what needs less."""
     try:
         yield

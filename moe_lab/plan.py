@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from moe_lab.config import Config
+from moe_lab.jobs import Job, distinct_runs
+from moe_lab.methods.profile import read_profile
 from moe_lab.reports.terminal import print_table
 
 if TYPE_CHECKING:
     from moe_lab.run import Run
+    from moe_lab.tuning.study import Study
 
 Refused = Mapping[str, Sequence[Config]]
 """Why runs cannot be prepared, with those that each reason holds for."""
 
 
-def print_plan(runs: Sequence[Run], refused: Refused | None = None) -> None:
-    """Print one row per run, baselines included, and the sum of what is missing. Loads no weights."""
+def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
+    """Print one row per study and run, baselines included, and the sum of what is missing. Loads no weights."""
     from moe_lab.run import estimate_forward_tokens
 
     refused = refused or {}
@@ -26,7 +29,18 @@ def print_plan(runs: Sequence[Run], refused: Refused | None = None) -> None:
         "run", "model", "method", "task", "seed", "documents", "forward tokens (estimated)", "state"
     )
     missing = total = 0
-    for run in with_baselines(runs):
+    for study in {job.study.study_id: job.study for job in jobs if job.study is not None}.values():
+        state, names = study_state(study), _names(study.config)
+        documents = sum(map(len, study.samples.values()))
+        table.add_row(
+            study.study_id[:8], *names[:1], f"{names[1]}, tuning", *names[2:], f"{documents:,}", "-", state
+        )
+    for job in jobs:
+        if not job.runs:
+            runs_later = f"{job.config.num_seeds} after tuning"
+            table.add_row("-", *_names(job.config)[:3], runs_later, "-", "-", "missing")
+            missing += job.config.num_seeds
+    for run in with_baselines(distinct_runs(jobs)):
         done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
         missing += not done
         total += 0 if done else tokens
@@ -36,9 +50,18 @@ def print_plan(runs: Sequence[Run], refused: Refused | None = None) -> None:
         for config in configs:
             table.add_row("-", *_names(config), "-", "-", f"cannot run ({number})")
     print_table(table)
-    print(f"To run: {missing}, about {total:,} forward tokens.")
+    tuning = " and the studies" if any(job.study is not None and not job.runs for job in jobs) else ""
+    print(f"To run: {missing}, about {total:,} forward tokens{tuning}.")
     for number, reason in enumerate(refused, start=1):
         print(f"({number}) {reason}")
+
+
+def study_state(study: Study) -> str:
+    """How many of a study's trials are finished."""
+    best = study.folder / "best.yaml"
+    finished = read_profile(best).trials if best.exists() else 0
+    wanted = study.search.n_trials
+    return "done" if finished >= wanted else f"{finished} of {wanted} trials"
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.checks import check_chat_template, check_generation, check_metric, check_router
-from moe_lab.config import Config, TuningConfig
+from moe_lab.config import Config
 from moe_lab.errors import ConfigError
 from moe_lab.memory import memory_errors
 from moe_lab.methods import get_method
@@ -107,7 +107,7 @@ def prepare(config: Config) -> Run:
 
     tasks = load_tasks(config)
     check_metric(config, tasks)
-    samples = select_documents(config, tasks)
+    samples = select_documents(config, tasks, method.tuned_on)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)
     load_tokenizer(config.model, offline=config.offline)
@@ -196,7 +196,6 @@ def _baseline_config(config: Config) -> Config:
     return replace(
         config,
         method=get_method("base").Config(name="base"),
-        tuning=TuningConfig(),
         seed=0,
         seeds=1,
         rerun=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from moe_lab.config import Config
 from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.explain import REQUEST_ERRORS, explain
-from moe_lab.grid import beside_baselines, by_model, grid_exit_code, report_failures, run_all
+from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failures, run_all
+from moe_lab.jobs import Job, by_model, job_of
 from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import Experiment, find_experiments
 from moe_lab.reports.paper_table import write_index, write_table
@@ -22,46 +23,49 @@ from moe_lab.reports.terminal import print_outcomes
 from moe_lab.results.store import check_writable
 
 if TYPE_CHECKING:
-    from moe_lab.run import Outcome, Run
+    from moe_lab.run import ModelPool, Outcome
 
 OURS = ("experiment", "scale", "mode")
 
 
 @dataclass
 class Prepared:
-    """A cell of an experiment, checked: its run, or why it cannot run."""
+    """A cell of an experiment, checked: its job, or why it cannot run."""
 
     cell: Cell
     config: Config
-    run: Run | None
+    job: Job | None
     error: BaseException | None = None
 
 
 def run_experiments(config: Config, cell: Cell) -> int:
     """Run, plan or report the experiments that `config.experiment` names; returns the exit code."""
+    from moe_lab.run import ModelPool
+
     assert config.experiment is not None
     experiments = find_experiments(config.experiment)
     check_writable(config.output_dir)
     prepared = {each.name: prepare_cells(each, config, cell) for each in experiments}
     everything = [one for cells in prepared.values() for one in cells]
-    runs = {one.run.run_id: one.run for one in everything if one.run is not None}
+    jobs = by_model([one.job for one in everything if one.job is not None])
     errors = [one.error for one in everything if one.error is not None]
     refused: dict[str, list[Config]] = {}
     for one in everything:
         if one.error is not None:
             refused.setdefault(str(one.error), []).append(one.config)
     if config.mode == "plan":
-        print_plan(list(runs.values()), refused)
+        print_plan(jobs, refused)
         return 0
     for reason, configs in refused.items():
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
-    outcomes, failed = _execute(list(runs.values()), only_stored=config.mode == "report")
+    models = ModelPool()
+    outcomes, failures = _execute(jobs, models, only_stored=config.mode == "report")
     if outcomes:
         print_outcomes(beside_baselines(list(outcomes.values())))
-    _write(experiments, prepared, config, outcomes, failed)
+    _write(experiments, prepared, config, outcomes, failures, models)
     if config.mode == "report":
         return 0
-    return grid_exit_code([*errors, *failed.values()])
+    return grid_exit_code([*errors, *(failure.error for failure in failures)])
 
 
 def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Prepared]:
@@ -69,8 +73,6 @@ def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Pr
 
     Raises ConfigError where the overrides themselves are wrong; a cell without data or model is kept.
     """
-    from moe_lab.run import prepare
-
     extra = [override for override in base.overrides if override.partition("=")[0].lstrip("+") not in OURS]
     cells = []
     for overrides in experiment.scale(config.scale).overrides():
@@ -82,13 +84,10 @@ def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Pr
                 "What is typed beside experiment= applies to every cell of its table."
             ) from error
         typed = to_config(cell)
-        if typed.seeds > 1:
-            raise ConfigError(
-                f"seeds={typed.seeds}: a table has one run per cell. Leave seeds out; seed=<number> chooses the seed "
-                "of all cells."
-            )
         try:
-            cells.append(Prepared(cell, typed, prepare(typed)))
+            job = job_of(typed)
+            job.group = job.group or experiment.name
+            cells.append(Prepared(cell, typed, job))
         except MoeLabError as error:
             cells.append(Prepared(cell, typed, None, error))
     return cells
@@ -99,16 +98,13 @@ def label(config: Config) -> str:
     return f"{config.model.name}-{config.method.name}-{task_name(config)}"
 
 
-def _execute(runs: list[Run], only_stored: bool) -> tuple[dict[str, Outcome], dict[str, BaseException]]:
-    from moe_lab.run import ModelPool
-
-    wanted = [run for run in runs if run.done] if only_stored else by_model(runs)
-    outcomes, failures = run_all(wanted, ModelPool())
+def _execute(
+    jobs: list[Job], models: ModelPool, only_stored: bool
+) -> tuple[dict[str, Outcome], list[Failure]]:
+    wanted = [replace(job, runs=[run for run in job.runs if run.done]) for job in jobs if job.runs]
+    outcomes, failures = run_all(wanted if only_stored else jobs, models)
     report_failures(failures, alone=False)
-    return (
-        {outcome.run.run_id: outcome for outcome in outcomes},
-        {failure.run.run_id: failure.error for failure in failures},
-    )
+    return {outcome.run.run_id: outcome for outcome in outcomes}, failures
 
 
 def _write(
@@ -116,28 +112,35 @@ def _write(
     prepared: dict[str, list[Prepared]],
     config: Config,
     outcomes: dict[str, Outcome],
-    failed: dict[str, BaseException],
+    failures: Sequence[Failure],
+    models: ModelPool,
 ) -> None:
+    from moe_lab.figures import make_figure
+
     folder = Path(config.output_dir) / "tables"
     for experiment in experiments:
-        cells = [_table_cell(experiment, one, outcomes, failed) for one in prepared[experiment.name]]
+        cells = [_table_cell(experiment, one, outcomes, failures) for one in prepared[experiment.name]]
         print(write_table(experiment, config.scale, cells, folder))
+        for figure in make_figure(experiment, config.scale, cells, config, models, folder):
+            print(figure)
     print(write_index(folder))
 
 
 def _table_cell(
-    experiment: Experiment, one: Prepared, outcomes: dict[str, Outcome], failed: dict[str, BaseException]
+    experiment: Experiment, one: Prepared, outcomes: dict[str, Outcome], failures: Sequence[Failure]
 ) -> TableCell:
-    error, results = one.error, None
-    if one.run is not None:
-        error = failed.get(one.run.run_id)
-        outcome = outcomes.get(one.run.run_id)
-        results = None if outcome is None else outcome.results
+    runs = one.job.runs if one.job is not None else []
+    ids = [run.run_id for run in runs]
+    study = one.job.study if one.job is not None else None
+    names = [one.job.name] if one.job is not None and not runs else []
+    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
+    error = one.error or next(failed, None)
     keys = [*experiment.rows, *experiment.columns]
     return TableCell(
         coordinates={key: coordinate(one, key) for key in keys},
-        run_id=None if one.run is None else one.run.run_id,
-        results=results,
+        run_id=ids[0] if ids else None,
+        results=[outcomes[run_id].results for run_id in ids if run_id in outcomes],
+        study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
         problem=None if error is None else " ".join(str(error).split()),
     )
 

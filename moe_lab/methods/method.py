@@ -37,9 +37,16 @@ class Method(ABC):
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""
     trains: ClassVar[bool] = False
+    tunable: ClassVar[bool] = False
+    """Whether `tuning=` can search its temperatures."""
 
     def __init__(self, config: Any):
         self.config = config
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        """`document_hash`es of the documents that its settings were tuned on: they are not evaluated."""
+        return frozenset()
 
     def check(self, facts: ModelFacts) -> None:
         """Raise ConfigError where the configuration cannot work on this model. Called before weights load."""

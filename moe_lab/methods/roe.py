@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Method
+from moe_lab.methods.profile import Profile, read_profile
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
+    from moe_lab.engine.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -32,6 +34,7 @@ class RoE(Method):
     """An ensemble of routings per token."""
 
     random = True
+    tunable = True
 
     @dataclass(kw_only=True)
     class Config:
@@ -40,9 +43,9 @@ class RoE(Method):
         name: str = "roe"
         n: int = 32
         temperature: Any = 0.1
-        """A number for all MoE layers that are not skipped, or a list with one entry per MoE layer."""
+        """A number for all MoE layers that are not skipped, a list with one entry per MoE layer, or a profile's path."""
         skip_layers: int | None = None
-        """L: MoE layers without noise at either end; null: 1 for a number, what the list says for a list."""
+        """L: MoE layers without noise at either end; null: 1 for a number, else what the list or profile says."""
         cache: str = "clean"
         weights: str = "clean"
         aggregate: str = "probabilities"
@@ -60,17 +63,17 @@ class RoE(Method):
                 )
             if self.skip_layers is not None and self.skip_layers < 0:
                 raise ConfigError(f"method.skip_layers={self.skip_layers}: must not be negative.")
-            values = self.temperature if isinstance(self.temperature, list) else [self.temperature]
-            for value in values:
-                if (
-                    isinstance(value, bool)
-                    or not isinstance(value, int | float)
-                    or not 0 <= value < float("inf")
-                ):
-                    raise ConfigError(
-                        f"method.temperature={self.temperature}: must be a number of at least 0, or a list of such "
-                        "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0]."
-                    )
+            if not isinstance(self.temperature, str):
+                _check_temperatures(self.temperature)
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        path = config.temperature
+        self.profile: Profile | None = read_profile(path) if isinstance(path, str) else None
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        return frozenset(self.profile.documents if self.profile else ())
 
     def check(self, facts: ModelFacts) -> None:
         self.temperatures(facts.moe_layers)
@@ -78,6 +81,9 @@ class RoE(Method):
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer. Raises ConfigError where list or L do not fit the model."""
         given, skip = self.config.temperature, self._skip_layers
+        if self.profile is not None:
+            given = self.profile.temperature
+            _check_temperatures(given)
         if isinstance(given, list):
             if len(given) != moe_layers:
                 raise ConfigError(
@@ -99,10 +105,10 @@ class RoE(Method):
 
     @property
     def _skip_layers(self) -> int:
-        """L, where it was not given: 1 for a number, 0 for a list."""
+        """L, where it was not given: 1 for a number, 0 for a list or a profile."""
         if self.config.skip_layers is not None:
             return self.config.skip_layers
-        return 0 if isinstance(self.config.temperature, list) else 1
+        return 0 if isinstance(self.config.temperature, list | str) else 1
 
     def first_noisy(self, moe_layers: int) -> int:
         """The MoE layer from which the rows are computed apart: the first with noise, or else the first not skipped."""
@@ -114,6 +120,7 @@ class RoE(Method):
         resolved = {
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
+            "study": self.profile.study if self.profile else None,
         }
         replaced = ("temperature", "skip_layers")
         return {
@@ -122,29 +129,33 @@ class RoE(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, config: RunConfig) -> Iterator[EngineLM]:
-        from moe_lab.engine.ensemble import Ensemble
         from moe_lab.engine.lm import EngineLM
-        from moe_lab.routing import GumbelTopK
 
-        settings = self.config
         temperatures = self.temperatures(model.facts.moe_layers)
-        ensemble = Ensemble(
-            n=settings.n,
-            routing=GumbelTopK(temperatures, config.seed, settings.weights == "perturbed")
-            if settings.n > 1
-            else None,
-            first_noisy=self.first_noisy(model.facts.moe_layers),
-            aggregate=settings.aggregate,
-            include_clean=settings.include_clean,
-        )
+        ensemble = self.ensemble(temperatures, self.first_noisy(model.facts.moe_layers), config.seed)
         yield EngineLM(
             model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config)
         )
 
+    def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
+        """The rows of every token at these temperatures (one per MoE layer)."""
+        from moe_lab.engine.ensemble import Ensemble
+        from moe_lab.routing import GumbelTopK
+
+        settings = self.config
+        routing = GumbelTopK(temperatures, seed, settings.weights == "perturbed") if settings.n > 1 else None
+        return Ensemble(
+            n=settings.n,
+            routing=routing,
+            first_noisy=first_noisy,
+            aggregate=settings.aggregate,
+            include_clean=settings.include_clean,
+        )
+
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         decisions = counters.get("noisy_decisions", 0)
-        return {
-            "untuned": True,
+        tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
+        return tuned | {
             "roe": {
                 "n": self.config.n,
                 "temperatures": self.temperatures(facts.moe_layers),
@@ -153,3 +164,13 @@ class RoE(Method):
                 "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
             },
         }
+
+
+def _check_temperatures(given: Any) -> None:
+    """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
+    for value in given if isinstance(given, list) else [given]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ConfigError(
+                f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one entry "
+                "per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."
+            )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict
 from functools import partial
 from inspect import getsource
 from typing import TYPE_CHECKING, Any
@@ -32,15 +31,15 @@ HASHED = frozenset(
 )
 """Fields that enter as they are."""
 RESOLVED = frozenset(
-    {"model", "method", "task", "tuning", "seed", "dtype", "limit", "samples", "sample_seed", "num_fewshot"}
+    {"model", "method", "task", "seed", "dtype", "limit", "samples", "sample_seed", "num_fewshot"}
     | {"gen_kwargs", "data_dir"}
 )
 """Fields that enter as what they resolve to: content, document numbers, the task's settings, the dtype used."""
 RUNTIME = frozenset(
     {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
-    | {"metrics", "experiment", "scale", "overrides", "logger"}
+    | {"metrics", "experiment", "scale", "overrides", "logger", "tuning"}
 )
-"""Fields that do not change numbers."""
+"""Fields that do not change numbers; a tuned run's temperatures are its method's."""
 
 UNNAMED = ("custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag")
 """Keys of an lm-eval task that say where files lie or how a task is called; the documents themselves are hashed."""
@@ -64,7 +63,6 @@ def identity(
         "model": model,
         "dtype": facts.dtype,
         "method": {"config": method.identity(facts), "numerics": method.numerics},
-        "tuning": asdict(config.tuning),
         "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
         "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
         "settings": {name: getattr(config, name) for name in sorted(HASHED)},

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Set
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.held_out import document_hash
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -16,13 +18,27 @@ if TYPE_CHECKING:
     from moe_lab.config import Config
 
 
-def select_documents(config: Config, tasks: TaskDict) -> dict[str, list[int]]:
+def select_documents(
+    config: Config, tasks: TaskDict, tuned_on: Set[str] = frozenset()
+) -> dict[str, list[int]]:
     """The sorted document numbers of each task, counted in the split that lm-eval evaluates.
 
     `limit` takes the first ones of a permutation that depends on the task and `sample_seed` only, so that a smaller
-    limit's documents are among a larger one's. Raises TaskError for `samples` that a task does not have.
+    limit's documents are among a larger one's. Documents whose `document_hash` is in `tuned_on` are left out. Raises
+    TaskError for `samples` that a task does not have, or where nothing is left.
     """
-    return {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
+    chosen = {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
+    if not tuned_on:
+        return chosen
+    return {name: _without(tuned_on, name, tasks["tasks"][name], chosen[name]) for name in chosen}
+
+
+def _without(tuned_on: Set[str], name: str, task: Any, numbers: list[int]) -> list[int]:
+    documents = task.task_docs
+    left = [number for number in numbers if document_hash(task, documents[number]) not in tuned_on]
+    if not left:
+        raise TaskError(f"All {len(numbers)} documents of {name} were tuned on: none is left to evaluate.")
+    return left
 
 
 def _select(name: str, count: int, config: Config) -> list[int]:

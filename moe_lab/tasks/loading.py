@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict, TaskManager
 
     from moe_lab.config import Config
+    from moe_lab.tasks.held_out import Holdout
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Generation settings that ask for sampling."""
@@ -24,8 +25,10 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 OWN_TASKS = Path(__file__).resolve().parent
 
 
-def load_tasks(config: Config) -> TaskDict:
+def load_tasks(config: Config, holdout: Holdout | None = None) -> TaskDict:
     """Build the tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
+
+    With `holdout` they evaluate documents to tune on (see `held_out.py`) in the place of their test.
 
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
@@ -38,7 +41,7 @@ def load_tasks(config: Config) -> TaskDict:
     if not names:
         raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
     manager, specs = _find(tuple(names), config.task.include_path)
-    tasks = build_tasks(manager, specs, TaskSettings.of(config, names))
+    tasks = build_tasks(manager, specs, TaskSettings.of(config, names, holdout))
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
@@ -116,11 +119,15 @@ def _refuse_unsupported(name: str, task: Task) -> None:
 
 def _apply_settings(task: Any, config: Config) -> None:
     """What `lm_eval.simple_evaluate` does between loading and evaluating; a key given here always wins."""
+    from lm_eval.filters import build_filter_ensemble
+
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
         own = task.get_config("generation_kwargs") or {}
         task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
     if config.predict_only:
         task.override_metric(metric_name="bypass")
+        if task.UNSAFE_CODE:
+            task._filters = [build_filter_ensemble("none", [("take_first", None)])]  # its own one executes
     if config.num_fewshot is not None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)
     elif task.get_config("num_fewshot") is None:

@@ -1,0 +1,79 @@
+"""What a configuration comes to: its runs, one per seed, and the study before them where it is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from moe_lab.config import Config
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+
+if TYPE_CHECKING:
+    from moe_lab.run import ModelPool, Run
+    from moe_lab.tuning.study import Study
+
+
+@dataclass
+class Job:
+    """One configuration, checked as far as it can be without weights."""
+
+    config: Config
+    study: Study | None = None
+    runs: list[Run] = field(default_factory=list)
+    """One per seed; of an unfinished study none yet, as its temperatures are part of their identity."""
+
+    group: str | None = None
+    """What a logger groups its runs by: the study or the experiment."""
+
+    @property
+    def name(self) -> str:
+        """For messages: the folder of what runs first."""
+        return self.study.folder.name if self.study is not None else self.runs[0].folder.name
+
+    def tune(self, models: ModelPool) -> None:
+        """Finish the study, and prepare the runs that it leads to."""
+        from moe_lab.tuning.tune import tune
+
+        assert self.study is not None
+        tune(self.study, models)
+        self.runs = runs_of(self.study.tuned_config())
+
+
+def job_of(config: Config) -> Job:
+    """The job of a configuration. Raises what `moe_lab.run.prepare` raises, before anything is computed."""
+    if get_method(config.method.name).trains:
+        raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
+    if config.tuning.name == "none":
+        return Job(config, runs=runs_of(config))
+    from moe_lab.tuning.study import prepare_study
+
+    study = prepare_study(config)
+    done = study.profile() is not None
+    return Job(config, study, runs_of(study.tuned_config()) if done else [], study.folder.name)
+
+
+def runs_of(config: Config) -> list[Run]:
+    """Its runs, seed by seed."""
+    from moe_lab.run import prepare
+
+    return [prepare(one) for one in seeds_of(config)]
+
+
+def seeds_of(config: Config) -> list[Config]:
+    """One config per seed; only one for a method without randomness."""
+    count = config.num_seeds if get_method(config.method.name).random else 1
+    return [replace(config, seed=config.seed + index) for index in range(count)]
+
+
+def by_model(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs, ordered so that a model once left does not come again."""
+    models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda index: models.index(models[index]))
+    return [jobs[index] for index in order]
+
+
+def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
+    """All runs that are known, none twice."""
+    return list({run.run_id: run for job in jobs for run in job.runs}.values())

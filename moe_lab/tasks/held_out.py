@@ -1,0 +1,92 @@
+"""Documents to tune on, held out of what a task evaluates and of its few-shot examples.
+
+A task's tuning documents come, in this order, from a validation split that is not evaluated, from the train split,
+or from the evaluated split itself; a run with the profile tuned on them leaves them out of its test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SPLIT = "tuning"
+"""What the held-out documents' split is called in a task that is tuned on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdout:
+    """How many documents of a split are held out, and of which permutation of its rows."""
+
+    num_samples: int
+    seed: int
+
+    def rows(self, name: str, split: str, count: int) -> list[int]:
+        """Sorted row numbers among `count`; all of them where the split is smaller."""
+        order = list(range(count))
+        Random(f"{name} {split} {self.seed}").shuffle(order)
+        return sorted(order[: self.num_samples])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutDataset:
+    """A task's `custom_dataset`: its splits, `held_out` of the `source` split moved to the split `tuning`."""
+
+    task: str
+    source: str
+    holdout: Holdout
+    load: Callable[..., Any]
+    """Gives the task's own {split: Dataset}."""
+
+    def __call__(self, **options: Any) -> dict[str, Dataset]:
+        splits = self.load(**options)
+        rows = splits[self.source]
+        chosen = self.holdout.rows(self.task, self.source, len(rows))
+        others = sorted(set(range(len(rows))) - set(chosen))
+        splits[SPLIT], splits[self.source] = rows.select(chosen), rows.select(others)
+        return splits
+
+    def numbers(self, task: Any) -> list[int]:
+        """Row numbers of the held-out documents in the source split of a task built with this."""
+        count = len(task.dataset[SPLIT]) + len(task.dataset[self.source])
+        return self.holdout.rows(self.task, self.source, count)
+
+
+def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
+    """The split to tune on of an lm-eval task configuration; `exists` says which splits can be had."""
+    evaluated = config.get("test_split") or config["validation_split"]
+    for key in ("validation_split", "training_split"):
+        split = config.get(key)
+        if split and split != evaluated and exists(split):
+            return split
+    return evaluated
+
+
+def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any], holdout: Holdout) -> dict:
+    """The task configuration that evaluates the held-out documents of `source` in the place of its test."""
+    dataset = HeldOutDataset(task=config["task"], source=source, holdout=holdout, load=load)
+    view = {**config, "custom_dataset": dataset, "test_split": SPLIT}
+    if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
+        # lm-eval would draw examples from the evaluated documents themselves
+        view["fewshot_split"] = source
+        view["fewshot_config"] = {"split": source, **(config.get("fewshot_config") or {})}
+    return view
+
+
+def document_hash(task: Any, document: Any) -> str:
+    """16 hexadecimal digits of what the model is shown and asked of a document, wherever it stands."""
+    shown = [task.doc_to_text(document), task.doc_to_target(document)]
+    if task.config.doc_to_choice is not None:
+        shown.append(task.doc_to_choice(document))
+    return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()[:16]
+
+
+def document_hashes(task: Any, documents: Iterable[Any]) -> list[str]:
+    """`document_hash` of each."""
+    return [document_hash(task, document) for document in documents]

@@ -1,0 +1,1 @@
+"""Search of routing temperatures on documents held out of the test (RoE, section 2.2)."""

@@ -1,0 +1,130 @@
+"""What a trial is measured by, on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1).
+
+Everything that no temperature changes is done once: prompts and tokens here, clean passes in the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.tuning.study import Study
+
+Report = Callable[[float, int], None]
+"""(perplexity of what is scored so far, requests scored)"""
+
+
+class Pruned(Exception):
+    """A trial that can no longer be the best one."""
+
+
+class Perplexity:
+    """exp of the mean negative log-likelihood per token of the reference answers, given their prompts."""
+
+    def __init__(self, study: Study, lm: EngineLM):
+        from moe_lab.engine.lm import Request
+
+        instances = _instances(study, lm)
+        kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
+        self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
+        self.lm = lm
+        self.requests = [Request(_reference(study, group)) for group in instances]
+        self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
+
+    def __call__(self, best: float | None, report: Report) -> float:
+        """The perplexity under the LM's present ensemble. Raises Pruned once it must exceed `best`.
+
+        That is certain as soon as the answers scored so far cost more than all answers cost the best trial: what is
+        left can only add to it. So pruning never loses the best trial.
+        """
+        limit = math.inf if best is None else math.log(best) * sum(self.tokens)
+        cost, seen, tokens = 0.0, 0, 0
+
+        def on_answer(index: int, answer: Any) -> None:
+            nonlocal cost, seen, tokens
+            cost -= answer[0] if isinstance(answer, tuple) else answer
+            seen, tokens = seen + 1, tokens + self.tokens[index]
+            if cost > limit and seen < len(self.requests):
+                report(math.exp(cost / tokens), seen)
+                raise Pruned
+
+        self.lm.answer(self.kind, self.requests, on_answer)
+        return math.exp(cost / tokens)
+
+
+class Accuracy:
+    """The task's headline metric by lm-eval's own evaluation."""
+
+    def __init__(self, study: Study, lm: EngineLM):
+        self.study, self.lm = study, lm
+        self.metric: str | None = study.config.task.metric
+
+    def __call__(self, best: float | None, report: Report) -> float:
+        """The metric under the LM's present ensemble; such trials are never pruned."""
+        from moe_lab.evaluation import evaluate_tasks
+        from moe_lab.results.samples import reported
+
+        name = self.study.task.task_name
+        evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None, bootstrap_iters=0)
+        scores = evaluated["results"][name]
+        return float(scores[self.metric or next(iter(reported(scores)))])
+
+
+def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
+    """The study's metric over its tuning documents."""
+    return Perplexity(study, lm) if study.search.metric == "perplexity" else Accuracy(study, lm)
+
+
+def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:
+    """lm-eval's requests, document by document."""
+    from moe_lab.evaluation import reseed
+
+    config, task = study.config, study.task
+    reseed(config, study.tasks)
+    chat = bool(config.apply_chat_template)
+    task.build_all_requests(
+        limit=None,
+        rank=0,
+        world_size=1,
+        system_instruction=config.system_instruction,
+        apply_chat_template=chat,
+        fewshot_as_multiturn=config.fewshot_as_multiturn,
+        chat_template=lm.apply_chat_template if chat else None,
+        tokenizer_name=lm.tokenizer_name if chat else "",
+    )
+    by_document: dict[int, list[Instance]] = {}
+    for instance in task.instances:
+        by_document.setdefault(instance.doc_id, []).append(instance)
+    return list(by_document.values())
+
+
+def _reference(study: Study, instances: list[Instance]) -> tuple:
+    """The arguments of the request that scores a document's right answer."""
+    task, document = study.task, instances[0].doc
+    kind = task.get_config("output_type")
+    if kind in ("loglikelihood", "loglikelihood_rolling"):
+        return instances[0].args
+    if kind == "multiple_choice":
+        return instances[_gold(task, document)].args
+    target = task.doc_to_target(document)
+    delimiter = "" if study.config.apply_chat_template else task.config.target_delimiter
+    return instances[0].args[0], f"{delimiter}{target[0] if isinstance(target, list) else target}"
+
+
+def _gold(task: Any, document: Any) -> int:
+    """Index of the right choice; of several right ones, the first."""
+    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    first = gold[0] if isinstance(gold, list) else gold
+    if isinstance(first, str):
+        choices = task.doc_to_choice(document)
+        if first not in choices:
+            raise ConfigError(f"{task.task_name}: the answer {first!r} is none of the choices.")
+        return choices.index(first)
+    return int(first)

@@ -1,0 +1,64 @@
+"""Table 1 of the RoE paper: what is tuned how, by task category and model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_lab.models.facts import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """One cell group of Table 1."""
+
+    n: int
+    """N: rows per token."""
+    max_temperature: float
+    """T: upper bound of the search."""
+    skip_layers: int
+    """L: MoE layers without noise at either end."""
+    metric: str
+    """perplexity where the table's PPL is ticked, else accuracy."""
+    num_samples: int
+    n_trials: int
+
+
+BUDGETS: dict[str, tuple[str, int, int]] = {
+    "math": ("perplexity", 100, 50),
+    "commonsense": ("accuracy", 300, 100),
+    "code": ("accuracy", 50, 50),
+}
+"""Metric, tuning documents and trials by task category."""
+
+SEARCHES: dict[str, dict[str, tuple[int, float, int]]] = {
+    "olmoe": {"math": (32, 0.5, 1), "commonsense": (32, 0.5, 3), "code": (32, 0.5, 1)},
+    "mixtral": {"math": (64, 0.25, 5), "commonsense": (64, 0.3, 3), "code": (64, 0.25, 5)},
+    "gpt-oss": {"math": (64, 0.2, 5), "commonsense": (64, 0.2, 5), "code": (64, 0.2, 5)},
+}
+"""N, T and L by model and task category."""
+
+OTHER_MODELS = (32, 0.5, 1)
+"""N, T and L of models that the table does not have: its values for OLMoE, with the smallest L."""
+
+_SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): "gpt-oss"}
+"""(family, MoE layers) of the paper's models."""
+
+
+def preset(category: str | None, model_name: str | None) -> Preset:
+    """What is used where nothing else is given. Tasks without a category are tuned like math: on perplexity."""
+    category = category or "math"
+    n, max_temperature, skip_layers = SEARCHES.get(model_name or "", {}).get(category, OTHER_MODELS)
+    metric, num_samples, n_trials = BUDGETS[category]
+    return Preset(
+        n=n,
+        max_temperature=max_temperature,
+        skip_layers=skip_layers,
+        metric=metric,
+        num_samples=num_samples,
+        n_trials=n_trials,
+    )
+
+
+def paper_model(facts: ModelFacts) -> str | None:
+    """Which of the paper's models this one has the shape of, whatever it is called; None: none of them."""
+    return _SHAPES.get((facts.family, facts.moe_layers))

@@ -1,0 +1,142 @@
+"""A study: what is tuned on which documents, checked and named before any weights load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config import Config, TuningConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods.profile import Profile, read_profile
+from moe_lab.tuning.search import Search, resolve
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A search over temperatures, nothing computed."""
+
+    config: Config
+    """With the preset's n; its temperature is a placeholder."""
+    search: Search
+    study_id: str
+    """SHA-256 of what determines its trials, their number excepted: more trials continue the same study."""
+    folder: Path
+    facts: ModelFacts
+    method: Method
+    tasks: TaskDict
+    """The task, evaluating its tuning documents."""
+    split: str
+    """Where those come from."""
+    samples: dict[str, list[int]]
+    """Their row numbers in that split."""
+    documents: list[str]
+    """Their `document_hash`es."""
+
+    @property
+    def task(self) -> Any:
+        """lm-eval's task over the tuning documents."""
+        return next(iter(self.tasks["tasks"].values()))
+
+    def profile(self) -> Profile | None:
+        """What has been found with all trials; None before that."""
+        best = self.folder / "best.yaml"
+        profile = read_profile(best) if best.exists() else None
+        return profile if profile and profile.trials >= self.search.n_trials else None
+
+    def tuned_config(self) -> Config:
+        """The configuration of the evaluation that follows, with the profile's path as its temperature."""
+        method: Any = replace(
+            self.config.method, temperature=str(self.folder / "best.yaml"), skip_layers=None
+        )
+        return replace(self.config, method=method, tuning=TuningConfig(), seeds=self.config.num_seeds)
+
+
+def prepare_study(config: Config) -> Study:
+    """Check everything that can be checked without weights, the evaluation that follows included. Makes no folder.
+
+    Raises what `moe_lab.run.prepare` raises, and ConfigError for a search that cannot be.
+    """
+    from moe_lab.models.facts import model_facts, model_source
+    from moe_lab.models.identity import model_identity
+    from moe_lab.results.identity import identity, run_id
+    from moe_lab.run import prepare
+    from moe_lab.tasks import documents_digest, load_tasks
+    from moe_lab.tasks.documents import select_documents
+    from moe_lab.tasks.held_out import Holdout, document_hashes
+
+    _check(config)
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    if facts.moe_layers:  # prepare refuses a model without routers in its own words
+        config, search = resolve(config, facts)
+    evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
+    tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
+    name, task = _only(tasks)
+    _check_task(search, task)
+    documents = sorted(set(document_hashes(task, task.task_docs)))
+    select_documents(config, evaluation.tasks, frozenset(documents))
+    dataset = task.config.custom_dataset
+    samples = {name: dataset.numbers(task)}
+    content = identity(
+        config,
+        evaluation.method,
+        model=model_identity(model_source(config.model), config.model),
+        facts=facts,
+        tasks=tasks,
+        samples=samples,
+        documents=documents_digest(tasks, {name: list(range(len(task.task_docs)))}),
+    )
+    searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
+    content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
+    digest = run_id(content)
+    return Study(
+        config=config,
+        search=search,
+        study_id=digest,
+        folder=Path(config.output_dir) / "studies" / _folder_name(config, name, search.metric, digest),
+        facts=facts,
+        method=evaluation.method,
+        tasks=tasks,
+        split=dataset.source,
+        samples=samples,
+        documents=documents,
+    )
+
+
+def _check(config: Config) -> None:
+    from moe_lab.methods import get_method
+
+    if not get_method(config.method.name).tunable:
+        raise ConfigError(
+            f"method={config.method.name} has no temperature to tune: leave tuning={config.tuning.name} out."
+        )
+    if config.predict_only:
+        raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
+
+
+def _only(tasks: TaskDict) -> tuple[str, Any]:
+    if len(tasks["tasks"]) > 1:
+        raise ConfigError(
+            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
+        )
+    return next(iter(tasks["tasks"].items()))
+
+
+def _check_task(search: Search, task: Any) -> None:
+    kind = task.get_config("output_type")
+    if search.metric == "accuracy" and kind == "loglikelihood_rolling":
+        raise ConfigError(f"{task.task_name} has no accuracy: tuning.metric=perplexity.")
+    if search.metric == "perplexity" and task.get_config("unsafe_code"):
+        raise ConfigError(f"{task.task_name} has no reference answers to score: tuning.metric=accuracy.")
+
+
+def _folder_name(config: Config, task: str, metric: str, digest: str) -> str:
+    parts = (config.model.name, task[:60], metric, digest[:8])
+    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in parts)

@@ -1,0 +1,148 @@
+"""The trials of a study on disk: claimed one by one, by as many processes as like, and never lost or made twice.
+
+A trial belongs to the process that claimed it, as long as that lives: every process holds a lock of its own, which its
+end or death sets free. A trial whose process is gone is taken over, with the parameters that it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from filelock import FileLock, Timeout
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from moe_lab.tuning.search import Search
+
+WORKER = "worker"
+"""User attribute of a trial: the number of the process that computes it."""
+MAX_WORKERS = 256
+POLL_SECONDS = 0.5
+
+
+class Trials:
+    """The trials of the study in `folder`. Use as a context manager: one worker of it."""
+
+    def __init__(self, folder: Path, search: Search, seed: int):
+        self.folder, self.search, self.seed = folder, search, seed
+        self._lock = FileLock(folder / ".lock", is_singleton=False)
+
+    def __enter__(self) -> Trials:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / ".workers").mkdir(exist_ok=True)
+        with self.locked():
+            self.worker, self._mine = self._register()
+            storage = optuna.storages.RDBStorage(_sqlite(self.folder / "storage.db"))
+            self.study = optuna.create_study(
+                storage=storage, study_name="study", direction=self.search.direction, load_if_exists=True
+            )
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._mine.release()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time."""
+        with self._lock:
+            yield
+
+    def claim(self) -> tuple[Trial, list[float]] | None:
+        """A trial to compute now and its temperatures; None once all are done, waiting for those of others."""
+        while True:
+            with self.locked():
+                trial = self._abandoned() or self._next()
+                if trial is not None:
+                    trial.set_user_attr(WORKER, self.worker)
+                    return trial, self.search.suggest(trial)
+                if not self._of(TrialState.RUNNING):
+                    return None
+            time.sleep(POLL_SECONDS)
+
+    def tell(self, trial: Trial, value: float | None) -> None:
+        """Store a trial's value; None: it was pruned."""
+        with self.locked():
+            state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+            self.study.tell(trial, value, state=state)
+
+    def finished(self) -> list[FrozenTrial]:
+        """Complete and pruned trials, by number."""
+        return self._of(TrialState.COMPLETE, TrialState.PRUNED)
+
+    def best(self) -> FrozenTrial | None:
+        """The complete trial with the best value; of equal ones the first, so that tuned is never worse than untuned."""
+        complete = self._of(TrialState.COMPLETE)
+        sign = 1 if self.search.direction == "minimize" else -1
+        return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
+
+    def _of(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states)
+
+    def _abandoned(self) -> Trial | None:
+        for frozen in self._of(TrialState.RUNNING):
+            worker = frozen.user_attrs.get(WORKER)
+            if worker is None or worker == self.worker or not self._alive(worker):
+                # what it has not drawn yet is drawn with other numbers than what it has
+                self._sample(frozen.number, drawn=len(frozen.params))
+                return Trial(self.study, frozen._trial_id)
+        return None
+
+    def _next(self) -> Trial | None:
+        waiting = self._of(TrialState.WAITING)
+        number = len(self.study.get_trials(deepcopy=False))
+        if not waiting:
+            if number >= self.search.n_trials:
+                return None
+            if (fixed := self.search.fixed(number)) is not None:
+                self.study.enqueue_trial(fixed)
+        self._sample(number)
+        return self.study.ask()
+
+    def _sample(self, number: int, drawn: int = 0) -> None:
+        """The paper's sampler, Optuna's defaults at its time written out; every trial draws from a seed of its own."""
+        others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
+        seed = np.random.SeedSequence([self.seed, number, drawn]).generate_state(1)[0]
+        self.study.sampler = optuna.samplers.TPESampler(
+            n_startup_trials=10,
+            n_ei_candidates=24,
+            multivariate=False,
+            constant_liar=others,
+            seed=int(seed),
+        )
+
+    def _register(self) -> tuple[int, FileLock]:
+        for worker in range(MAX_WORKERS):
+            lock = FileLock(self._worker_file(worker), is_singleton=False)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            return worker, lock
+        raise RuntimeError(f"{self.folder}: more than {MAX_WORKERS} processes share this study.")
+
+    def _workers(self) -> list[int]:
+        return [int(file.stem) for file in (self.folder / ".workers").glob("*.lock")]
+
+    def _alive(self, worker: int) -> bool:
+        lock = FileLock(self._worker_file(worker), is_singleton=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+    def _worker_file(self, worker: int) -> Path:
+        return self.folder / ".workers" / f"{worker}.lock"
+
+
+def _sqlite(path: Path) -> str:
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(path)).render_as_string()

@@ -1,0 +1,168 @@
+"""Run a study: its missing trials with the model loaded once, then its profile, table and figures."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.memory import memory_errors
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.profile import Profile
+from moe_lab.results.files import write_atomically, write_json, writing
+from moe_lab.tuning.objective import Pruned, objective
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.loggers import Logger
+    from moe_lab.run import ModelPool
+    from moe_lab.tuning.study import Study
+    from moe_lab.tuning.trials import Trials
+
+
+def tune(study: Study, models: ModelPool) -> Profile:
+    """Compute what is missing of a study and return its profile; a finished study is returned at once.
+
+    The same call after an interruption continues; several processes may call it at once and share the trials.
+    """
+    found = study.profile()
+    return found if found is not None else _tune(study, models)
+
+
+def _tune(study: Study, models: ModelPool) -> Profile:
+    from moe_lab.loggers import open_logger
+    from moe_lab.reports.figures import write_study_figures
+    from moe_lab.tuning.trials import Trials
+
+    write_study(study)
+    with ExitStack() as stack:
+        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
+        stack.enter_context(memory_errors(study))
+        logger = stack.enter_context(
+            open_logger(study.config, kind="study", name=study.folder.name, group=None)
+        )
+        _run_trials(study, trials, models, logger)
+        with trials.locked():
+            write_trials(study, trials)
+            figures = write_study_figures(study.folder)
+        logger.log_study(study.folder)
+        for figure in figures:
+            logger.log_figure(figure)
+    profile = study.profile()
+    assert profile is not None
+    return profile
+
+
+def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
+    from tqdm import tqdm
+
+    loaded = None
+    with tqdm(total=study.search.n_trials, desc=study.folder.name, unit="trial", disable=None) as bar:
+        while (claimed := trials.claim()) is not None:
+            if loaded is None:
+                loaded = models.get(study.config)
+                lm = _open(study, loaded)
+                measure = objective(study, lm)
+            trial, temperatures = claimed
+            lm.set_ensemble(_ensemble(study, temperatures))
+            value = _measure(measure, trial, trials)
+            trials.tell(trial, value)
+            with trials.locked():
+                write_trials(study, trials)
+            logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
+            _show(bar, trials)
+
+
+def _open(study: Study, loaded: Any) -> EngineLM:
+    from moe_lab.engine.lm import EngineLM
+
+    config = study.config
+    lm = EngineLM(
+        loaded.model,
+        loaded.tokenizer,
+        ensemble=_ensemble(study, [0.0] * study.search.moe_layers),
+        seed=config.seed,
+        reuse=True,
+        progress=False,
+        **engine_options(config),
+    )
+    if config.apply_chat_template:
+        lm.tokenizer.chat_template = lm.chat_template(config.apply_chat_template)
+    return lm
+
+
+def _ensemble(study: Study, temperatures: list[float]) -> Any:
+    method: Any = study.method
+    return method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
+
+
+def _measure(measure: Any, trial: Trial, trials: Trials) -> float | None:
+    """A trial's value; None: pruned."""
+    best = trials.best() if trial.number else None  # the untuned model's value is always needed
+    try:
+        return measure(None if best is None else best.value, trial.report)
+    except Pruned:
+        return None
+
+
+def _show(bar: Any, trials: Trials) -> None:
+    bar.n = len(trials.finished())
+    best = trials.best()
+    if best is not None:
+        bar.set_postfix(best=f"{best.value:.5g}", trial=best.number)
+    bar.refresh()
+
+
+def write_study(study: Study) -> None:
+    """study.json: what is searched, on which documents."""
+    search, config = study.search, study.config
+    content = {
+        "study_id": study.study_id,
+        "model": study.facts.name,
+        "family": study.facts.family,
+        "task": study.task.task_name,
+        "tuning": search.tuning,
+        "metric": search.metric,
+        "direction": search.direction,
+        "n": config.method.n,
+        "skip_layers": search.skip_layers,
+        "max_temperature": search.max_temperature,
+        "cache": config.method.cache,
+        "moe_layers": search.moe_layers,
+        "seed": config.seed,
+        "n_trials": search.n_trials,
+        "split": study.split,
+        "samples": study.samples,
+        "num_samples": sum(map(len, study.samples.values())),
+    }
+    with writing(study.folder / "study.json"):
+        study.folder.mkdir(parents=True, exist_ok=True)
+        write_json(study.folder / "study.json", content)
+
+
+def write_trials(study: Study, trials: Trials) -> None:
+    """trials.csv (Optuna's columns) and, once the untuned model is known, best.yaml, of what is finished so far."""
+    table = trials.study.trials_dataframe()
+    write_atomically(study.folder / "trials.csv", table.to_csv(index=False))
+    finished, best = trials.finished(), trials.best()
+    untuned = next((trial for trial in finished if trial.number == 0), None)
+    if best is None or best.value is None or untuned is None or untuned.value is None:
+        return
+    profile = Profile(
+        model=study.facts.name,
+        task=study.task.task_name,
+        study=study.folder.name,
+        tuning=study.search.tuning,
+        metric=study.search.metric,
+        n=study.config.method.n,
+        trials=len(finished),
+        trial=best.number,
+        score=float(best.value),
+        untuned_score=float(untuned.value),
+        split=study.split,
+        samples=study.samples,
+        documents=study.documents,
+        temperature=study.search.temperatures(best.params),
+    )
+    write_atomically(study.folder / "best.yaml", profile.text())

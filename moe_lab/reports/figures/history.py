@@ -1,0 +1,73 @@
+"""Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.figures.stored_study import StoredStudy
+from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, legend_below, panels, write_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def write_history(
+    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "Optimization history"
+) -> list[Path]:
+    """One panel per study; returns the PNG and the CSV."""
+    rows = [row for study in studies for row in history_rows(study)]
+    return write_figure(lambda: _draw(studies, title), rows, folder, stem)
+
+
+def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
+    """One row per finished trial: number, state, value (None: pruned), best value so far, untuned value."""
+    better = min if study.info["direction"] == "minimize" else max
+    best: float | None = None
+    rows = []
+    for trial in study.finished:
+        if trial.value is not None:
+            best = trial.value if best is None else better(best, trial.value)
+        rows.append(
+            {
+                **study.key,
+                "trial": trial.number,
+                "state": trial.state,
+                "value": trial.value,
+                "best": best,
+                "untuned": study.untuned,
+            }
+        )
+    return rows
+
+
+def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
+    figure, axes = panels(len(studies))
+    figure.suptitle(title)
+    for axis, study in zip(axes, studies, strict=True):
+        _draw_study(axis, study)
+    legend_below(figure, axes)
+    return figure
+
+
+def _draw_study(axis: Axes, study: StoredStudy) -> None:
+    rows = history_rows(study)
+    numbers = [row["trial"] for row in rows]
+    complete = study.complete
+    axis.plot(
+        [trial.number for trial in complete], [trial.value for trial in complete], "o", ms=3.2, color=BLUE,
+        alpha=0.75, label="trial",
+    )  # fmt: skip
+    axis.plot(numbers, [row["best"] for row in rows], drawstyle="steps-post", color=RED, label="best so far")
+    if study.untuned is not None:
+        axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label="untuned (trial 0)")
+    pruned = [trial.number for trial in study.finished if trial.value is None]
+    if pruned:  # they have no value of their own: marked on the axis
+        axis.plot(
+            pruned, [0.02] * len(pruned), "|", ms=6, color=ORANGE, transform=axis.get_xaxis_transform(),
+            label="pruned",
+        )  # fmt: skip
+    axis.set(title=study.label, xlabel="trial", ylabel=study.metric_label)
+    axis.xaxis.get_major_locator().set_params(integer=True)

@@ -1,0 +1,102 @@
+"""A study as its folder has it: study.json, trials.csv, best.yaml."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+COMPLETE, PRUNED = "COMPLETE", "PRUNED"
+METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation accuracy"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTrial:
+    """One trial that ended."""
+
+    number: int
+    value: float | None
+    """None where it was pruned: what was scored until then is no value of the whole."""
+    temperature: float | None
+    """Of all layers, in a study with tuning=uniform."""
+
+    @property
+    def state(self) -> str:
+        return PRUNED if self.value is None else COMPLETE
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredStudy:
+    """What figures need of a study."""
+
+    folder: Path
+    info: dict[str, Any]
+    """The content of study.json."""
+    finished: list[StoredTrial]
+    """Complete and pruned trials by number."""
+    temperatures: list[float]
+    """Of the best trial, one per MoE layer; empty where there is none."""
+
+    @property
+    def tuning(self) -> str:
+        return str(self.info["tuning"])
+
+    @property
+    def complete(self) -> list[StoredTrial]:
+        return [trial for trial in self.finished if trial.value is not None]
+
+    @property
+    def untuned(self) -> float | None:
+        """The metric of the untuned model, which is trial 0."""
+        return next((trial.value for trial in self.complete if trial.number == 0), None)
+
+    @property
+    def best(self) -> StoredTrial:
+        """The best complete trial; of equal ones the first."""
+        sign = 1 if self.info["direction"] == "minimize" else -1
+        return min(self.complete, key=lambda trial: (sign * float(trial.value or 0), trial.number))
+
+    @property
+    def metric_label(self) -> str:
+        return METRIC_LABELS[self.info["metric"]]
+
+    @property
+    def label(self) -> str:
+        """Model, task and what was tuned on, for a panel's title."""
+        info = self.info
+        return f"{info['model']}, {info['task']}\n(n={info['n']}, {info['num_samples']} documents)"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells its rows from those of other studies in a CSV."""
+        return {name: self.info[name] for name in ("model", "task", "tuning", "metric", "n", "cache")}
+
+
+def read_study(folder: Path) -> StoredStudy:
+    """Read a study's folder; best.yaml may be missing as long as trial 0 has not ended."""
+    info = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    profile = folder / "best.yaml"
+    best = yaml.safe_load(profile.read_text(encoding="utf-8")) if profile.exists() else {}
+    with (folder / "trials.csv").open(encoding="utf-8", newline="") as file:
+        trials = [_trial(row) for row in csv.DictReader(file) if row["state"] in (COMPLETE, PRUNED)]
+    return StoredStudy(
+        folder=folder,
+        info=info,
+        finished=sorted(trials, key=lambda trial: trial.number),
+        temperatures=best.get("temperature", []),
+    )
+
+
+def _trial(row: dict[str, str]) -> StoredTrial:
+    value = float(row["value"]) if row["state"] == COMPLETE and row["value"] else math.nan
+    temperature = row.get("params_temperature")
+    return StoredTrial(
+        number=int(row["number"]),
+        value=value if math.isfinite(value) else None,
+        temperature=float(temperature) if temperature else None,
+    )

@@ -1,0 +1,116 @@
+"""What all figures share: size, colours that colour-blind readers tell apart, saving with the numbers behind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.results.files import write_atomically, writing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 200
+PAGE_WIDTH = 7.0
+"""Inches between the margins of a page."""
+MAX_COLUMNS = 3
+"""Panels side by side that are still legible at page width."""
+
+BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
+"""Okabe and Ito's palette."""
+GREY = "#767676"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+RC = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "figure.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E0E0E0",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+}
+
+
+def write_figure(
+    draw: Callable[[], Figure], rows: Sequence[dict[str, Any]], folder: Path, stem: str
+) -> list[Path]:
+    """Save `draw()` as `<stem>.png` and `rows` as `<stem>.csv`; returns both paths. Raises ResultsError."""
+    import matplotlib
+
+    png = folder / f"{stem}.png"
+    with writing(png):
+        folder.mkdir(parents=True, exist_ok=True)
+    table = write_table(rows, folder / f"{stem}.csv")
+    with matplotlib.rc_context(RC):
+        _save(draw(), png)
+    return [png, table]
+
+
+def write_table(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Write rows that share their keys as CSV; None is an empty field."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, stream.getvalue())
+    return path
+
+
+def panels(
+    count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A page-wide figure with `count` axes in rows of `columns`; unused places stay empty."""
+    from matplotlib.figure import Figure
+
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    width = PAGE_WIDTH if columns > 1 else 0.72 * PAGE_WIDTH
+    figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, **options).ravel().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
+    """One legend for all axes, under them; every label once."""
+    entries: dict[str, Any] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=min(columns, len(entries))
+    )
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Replace `path` at once, so that a reader never sees half a picture."""
+    with writing(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".png")
+        os.close(handle)
+        try:
+            figure.savefig(name, dpi=DPI, metadata={"Software": None})
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+            raise

@@ -59,6 +59,25 @@ class RowLayer(CacheLayerMixin):
             new[:, :, : self.length] = old[:, :, : self.length]
             setattr(self, name, new)
 
+    def join(self, parts: list[RowLayer], width: int) -> None:
+        """Become `parts` as one batch, each ending at column `width`; an unused part is one sequence without a past."""
+        sizes = [part.keys.shape[0] if part.is_initialized else 1 for part in parts]
+        filled = next((part for part in parts if part.is_initialized), None)
+        if filled is None:
+            return
+        batch = (sum(sizes), -1, -1, -1)
+        self.lazy_initialization(filled.keys[:1].expand(batch), filled.values[:1].expand(batch))
+        for own in (self.keys, self.values):
+            own[:, :, :width] = 0
+        start = 0
+        for part, size in zip(parts, sizes, strict=True):
+            rows, columns = slice(start, start + size), slice(width - part.length, width)
+            if part.is_initialized:
+                self.keys[rows, :, columns] = part.keys[:, :, : part.length]
+                self.values[rows, :, columns] = part.values[:, :, : part.length]
+            start += size
+        self.length = width
+
     def get_seq_length(self) -> int:
         return self.length
 
@@ -82,8 +101,13 @@ class RowCache(Cache):
 
     @property
     def length(self) -> int:
-        """Columns in use."""
-        return self.layers[0].length
+        """Columns in use (of the last layer: a past for later layers alone has none in the first ones)."""
+        return self.layers[-1].length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
 
     def keep(self, length: int) -> None:
         """Forget all columns from `length` on, in every layer."""
@@ -96,7 +120,15 @@ class RowCache(Cache):
 
     def select(self, index_B: Tensor) -> RowCache:
         """The sequences `index_B`, in this order."""
-        return self._copied(index_B, self.layers[0].capacity)
+        return self._copied(index_B, self.layers[-1].capacity)
+
+    def taken(self, sequence: int, length: int, first_layer: int = 0) -> RowCache:
+        """A copy of the first `length` columns of one sequence, without the layers before `first_layer`."""
+        copy = RowCache(len(self.layers), length)
+        for old, new in list(zip(self.layers, copy.layers, strict=True))[first_layer:]:
+            one = slice(sequence, sequence + 1)
+            new.update(old.keys[one, :, :length], old.values[one, :, :length])
+        return copy
 
     def _copied(self, index_B: Tensor, capacity: int) -> RowCache:
         copy = RowCache(len(self.layers), capacity)
@@ -108,20 +140,12 @@ class RowCache(Cache):
 
     @classmethod
     def right_aligned(cls, parts: list[RowCache], capacity: int) -> RowCache:
-        """Caches of different lengths as one batch: every past ends at the same column; what lies before is unused."""
+        """Caches of different lengths as one batch: every past ends at the same column; what lies before is zero.
+
+        Layers that are empty in all parts stay empty.
+        """
         width = max(part.length for part in parts)
-        sizes = [part.layers[0].keys.shape[0] for part in parts]
         joined = cls(len(parts[0].layers), max(capacity, width))
-        for layer, joined_layer in enumerate(joined.layers):
-            for name in ("keys", "values"):
-                first = getattr(parts[0].layers[layer], name)
-                buffer = first.new_zeros(sum(sizes), first.shape[1], joined_layer.capacity, first.shape[3])
-                start = 0
-                for part, size in zip(parts, sizes, strict=True):
-                    source = getattr(part.layers[layer], name)[:, :, : part.length]
-                    buffer[start : start + size, :, width - part.length : width] = source
-                    start += size
-                setattr(joined_layer, name, buffer)
-            joined_layer.dtype, joined_layer.device = joined_layer.keys.dtype, joined_layer.keys.device
-            joined_layer.length, joined_layer.is_initialized = width, True
+        for i, layer in enumerate(joined.layers):
+            layer.join([part.layers[i] for part in parts], width)
         return joined

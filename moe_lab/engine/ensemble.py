@@ -24,6 +24,11 @@ class Ensemble:
     aggregate: str = "probabilities"
     include_clean: bool = True
 
+    @property
+    def noiseless(self) -> bool:
+        """Whether all rows are copies of the clean one."""
+        return self.n == 1 or self.routing is None or not any(self.routing.temperatures)
+
     def next_scores(self, logits_MnV: Tensor) -> Tensor:
         """float32 [M, V]: what decoding and logits processors act on: the model's own logits where there is one row,
         else the log of the averaged distribution (-inf where its probability is below float32)."""

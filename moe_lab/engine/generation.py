@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moe_lab.engine.cache import RowCache
+from moe_lab.engine.pasts import CleanPasts
 from moe_lab.engine.prefixes import group_by_prefix
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, shared_past
@@ -36,6 +38,11 @@ class Answer:
         """Index of the token that the next step reads."""
         return len(self.prompt) + len(self.generated) - 1
 
+    @property
+    def newest(self) -> int:
+        """The token that the next step reads."""
+        return self.generated[-1] if self.generated else self.prompt[-1]
+
 
 Choose = Callable[[Tensor, list[Answer]], list[int]]
 """(`Ensemble.next_scores` [A, V], the answers they continue) -> the next token of each."""
@@ -51,13 +58,26 @@ def generate(
     finished: Finished,
     max_new_tokens: int,
     on_done: Callable[[Answer], None],
+    pasts: CleanPasts | None = None,
 ) -> None:
-    """Continue all sequences; `on_done` is called for each as soon as it ends, in any order."""
+    """Continue all sequences; `on_done` is called for each as soon as it ends, in any order.
+
+    Args:
+        pasts: reads prompts up to their last token without noise; by default prompts are read whole, those that begin
+            alike together.
+    """
+    if pasts:
+        longest_first = sorted(sequences, key=lambda answer: -len(answer.prompt))
+        for batch in _batches(longest_first, budget, forward):
+            start = _over_pasts(forward, batch, pasts, budget, max_new_tokens)
+            _Batch(forward, batch, start, max_new_tokens).run(choose, finished, on_done)
+        return
     for group in group_by_prefix([sequence.prompt for sequence in sequences]):
         members = sorted((sequences[i] for i in group.members), key=lambda answer: -len(answer.prompt))
         past = shared_past(forward, members[0].prompt[: group.shared])
         for batch in _batches(members, budget, forward):
-            _Batch(forward, batch, past, budget, max_new_tokens).run(choose, finished, on_done)
+            start = _read_prompts(forward, batch, past, budget, max_new_tokens)
+            _Batch(forward, batch, start, max_new_tokens).run(choose, finished, on_done)
 
 
 def _batches(members: list[Answer], budget: Budget, forward: RowForward) -> Iterator[list[Answer]]:
@@ -67,54 +87,74 @@ def _batches(members: list[Answer], budget: Budget, forward: RowForward) -> Iter
         yield members[start : start + size]
 
 
+class _Start(NamedTuple):
+    """A batch as it is before its first step."""
+
+    cache: RowCache
+    real_BT: Tensor
+    """bool: which columns of the cache are no padding."""
+    scores_AV: Tensor | None
+    """After the prompts; None: their last tokens are still to be read."""
+
+
+def _over_pasts(
+    forward: RowForward, sequences: list[Answer], pasts: CleanPasts, budget: Budget, max_new_tokens: int
+) -> _Start:
+    """Each prompt but its last token, right-aligned."""
+    caches = pasts.of(forward, [sequence.prompt[:-1] for sequence in sequences], budget)
+    width = max(cache.length for cache in caches)
+    column = torch.arange(width, device=forward.device)
+    unused = torch.tensor([width - cache.length for cache in caches], device=forward.device)
+    cache = RowCache.right_aligned(caches, width + 1 + max_new_tokens + forward.ensemble.n)
+    return _Start(cache, column >= unused[:, None], None)
+
+
+def _read_prompts(
+    forward: RowForward, sequences: list[Answer], past: RowCache | None, budget: Budget, max_new_tokens: int
+) -> _Start:
+    """Each whole prompt over the past that all share, in passes of the budget."""
+    shared = past.length if past else 0
+    room = max_new_tokens + forward.ensemble.n
+    caches, reals, scores = [], [], []
+    for part in _parts(sequences, shared, budget):
+        rows = [TreeRow(s.prompt, [[0]], shared, s.document, s.repeat) for s in part]
+        width = max(map(len, rows))
+        alone = len(part) == len(sequences)
+        capacity = shared + width + (room if alone else forward.ensemble.n)
+        cache = past.expanded(len(part), capacity) if past else forward.new_cache(capacity)
+        tokens = collate(rows, shared, forward.device, left=True)
+        logits = forward(tokens, cache, counted=sum(map(len, rows)))
+        scores.append(forward.ensemble.next_scores(logits))
+        caches.append(cache)
+        reals.append(
+            torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows])
+        )
+    cache = caches[0] if len(caches) == 1 else RowCache.right_aligned(caches, caches[0].length + room)
+    real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
+    return _Start(cache, real.to(forward.device), torch.cat(scores))
+
+
+def _parts(sequences: list[Answer], shared: int, budget: Budget) -> Iterator[list[Answer]]:
+    """Prompts of like length, as many as one pass takes."""
+    part: list[Answer] = []
+    for sequence in sequences:
+        if part and (len(part[0].prompt) - shared) * (len(part) + 1) > budget.tokens:
+            yield part
+            part = []
+        part.append(sequence)
+    yield part
+
+
 class _Batch:
     """Sequences that generate together: right-aligned in one cache, so that all write the same column."""
 
-    def __init__(
-        self,
-        forward: RowForward,
-        sequences: list[Answer],
-        past: RowCache | None,
-        budget: Budget,
-        max_new_tokens: int,
-    ):
+    def __init__(self, forward: RowForward, sequences: list[Answer], start: _Start, max_new_tokens: int):
         self.forward = forward
         self.sequences = sequences
         self.max_new_tokens = max_new_tokens
-        self.cache, self.real_BT, self.scores_AV = self._read_prompts(past, budget)
         self.active = list(range(len(sequences)))
-
-    def _read_prompts(self, past: RowCache | None, budget: Budget) -> tuple[RowCache, Tensor, Tensor]:
-        """The cache of all prompts, which of its columns are real, and the distributions after the prompts."""
-        shared = past.length if past else 0
-        room = self.max_new_tokens + self.forward.ensemble.n
-        caches, reals, scores = [], [], []
-        for part in self._parts(shared, budget):
-            rows = [TreeRow(s.prompt, [[0]], shared, s.document, s.repeat) for s in part]
-            width = max(map(len, rows))
-            alone = len(part) == len(self.sequences)
-            capacity = shared + width + (room if alone else self.forward.ensemble.n)
-            cache = past.expanded(len(part), capacity) if past else self.forward.new_cache(capacity)
-            tokens = collate(rows, shared, self.forward.device, left=True)
-            logits = self.forward(tokens, cache, counted=sum(map(len, rows)))
-            scores.append(self.forward.ensemble.next_scores(logits))
-            caches.append(cache)
-            reals.append(
-                torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows])
-            )
-        cache = caches[0] if len(caches) == 1 else RowCache.right_aligned(caches, caches[0].length + room)
-        real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
-        return cache, real.to(self.forward.device), torch.cat(scores)
-
-    def _parts(self, shared: int, budget: Budget) -> Iterator[list[Answer]]:
-        """Prompts of like length, as many as one pass takes."""
-        part: list[Answer] = []
-        for sequence in self.sequences:
-            if part and (len(part[0].prompt) - shared) * (len(part) + 1) > budget.tokens:
-                yield part
-                part = []
-            part.append(sequence)
-        yield part
+        self.cache, self.real_BT, scores = start
+        self.scores_AV = self._step() if scores is None else scores
 
     def run(self, choose: Choose, finished: Finished, on_done: Callable[[Answer], None]) -> None:
         while True:
@@ -147,7 +187,7 @@ class _Batch:
         device = self.forward.device
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         tokens = Tokens(
-            ids_BS=torch.tensor([[s.generated[-1]] for s in self.sequences], device=device),
+            ids_BS=torch.tensor([[s.newest] for s in self.sequences], device=device),
             position_BS=torch.tensor([[s.position] for s in self.sequences], device=device),
             visible_BSK=None if self._no_padding else self.real_BT[:, None],
             wanted_M=torch.tensor(self.active, device=device),

@@ -19,9 +19,12 @@ from tqdm import tqdm
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.generation import Answer, generate
+from moe_lab.engine.kept import KeptQuestions
 from moe_lab.engine.layers import runs_rows
+from moe_lab.engine.pasts import CleanPasts
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, Question, Scores, score
+from moe_lab.engine.store import store_on
 from moe_lab.errors import ConfigError
 from moe_lab.routing.noise import document_key
 
@@ -59,6 +62,10 @@ class EngineLM(HFLM):
         max_length: longest input in tokens; longer ones lose their beginning.
         add_bos_token: as in lm-eval.
         seed: of sampling, where `gen_kwargs` ask for it.
+        reuse: keep the clean work of every question and prompt, within a share of the free memory, for later calls of
+            `answer`; `set_ensemble` changes the temperatures between them. Answers are the same within float error.
+            `ensemble.first_noisy` says from which MoE layer on any of them may have noise.
+        progress: show a bar.
     """
 
     def __init__(
@@ -72,8 +79,11 @@ class EngineLM(HFLM):
         max_length: int | None = None,
         add_bos_token: bool | None = None,
         seed: int = 0,
+        reuse: bool = False,
+        progress: bool = True,
     ):
         self.ensemble = ensemble or Ensemble()
+        self.progress = progress
         self.seed = seed
         self.engine = "rows" if runs_rows(model) else "hf"
         if self.engine == "hf" and self.ensemble.n > 1:
@@ -94,6 +104,25 @@ class EngineLM(HFLM):
         self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
         self.forward = RowForward(model, self.ensemble) if self.engine == "rows" else None
         self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
+        self._kept: KeptQuestions | None = None
+        self._pasts: CleanPasts | None = None
+        if reuse and self.forward:
+            self._kept = KeptQuestions(model, self.ensemble.first_noisy, store_on(self._device))
+            self._pasts = CleanPasts(store_on(self._device))
+
+    def set_ensemble(self, ensemble: Ensemble) -> None:
+        """Answer with another ensemble from now on; `cost` goes on counting.
+
+        Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one.
+        """
+        assert self.forward is not None
+        if self._kept and ensemble.n > 1 and ensemble.first_noisy < self._kept.first_noisy:
+            raise ValueError(
+                f"first_noisy={ensemble.first_noisy}, but kept work parts at MoE layer {self._kept.first_noisy}."
+            )
+        self._counted.update(self._of_ensemble())
+        self.ensemble = ensemble
+        self.forward = RowForward(self.model, ensemble)
 
     @property
     def cost(self) -> dict[str, int]:
@@ -103,12 +132,18 @@ class EngineLM(HFLM):
         generated. near_ties: greedy tokens whose runner-up was within 1e-4, which other shapes or machines may choose
         otherwise. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
         """
-        cost = dict(self._counted)
-        if self.forward:
-            cost["tokens_in"] += self.forward.tokens_in
+        cost = Counter(self._counted)
+        cost.update(self._of_ensemble())
+        if self._kept:
+            cost["tokens_in"] += self._kept.tokens_in
+        return dict(cost)
+
+    def _of_ensemble(self) -> dict[str, int]:
+        """What the present ensemble's own counters say."""
+        counted = {"tokens_in": self.forward.tokens_in} if self.forward else {}
         if self.ensemble.routing:
-            cost["changed_decisions"], cost["noisy_decisions"] = self.ensemble.routing.decisions
-        return cost
+            counted["changed_decisions"], counted["noisy_decisions"] = self.ensemble.routing.decisions
+        return counted
 
     # What lm-eval calls ------------------------------------------------------------------------------------------
 
@@ -146,19 +181,35 @@ class EngineLM(HFLM):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
-        with tqdm(total=len(requests), desc=kind, unit="request", disable=None) as bar:
+        disable = None if self.progress else True
+        with tqdm(total=len(requests), desc=kind, unit="request", disable=disable) as bar:
 
             def report(index: int, answer: Any) -> None:
                 on_answer(index, answer)
                 bar.update()
 
             if self.forward:
-                with self.forward:
-                    run(self.forward, requests, report)
+                run(requests, report)
             else:
                 self._answer_by_hf(kind, requests, report)
 
-    def _score_pairs(self, forward: RowForward, requests: Sequence[Request], report: OnAnswer) -> None:
+    def count_tokens(self, kind: str, request: Request) -> int:
+        """Tokens that a "loglikelihood" or "loglikelihood_rolling" request is scored on."""
+        if kind == "loglikelihood":
+            return len(self._encoded(*request.args)[1])
+        if kind == "loglikelihood_rolling":
+            return sum(len(continuation) for _, continuation in self._windows(request.args[0]))
+        raise ValueError(f"{kind} requests are not scored on tokens.")
+
+    def _score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
+        if self._kept:
+            self._kept.score(self.ensemble, questions, self.budget, on_scores)
+        else:
+            assert self.forward is not None
+            with self.forward as forward:
+                score(forward, questions, self.budget, on_scores)
+
+    def _score_pairs(self, requests: Sequence[Request], report: OnAnswer) -> None:
         pairs = [self._encoded(*request.args) for request in requests]
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
@@ -174,7 +225,7 @@ class EngineLM(HFLM):
                 for i in indices:
                     report(i, answer)
 
-        score(forward, questions, self.budget, on_scores)
+        self._score(questions, on_scores)
 
     def _encoded(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids of a pair as lm-eval splits it; too long a context loses its beginning."""
@@ -199,7 +250,7 @@ class EngineLM(HFLM):
         room = self.max_length + 1 - len(continuation)
         return tuple(context[-room:]), tuple(continuation)
 
-    def _score_texts(self, forward: RowForward, requests: Sequence[Request], report: OnAnswer) -> None:
+    def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
         windows: list[Question] = []
         text_of: list[int] = []
@@ -220,7 +271,7 @@ class EngineLM(HFLM):
                 report(i, float(total[i]))
 
         if windows:
-            score(forward, windows, self.budget, on_scores)
+            self._score(windows, on_scores)
 
     def _windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         windows = get_rolling_token_windows(
@@ -231,15 +282,15 @@ class EngineLM(HFLM):
         )
         return [self._truncated(*make_disjoint_window(window)) for window in windows]
 
-    def _generate(self, forward: RowForward, requests: Sequence[Request], report: OnAnswer) -> None:
+    def _generate(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Requests with the same generation options together."""
         by_options: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             by_options.setdefault(repr(sorted(request.args[1].items())), []).append(i)
         for indices in by_options.values():
-            self._generate_alike(forward, {i: requests[i] for i in indices}, report)
+            self._generate_alike({i: requests[i] for i in indices}, report)
 
-    def _generate_alike(self, forward: RowForward, requests: dict[int, Request], report: OnAnswer) -> None:
+    def _generate_alike(self, requests: dict[int, Request], report: OnAnswer) -> None:
         options = normalize_gen_kwargs(next(iter(requests.values())).args[1], self.max_gen_toks)
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
@@ -268,7 +319,9 @@ class EngineLM(HFLM):
 
         decoder = Decoder(self.model, config, self.seed)
         finished = StopCondition(self.tokenizer, stop, config)
-        generate(forward, answers, self.budget, decoder, finished, max_new_tokens, on_done)
+        assert self.forward is not None
+        with self.forward as forward:
+            generate(forward, answers, self.budget, decoder, finished, max_new_tokens, on_done, self._pasts)
         self._counted["near_ties"] += decoder.near_ties
 
     # Models that cannot be run row by row ------------------------------------------------------------------------

@@ -67,18 +67,21 @@ def no_router_message(model: str) -> str:
 
 
 @contextmanager
-def routed(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
+def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Router]]:
     """Let `policy` see, and change, every routing decision of `model` inside the context.
 
     Contexts nest: an inner policy sees what the outer one decided. Leaving restores the model exactly, also after an
     exception.
+
+    Args:
+        first: MoE layers before this one are left alone, and need not take part in forward passes.
 
     Raises:
         ModelError: the model has no router that we know.
         RoutingError: a forward pass went by a router without calling it (a fused kernel, say), or a router's logits
             are NaN. Both name the module.
     """
-    routers = require_routers(model)
+    routers = require_routers(model)[first:]
     watch = _Watch(routers)
     handles = [router.module.register_forward_hook(watch.hook(router, policy)) for router in routers]
     handles.append(model.register_forward_pre_hook(watch.start))

@@ -1,0 +1,155 @@
+"""Clean work that is kept changes no number, and saves the clean tokens of every later call."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.layers import decoder_layers, only_layers_from
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.store import Store
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.conftest import make_model
+
+WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
+KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
+
+
+def text(rng, words):
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def requests_of(kind):
+    """Some with a common beginning, some with several continuations, some that are the same."""
+    rng = random.Random(0)
+    if kind == "loglikelihood":
+        contexts = ["one and the same beginning " * (i % 2) + text(rng, i + 1) for i in range(5)]
+        return [Request((c, " " + text(rng, k))) for c in contexts for k in (1, 2, 4)] + [Request(("", "a"))]
+    if kind == "loglikelihood_rolling":
+        return [Request((text(rng, words),)) for words in (1, 12, 25)]
+    options = {"max_gen_toks": 6, "until": []}
+    prompts = ["a", *(text(rng, words) for words in (2, 9, 5, 9))]
+    return [Request((prompt, options)) for prompt in [*prompts, prompts[2]]]
+
+
+def ensembles_for(model, n=5):
+    """Two vectors of temperatures, and none at all, as tuning asks for them in turn."""
+    layers = len(find_routers(model))
+    vectors = ([0.0, 3.0] + [1.0] * (layers - 2), [0.0] * (layers - 1) + [2.0], [0.0] * layers)
+    return [Ensemble(n, GumbelTopK(vector, seed=2), first_noisy=1) for vector in vectors]
+
+
+def ask(lm, kind):
+    answers = {}
+    lm.answer(kind, requests_of(kind), answers.__setitem__)
+    return [answers[i] for i in range(len(requests_of(kind)))]
+
+
+def assert_same(kind, found, expected):
+    for own, other in zip(found, expected, strict=True):
+        if kind == "generate_until":
+            assert own == other
+        elif kind == "loglikelihood":
+            assert own[0] == pytest.approx(other[0], abs=1e-5) and own[1] == other[1]
+        else:
+            assert own == pytest.approx(other, abs=1e-4, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", ["auto", 1])
+def test_same_answers_as_without_reuse(moe_model, tokenizer, kind, batch_size):
+    options = dict(batch_size=batch_size, max_length=120, progress=False)
+    ensembles = ensembles_for(moe_model)
+    lm = EngineLM(moe_model, tokenizer, ensemble=ensembles[0], reuse=True, **options)
+    found = []
+    for ensemble in [*ensembles, ensembles[0]]:
+        lm.set_ensemble(ensemble)
+        found.append(ask(lm, kind))
+    for ensemble, answers in zip(ensembles_for(moe_model), found[:3], strict=True):
+        assert_same(kind, answers, ask(EngineLM(moe_model, tokenizer, ensemble=ensemble, **options), kind))
+    assert_same(kind, found[3], found[0])
+    # The temperatures must matter for this test to mean anything.
+    assert found[0] != found[1] and found[0] != found[2]
+
+
+def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch):
+    ensembles = ensembles_for(olmoe)
+    expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), "loglikelihood_rolling")
+    for rows, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
+        monkeypatch.setattr("moe_lab.engine.kept.PIECE_ROWS", rows)
+        monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
+        lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
+        for _ in range(2):
+            assert_same("loglikelihood_rolling", ask(lm, "loglikelihood_rolling"), expected)
+
+
+def test_later_calls_put_noisy_rows_through_the_model_and_nothing_else(olmoe, tokenizer):
+    noisy, other, none = ensembles_for(olmoe)
+    lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
+    request = Request(("a context of some length, " * 4 + "then", " answer"))
+    wanted = lm.count_tokens("loglikelihood", request)
+    costs = []
+    for ensemble in (noisy, other, none):
+        lm.set_ensemble(ensemble)
+        lm.answer("loglikelihood", [request], lambda i, answer: None)
+        costs.append(lm.cost["tokens_in"])
+    assert costs[0] == len(request.args[0]) + wanted - 1 + wanted * 4
+    assert costs[1] - costs[0] == wanted * 4
+    assert costs[2] == costs[1]
+    assert lm.cost["noisy_decisions"] == wanted * 4 * (3 + 1)
+
+
+def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
+    noisy, other, _ = ensembles_for(olmoe)
+    lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
+    request = Request(("a prompt of some length", {"max_gen_toks": 1, "until": []}))
+    lm.answer("generate_until", [request], lambda i, answer: None)
+    first = lm.cost["tokens_in"]
+    lm.set_ensemble(other)
+    lm.answer("generate_until", [request], lambda i, answer: None)
+    assert first == len(request.args[0]) + 4 and lm.cost["tokens_in"] - first == 5
+
+
+def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
+    ensembles = ensembles_for(olmoe)
+    expected = [ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), kind) for kind in KINDS]
+    monkeypatch.setattr("moe_lab.engine.lm.store_on", lambda device: Store(0))
+    lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
+    for _ in range(2):
+        for kind, answers in zip(KINDS, expected, strict=True):
+            assert_same(kind, ask(lm, kind), answers)
+
+
+def test_the_store_stays_within_its_bound():
+    store = Store(100)
+    for key in range(4):
+        store.add(key, torch.zeros(10))
+    assert [key for key in range(4) if store.get(key) is not None] == [0, 1]
+    assert store.nbytes == 80
+
+
+def test_an_ensemble_that_parts_earlier_than_kept_work_is_refused(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer, ensemble=ensembles_for(olmoe)[0], reuse=True)
+    with pytest.raises(ValueError, match="first_noisy=0"):
+        lm.set_ensemble(Ensemble(5, GumbelTopK([0.5] * 4, 0)))
+
+
+def test_tokens_that_requests_are_scored_on(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer, max_length=10)
+    assert lm.count_tokens("loglikelihood", Request(("abc", " de"))) == 3
+    assert lm.count_tokens("loglikelihood_rolling", Request(("a" * 25,))) == 25
+    with pytest.raises(ValueError, match="generate_until"):
+        lm.count_tokens("generate_until", Request(("abc", {})))
+
+
+def test_later_layers_alone_and_the_model_restored():
+    model = make_model("olmoe")
+    layers = decoder_layers(model)
+    names = list(model.state_dict())
+    with pytest.raises(KeyError), only_layers_from(model, 2):
+        assert list(model.model.layers) == layers[2:]
+        raise KeyError
+    assert decoder_layers(model) == layers and list(model.state_dict()) == names

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config import Config, LoggerConfig, ModelConfig, TaskConfig
+from moe_lab.config import Config, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
 from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME, folder_name
 from moe_lab.run import prepare
 from tests.runs import config, small_data, sums, write_jsonl
@@ -47,6 +47,7 @@ RUNTIME_CHANGES: dict[str, Any] = {
     "scale": "paper",
     "overrides": ["a=b"],
     "logger": LoggerConfig(name="other"),
+    "tuning": TuningConfig(name="uniform"),
 }
 
 

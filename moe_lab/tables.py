@@ -21,6 +21,7 @@ from moe_lab.reports.paper_table import write_index, write_table
 from moe_lab.reports.table_cell import TableCell
 from moe_lab.reports.terminal import print_outcomes
 from moe_lab.results.store import check_writable
+from moe_lab.results.summaries import summary
 
 if TYPE_CHECKING:
     from moe_lab.run import ModelPool, Outcome
@@ -136,10 +137,12 @@ def _table_cell(
     failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
     error = one.error or next(failed, None)
     keys = [*experiment.rows, *experiment.columns]
+    ended = [outcomes[run_id] for run_id in ids if run_id in outcomes]
     return TableCell(
         coordinates={key: coordinate(one, key) for key in keys},
         run_id=ids[0] if ids else None,
-        results=[outcomes[run_id].results for run_id in ids if run_id in outcomes],
+        results=[outcome.results for outcome in ended],
+        summary=summary(ended) if len(ended) > 1 else None,
         study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
         problem=None if error is None else " ".join(str(error).split()),
     )

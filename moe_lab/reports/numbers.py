@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moe_lab.results.samples import reported
+from moe_lab.results.statistics import over_seeds
 from moe_lab.results.store import version_marks
 
 MARKS = {
@@ -26,7 +28,10 @@ class Row:
     metric: str
     run_id: str
     n: int | None = None
+    seeds: int = 1
     value: float | None = None
+    std: float | None = None
+    """Over seeds; the interval is over documents."""
     interval: tuple[float, float] | None = None
     baseline: float | None = None
     difference: float | None = None
@@ -41,6 +46,30 @@ def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
     wanted = metric or block["task"].get("metric")
     names = [*results.get("groups", {}), *block["task"]["tasks"]]
     return [_row(results, block, name, wanted) for name in names if name in results["results"]]
+
+
+def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
+    """One run with several seeds as one row: means, and the intervals over documents of those means.
+
+    `scores` are those of `moe_lab.results.summaries.summary`. McNemar's test is one of two runs, so there is no p.
+    """
+    first = rows[0]
+    told = scores.get(first.task, {}).get(first.metric, {})
+    values = [row.value for row in rows if row.value is not None]
+    differences = [row.difference for row in rows if row.difference is not None]
+    spread = over_seeds(values) if len(values) == len(rows) else {"mean": None, "std": None}
+    return replace(
+        first,
+        run_id=" ".join(row.run_id for row in rows),
+        seeds=len(rows),
+        value=spread["mean"],
+        std=spread["std"],
+        interval=_pair(told.get("ci95_documents")),
+        difference=sum(differences) / len(rows) if len(differences) == len(rows) else None,
+        difference_interval=_pair(told.get("difference_ci95_documents")),
+        p_mcnemar=None,
+        marks=tuple(dict.fromkeys(mark for row in rows for mark in row.marks)),
+    )
 
 
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""The table of an experiment as CSV: one line per cell, numbers as they are stored."""
+"""The table of an experiment as CSV: one line per cell, numbers as they are stored.
+
+`value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
+`run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,11 @@ from moe_lab.reports.table_cell import TableCell, published_of
 CSV_COLUMNS = (
     "metric",
     "value",
+    "std",
     "low",
     "high",
     "n",
+    "seeds",
     "difference",
     "difference_low",
     "difference_high",
@@ -26,6 +32,7 @@ CSV_COLUMNS = (
     "published_place",
     "published_mark",
     "run_id",
+    "study",
     "problem",
 )
 
@@ -45,7 +52,8 @@ def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
 
 
 def _csv_numbers(cell: TableCell, metric: str) -> dict[str, Any]:
-    numbers: dict[str, Any] = {"run_id": cell.run_id, "problem": cell.problem}
+    study = None if cell.study is None else cell.study.name
+    numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
     row = cell.row(metric)
     if row is None:
         return numbers
@@ -53,11 +61,14 @@ def _csv_numbers(cell: TableCell, metric: str) -> dict[str, Any]:
     difference_low, difference_high = row.difference_interval or (None, None)
     return {
         **numbers,
+        "run_id": row.run_id,
         "metric": row.metric,
         "value": row.value,
+        "std": row.std,
         "low": low,
         "high": high,
         "n": row.n,
+        "seeds": row.seeds,
         "difference": row.difference,
         "difference_low": difference_low,
         "difference_high": difference_high,

@@ -48,7 +48,8 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
         lines += [NOT_COMPARABLE[scale], ""]
     measured = [row for cell in cells if (row := cell.row(experiment.metric))]
     lines += [
-        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with 95% intervals.",
+        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with 95% intervals over documents."
+        + (" ±: standard deviation over seeds." if any(row.seeds > 1 for row in measured) else ""),
         "",
     ]
     lines += _grid(experiment, cells)
@@ -60,13 +61,13 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     by_place = {(_key(cell, experiment.rows), _key(cell, experiment.columns)): cell for cell in cells}
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
-    header = [*experiment.rows, "n"]
+    header = [*experiment.rows, "n", "seeds"]
     for column in columns:
         name = " ".join(column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
     body = []
     for row in rows:
-        line = [*row, _documents([by_place.get((row, column)) for column in columns], experiment.metric)]
+        line = [*row, *_counts([by_place.get((row, column)) for column in columns], experiment.metric)]
         for column in columns:
             line += _texts(experiment, by_place.get((row, column)))
         body.append(line)
@@ -86,7 +87,7 @@ def _texts(experiment: Experiment, cell: TableCell | None) -> list[str]:
     )
     if row is None:
         return ["failed" if cell.problem else "missing", shown or "-", ""]
-    value = " ".join([_with_interval(row.value, row.interval), *row.marks])
+    value = " ".join([_with_interval(row.value, row.interval, std=row.std), *row.marks])
     difference = ""
     if row.difference is not None:
         p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
@@ -100,16 +101,21 @@ def _without_empty(header: list[str], body: list[list[str]]) -> tuple[list[str],
     return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
 
 
-def _with_interval(value: float | None, bounds: tuple[float, float] | None, sign: str = "") -> str:
+def _with_interval(
+    value: float | None, bounds: tuple[float, float] | None, sign: str = "", std: float | None = None
+) -> str:
     if value is None:
         return "-"
-    shown = f"{value:{sign}.4f}"
+    shown = f"{value:{sign}.4f}" + ("" if std is None else f" ± {std:.4f}")
     return shown if bounds is None else f"{shown} [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
 
 
-def _documents(cells: Sequence[TableCell | None], metric: str) -> str:
-    rows = [cell.row(metric) for cell in cells if cell is not None]
-    return "/".join(dict.fromkeys(str(row.n) for row in rows if row is not None and row.n is not None)) or "-"
+def _counts(cells: Sequence[TableCell | None], metric: str) -> list[str]:
+    """Documents and seeds of a line's cells; no seeds where every cell is one run."""
+    rows = [row for cell in cells if cell is not None and (row := cell.row(metric))]
+    documents = dict.fromkeys(str(row.n) for row in rows if row.n is not None)
+    seeds = dict.fromkeys(str(row.seeds) for row in rows)
+    return ["/".join(documents) or "-", "/".join(seeds) if any(row.seeds > 1 for row in rows) else ""]
 
 
 def _published_list(experiment: Experiment) -> list[str]:
@@ -128,12 +134,17 @@ def _marks(rows: Sequence[Row]) -> list[str]:
 
 
 def _problems(cells: Sequence[TableCell]) -> list[str]:
-    lines = [f"- {', '.join(cell.coordinates.values())}: {cell.problem}" for cell in cells if cell.problem]
+    lines = [f"- {cell.name}: {cell.problem}" for cell in cells if cell.problem]
     return ["Failed cells:", "", *lines, ""] if lines else []
 
 
 def _runs(cells: Sequence[TableCell]) -> list[str]:
-    lines = [f"- {', '.join(cell.coordinates.values())}: {cell.run_id}" for cell in cells if cell.results]
+    lines = []
+    for cell in cells:
+        ids = " ".join(results["moe_lab"]["run_id"] for results in cell.results)
+        tuned = f" (tuned by {cell.study.name})" if cell.study is not None else ""
+        if ids or tuned:
+            lines.append(f"- {cell.name}: {ids}{tuned}")
     return ["Runs:", "", *lines] if lines else []
 
 

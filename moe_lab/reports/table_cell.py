@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.experiment import Experiment, Published
-from moe_lab.reports.numbers import Row, rows_of
+from moe_lab.reports.numbers import Row, mean_row, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,13 +16,30 @@ class TableCell:
 
     coordinates: dict[str, str]
     run_id: str | None
-    results: dict[str, Any] | None
+    """Of its first seed."""
+    results: list[dict[str, Any]] = field(default_factory=list)
+    """One results.json per seed that is stored."""
+    summary: dict[str, Any] | None = None
+    """`moe_lab.results.summaries.summary` of those, where there are several."""
+    study: Path | None = None
+    """The folder of the study that tuned it."""
     problem: str | None = None
 
     def row(self, metric: str) -> Row | None:
-        """The numbers of the cell's first task; `metric` is `headline` or an lm-eval `metric,filter`."""
-        rows = [] if self.results is None else rows_of(self.results, None if metric == "headline" else metric)
-        return rows[0] if rows else None
+        """The numbers of the cell's first task: of its one run, or the mean over its seeds.
+
+        `metric` is `headline` or an lm-eval `metric,filter`.
+        """
+        wanted = None if metric == "headline" else metric
+        rows = [found[0] for results in self.results if (found := rows_of(results, wanted))]
+        if len(rows) < 2:
+            return rows[0] if rows else None
+        return mean_row(rows, (self.summary or {}).get("scores", {}))
+
+    @property
+    def name(self) -> str:
+        """Its coordinates, for lists."""
+        return ", ".join(self.coordinates.values())
 
 
 def published_of(experiment: Experiment, cell: TableCell) -> Published | None:

@@ -71,6 +71,19 @@ def paired(
     }
 
 
+def interval_of_difference(
+    samples: Sequence[Sequence[Any]], baseline: Sequence[Any], aggregate: Aggregate | None = None
+) -> Interval | None:
+    """95% interval over documents of the mean of several runs' scores minus the baseline's, on the same documents."""
+    if len(baseline) < 2:
+        return None
+    if aggregate is None:
+        means = np.mean(np.asarray(samples, dtype=float), axis=0)
+        return _percentiles(_resampled_means(means - np.asarray(baseline, dtype=float)))
+    scores = _resampled([*samples, baseline], aggregate)
+    return _percentiles(scores[:-1].mean(axis=0) - scores[-1])
+
+
 def mcnemar(values: Sequence[float], baseline: Sequence[float]) -> float:
     """Exact two-sided p of McNemar's test: the chance of so uneven a split of the documents that changed."""
     from scipy.stats import binomtest

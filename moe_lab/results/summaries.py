@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.identity import folder_name
-from moe_lab.results.samples import aggregation, metric_values, read_samples
-from moe_lab.results.statistics import interval_of_mean, over_seeds
+from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
+from moe_lab.results.statistics import Interval, interval_of_difference, interval_of_mean, over_seeds
 from moe_lab.results.store import version_marks
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
-    method's noise). `versions` are those of the runs: where they differ, of one that others made.
+    method's noise), `difference_ci95_documents` is of the mean minus the untouched model. `versions` are those of the
+    runs: where they differ, of one that others made.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
     first = blocks[0]
@@ -64,18 +65,33 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
     values = [metric_values(read_samples(outcome.run.folder, [name])[name]) for outcome in outcomes]
+    untouched = _baseline_values(name, outcomes[0])
     found = {}
     for metric in values[0]:
         scores = [outcome.results["results"][name][metric] for outcome in outcomes]
-        documents = interval_of_mean(
-            [list(one[metric].values()) for one in values], aggregation(task, metric)
-        )
+        by_document = [list(one[metric].values()) for one in values]
         seeds = over_seeds(scores)
         found[metric] = {
             "values": scores,
             "mean": seeds["mean"],
             "std": seeds["std"],
             "ci95_seeds": seeds["ci95"],
-            "ci95_documents": list(documents) if documents else None,
+            "ci95_documents": _list(interval_of_mean(by_document, aggregation(task, metric))),
         }
+        if list(untouched.get(metric, {})) == list(values[0][metric]):
+            before = list(untouched[metric].values())
+            compared = interval_of_difference(by_document, before, aggregation(task, metric))
+            found[metric]["difference_ci95_documents"] = _list(compared)
     return found
+
+
+def _baseline_values(name: str, outcome: Outcome) -> Values:
+    """The untouched model's values, where its run is stored."""
+    base = outcome.run.baseline
+    if base is None or not base.done:
+        return {}
+    return metric_values(read_samples(base.folder, [name])[name])
+
+
+def _list(interval: Interval | None) -> list[float] | None:
+    return list(interval) if interval else None

@@ -202,10 +202,30 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
     assert ended.out.count("no data here") == 1
 
 
-def test_several_seeds_are_refused_and_one_is_taken(runs, capsys):
-    ended = run_command(capsys, "experiment=table_t", "seeds=2")
-    assert ended.code == 2 and "seeds=2: a table has one run per cell" in ended.err
-    assert not runs.executed
+def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
+    scores = {"acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}}
+    told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
+    monkeypatch.setattr("moe_lab.tables.summary", lambda outcomes: told)
+    values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
+
+    def execute(run, models):
+        outcome = runs.execute(run, models)
+        outcome.results["results"][run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
+        return outcome
+
+    monkeypatch.setattr("moe_lab.run.execute", execute)
+    assert run_command(capsys, "experiment=table_t", "seeds=3").code == 0
+    assert len(runs.executed) == 2 + 2 * 3, "base has no randomness: one run"
+    text = (tables / "paper-table_t-tiny.md").read_text()
+    assert "0.5000 ± 0.1000 [0.2000, 0.8000]" in text and "standard deviation over seeds" in text
+    assert "+0.1000 [-0.2500, +0.7500]" in text and "(p=" not in text, "no McNemar over several runs"
+    row = list(csv.DictReader((tables / "paper-table_t-tiny.csv").open()))[1]
+    assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
+    assert float(row["std"]) == pytest.approx(0.1)
+    assert row["run_id"].split() == list(values)
+
+
+def test_one_seed_can_be_chosen(runs, capsys):
     assert run_command(capsys, "experiment=table_t", "seed=7").code == 0
     assert "tiny-roe-toy_math-7" in runs.executed
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_lab.results.statistics import interval, interval_of_mean, is_binary, mcnemar, over_seeds, paired
+from moe_lab.results.statistics import (
+    interval,
+    interval_of_difference,
+    interval_of_mean,
+    is_binary,
+    mcnemar,
+    over_seeds,
+    paired,
+)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,19 @@ def test_interval_over_documents_of_several_seeds() -> None:
     half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
     assert high - low == pytest.approx(2 * half, rel=0.15)
     assert interval_of_mean([list(rows[0])]) == interval(list(rows[0]))
+
+
+def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
+    """Broken by unpaired resampling: documents vary far more than the difference does."""
+    random = np.random.default_rng(1)
+    base = random.normal(0, 10, size=200)
+    rows = [list(base + 0.5 + random.normal(0, 0.1, size=200)) for _ in range(3)]
+    found = interval_of_difference(rows, list(base))
+    assert found is not None and found[0] < 0.5 < found[1] and found[1] - found[0] < 0.05
+    assert interval_of_difference(rows[:1], list(base)) == tuple(paired(rows[0], list(base))["ci95"])
+    by_median = interval_of_difference(rows, list(base), lambda values: float(np.median(values)))
+    assert by_median is not None and by_median[0] < 0.5 < by_median[1]
+    assert interval_of_difference([[1.0]], [0.0]) is None
 
 
 def test_is_binary() -> None:

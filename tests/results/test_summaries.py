@@ -10,7 +10,7 @@ import pytest
 
 from moe_lab.config import Config
 from moe_lab.reports.terminal import print_summaries
-from moe_lab.results.summaries import summarize
+from moe_lab.results.summaries import summarize, summary
 from moe_lab.run import ModelPool, execute, prepare
 from tests.runs import config, small_data
 
@@ -37,6 +37,18 @@ def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
     assert low <= score["mean"] <= high
     assert score["ci95_seeds"][0] <= score["mean"] <= score["ci95_seeds"][1]
     assert content["partial"] is False and content["untuned"] is True
+
+
+def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) -> None:
+    pool = ModelPool()
+    assert roe.baseline is False
+    alone = summary([execute(prepare(replace(roe, seed=seed, limit=4)), pool) for seed in (0, 1)])
+    assert "difference_ci95_documents" not in alone["scores"]["arc_easy"]["acc,none"]
+    outcomes = [execute(prepare(replace(roe, seed=seed, limit=4, baseline=True)), pool) for seed in (0, 1)]
+    scores = summary(outcomes)["scores"]["arc_easy"]["acc,none"]
+    before = outcomes[0].results["moe_lab"]["baseline"]["results"]["arc_easy"]["acc,none"]
+    low, high = scores["difference_ci95_documents"]
+    assert low <= scores["mean"] - before <= high
 
 
 def test_the_table_over_seeds_has_the_marks_of_its_runs(

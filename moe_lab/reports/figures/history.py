@@ -55,19 +55,19 @@ def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
 def _draw_study(axis: Axes, study: StoredStudy) -> None:
     rows = history_rows(study)
     numbers = [row["trial"] for row in rows]
-    complete = study.complete
+    complete = [row for row in rows if row["value"] is not None]
     axis.plot(
-        [trial.number for trial in complete], [trial.value for trial in complete], "o", ms=3.2, color=BLUE,
+        [row["trial"] for row in complete], [row["value"] for row in complete], "o", ms=3.2, color=BLUE,
         alpha=0.75, label="trial",
     )  # fmt: skip
     axis.plot(numbers, [row["best"] for row in rows], drawstyle="steps-post", color=RED, label="best so far")
     if study.untuned is not None:
         axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label="untuned (trial 0)")
-    pruned = [trial.number for trial in study.finished if trial.value is None]
+    pruned = [row["trial"] for row in rows if row["value"] is None]
     if pruned:  # they have no value of their own: marked on the axis
         axis.plot(
             pruned, [0.02] * len(pruned), "|", ms=6, color=ORANGE, transform=axis.get_xaxis_transform(),
             label="pruned",
         )  # fmt: skip
     axis.set(title=study.label, xlabel="trial", ylabel=study.metric_label)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)

@@ -73,6 +73,6 @@ def _draw_study(axis: Axes, study: StoredStudy) -> None:
         )  # fmt: skip
     if study.untuned is not None:
         axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label="temperature 0")
-    best = study.best
-    axis.plot([best.temperature], [best.value], "*", ms=10, color=RED, label="best")
+    best = next(row for row in rows if row["value"] == study.best.value)
+    axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label="best")
     axis.set(title=study.label, xlabel="temperature", ylabel=study.metric_label)

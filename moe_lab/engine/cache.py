@@ -116,11 +116,18 @@ class RowCache(Cache):
 
     def expanded(self, batch: int, capacity: int) -> RowCache:
         """The same past for each of `batch` sequences, as a copy with room for `capacity` columns."""
-        return self._copied(torch.zeros(batch, dtype=torch.long), capacity)
+        return self._copied(torch.zeros(batch, dtype=torch.long), capacity, 1)
 
-    def select(self, index_B: Tensor) -> RowCache:
-        """The sequences `index_B`, in this order."""
-        return self._copied(index_B, self.layers[-1].capacity)
+    def select(self, index_B: Tensor, size: int) -> RowCache:
+        """The sequences `index_B` of `size` ones, in this order; where these are parted, with all their rows."""
+        return self._copied(index_B, self.layers[-1].capacity, size)
+
+    def part(self, n: int, size: int, first_layer: int) -> None:
+        """Give each of `size` sequences n entries from `first_layer` on, where that is not done already."""
+        for layer in self.layers[first_layer:]:
+            if layer.is_initialized and layer.keys.shape[0] == size:
+                layer.keys = layer.keys.repeat_interleave(n, dim=0)
+                layer.values = layer.values.repeat_interleave(n, dim=0)
 
     def taken(self, sequence: int, length: int, first_layer: int = 0) -> RowCache:
         """A copy of the first `length` columns of one sequence, without the layers before `first_layer`."""
@@ -130,11 +137,12 @@ class RowCache(Cache):
             new.update(old.keys[one, :, :length], old.values[one, :, :length])
         return copy
 
-    def _copied(self, index_B: Tensor, capacity: int) -> RowCache:
+    def _copied(self, index_B: Tensor, capacity: int, size: int) -> RowCache:
         copy = RowCache(len(self.layers), capacity)
         for old, new in zip(self.layers, copy.layers, strict=True):
             if old.length:
-                index = index_B.to(old.keys.device)
+                rows = torch.arange(old.keys.shape[0], device=old.keys.device).view(size, -1)
+                index = rows[index_B.to(old.keys.device)].reshape(-1)
                 new.update(old.keys[index, :, : old.length], old.values[index, :, : old.length])
         return copy
 

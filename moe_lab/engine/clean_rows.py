@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moe_lab.engine.cache import RowCache
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.layers import decoder_layers, parting_layer
 from moe_lab.engine.tokens import Tokens, additive_mask
@@ -82,6 +83,7 @@ class CleanHistoryRows:
         first, router = parting_layer(model, ensemble.first_noisy)
         layers = decoder_layers(model)
         self.n, self.dtype = ensemble.n, model.dtype
+        self.columns = ensemble.n - 1
         self.first, self.later = layers[first], layers[first + 1 :]
         self.block = model.get_submodule(router.name.rpartition(".")[0])
         self._split: Split | None = None
@@ -100,13 +102,13 @@ class CleanHistoryRows:
             handle.remove()
         self._handles.clear()
 
-    def expect(self, tokens: Tokens, past: int) -> Rows | None:
-        """Get ready for a pass behind `past` columns; None: no token is wanted, so none has rows."""
+    def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
+        """Get ready for a pass; None: it has no rows (no noise, or no wanted tokens)."""
         self._split, self._position_embeddings = None, None
         self._single = tokens.ids_BS.shape[1] == 1
-        if not len(tokens.wanted_M):
+        if not noise or not len(tokens.wanted_M):
             return None
-        split = split_rows(tokens.wanted_M, tokens.visible(past), self.n)
+        split = split_rows(tokens.wanted_M, tokens.visible(cache.length), self.n)
         self._split, self._mask = split, additive_mask(split.visible_BRK, self.dtype)
         return Rows(split.logits_at, self._noisy_tokens(tokens, split), len(split.noisy))
 

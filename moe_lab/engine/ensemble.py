@@ -23,6 +23,16 @@ class Ensemble:
     """The first MoE layer whose routing may differ between rows; all layers before it are computed once."""
     aggregate: str = "probabilities"
     include_clean: bool = True
+    cache: str = "clean"
+    """Whose history rows read: "clean", all one without noise; "standard", each its own; "none", each its own, computed
+    anew for every generated token."""
+    prefill: str = "noisy"
+    """Rows with histories of their own: whether prompts are read with noise, or "clean" up to their last token."""
+
+    @property
+    def own_history(self) -> bool:
+        """Whether each row has keys and values of its own."""
+        return self.n > 1 and self.cache != "clean"
 
     @property
     def noiseless(self) -> bool:

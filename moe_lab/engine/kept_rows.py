@@ -61,9 +61,11 @@ class CleanForward(RowForward):
         self._stack.callback(layer.register_forward_pre_hook(self._note_parted).remove)
         return self
 
-    def __call__(self, tokens: Tokens, cache: RowCache, counted: int | None = None) -> Tensor:
+    def __call__(
+        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
+    ) -> Tensor:
         self._wanted = tokens.wanted_M
-        return super().__call__(tokens, cache, counted)
+        return super().__call__(tokens, cache, counted, noise)
 
     def _note_parted(self, layer: nn.Module, args: tuple) -> None:
         self.parted.append(args[0].flatten(0, 1)[self._wanted])

@@ -116,7 +116,8 @@ class EngineLM(HFLM):
         Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one.
         """
         assert self.forward is not None
-        if self._kept and ensemble.n > 1 and ensemble.first_noisy < self._kept.first_noisy:
+        kept_rows = self._kept and ensemble.n > 1 and ensemble.cache == "clean"
+        if self._kept and kept_rows and ensemble.first_noisy < self._kept.first_noisy:
             raise ValueError(
                 f"first_noisy={ensemble.first_noisy}, but kept work parts at MoE layer {self._kept.first_noisy}."
             )
@@ -202,7 +203,7 @@ class EngineLM(HFLM):
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
     def _score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
-        if self._kept:
+        if self._kept and self.ensemble.cache == "clean":
             self._kept.score(self.ensemble, questions, self.budget, on_scores)
         else:
             assert self.forward is not None

@@ -46,6 +46,6 @@ def _read(
         rows = [TreeRow(prompt, [], group.shared) for prompt in batch]
         capacity = group.shared + width
         cache = past.expanded(len(batch), capacity) if past else forward.new_cache(capacity)
-        forward(collate(rows, group.shared, forward.device), cache, counted=sum(map(len, rows)))
+        forward(collate(rows, group.shared, forward.device), cache, counted=sum(map(len, rows)), noise=False)
         for b, (prompt, row) in enumerate(zip(batch, rows, strict=True)):
             yield prompt, cache.taken(b, group.shared + len(row))

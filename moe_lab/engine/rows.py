@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from moe_lab.engine.cache import RowCache
 from moe_lab.engine.clean_rows import CleanHistoryRows
 from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.own_rows import OwnHistoryRows
 from moe_lab.engine.tokens import Tokens, additive_mask
 from moe_lab.routing import routed
 
@@ -35,7 +36,9 @@ class RowForward:
         self.tokens_in = 0
         """Tokens put through the model so far, rows included, padding excluded."""
         self._head_at: Tensor | None = None
-        self._rows = CleanHistoryRows(model, ensemble) if ensemble.n > 1 else None
+        self._rows: CleanHistoryRows | OwnHistoryRows | None = None
+        if ensemble.n > 1:
+            self._rows = (OwnHistoryRows if ensemble.own_history else CleanHistoryRows)(model, ensemble)
 
     def __enter__(self) -> RowForward:
         self._stack = ExitStack()
@@ -51,18 +54,28 @@ class RowForward:
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
+    @property
+    def row_columns(self) -> int:
+        """Columns that the rows of a wanted token take in the cache while it is read."""
+        return self._rows.columns if self._rows else 0
+
     def new_cache(self, capacity: int = 0) -> RowCache:
         return RowCache(self.num_layers, capacity)
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tokens, cache: RowCache, counted: int | None = None) -> Tensor:
-        """Logits [M, n, V] of the token after each wanted one, its clean row first; clean tokens stay in the cache.
+    def __call__(
+        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
+    ) -> Tensor:
+        """Logits [M, n, V] of the token after each wanted one, its clean row first.
+
+        The cache keeps the clean tokens, or the tokens of all rows where these have histories of their own.
 
         Args:
             counted: how many of the tokens are no padding, if some are.
+            noise: False reads tokens, none of them wanted, without noise.
         """
         past = cache.length
-        rows = self._rows.expect(tokens, past) if self._rows else None
+        rows = self._rows.expect(tokens, cache, noise) if self._rows else None
         if self.ensemble.routing:
             self.ensemble.routing.expect(rows.noisy if rows else None)
         self._head_at = rows.logits_at.reshape(-1) if rows else tokens.wanted_M

@@ -50,11 +50,20 @@ def score(
     on_scores: Callable[[int, Scores], None],
 ) -> None:
     """Score all questions; `on_scores(index, scores)` is called as soon as a question is done, in any order."""
-    for group in group_by_prefix([question.context for question in questions]):
+    for group in _groups(forward.ensemble, questions):
         for batch in batches(forward, questions, group, budget):
             found = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
             for i, scores in zip(batch.indices, found, strict=True):
                 on_scores(i, scores)
+
+
+def _groups(ensemble: Ensemble, questions: Sequence[Question]) -> list[Group]:
+    """Questions whose contexts begin alike and are read without noise up to there."""
+    if not ensemble.own_history:
+        return group_by_prefix([question.context for question in questions])
+    if ensemble.prefill == "clean":
+        return [Group([i], len(question.context) - 1) for i, question in enumerate(questions)]
+    return [Group(list(range(len(questions))), 0)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Batch:
         width = max(len(tree) for tree in self.trees)
         slices = [(0, width)]
         if len(self.trees) == 1:
-            slices = list(_slices(self.trees[0], width, forward.ensemble.n, budget.tokens))
+            slices = list(_slices(self.trees[0], width, forward.ensemble, budget.tokens))
         counted = sum(map(len, self.trees)) if len(slices) == 1 else None
         for start, stop in slices:
             tokens = collate(self.trees, past + start, forward.device, start=start, stop=stop)
@@ -82,12 +91,11 @@ def batches(
     forward: RowForward, questions: Sequence[Question], group: Group, budget: Budget
 ) -> Iterator[Batch]:
     """The questions of a group, over their shared beginning (computed here)."""
-    n = forward.ensemble.n
     past = shared_past(forward, questions[group.members[0]].context[: group.shared])
     rows = {i: _tree(questions[i], group) for i in group.members}
-    for indices in _alike(rows, n, budget):
+    for indices in _alike(rows, forward.ensemble, budget):
         trees = [rows[i] for i in indices]
-        capacity = group.shared + max(_size(tree, n) for tree in trees)
+        capacity = group.shared + max(len(tree) + len(tree.wanted) * forward.row_columns for tree in trees)
         cache = past.expanded(len(trees), capacity) if past else forward.new_cache(capacity)
         yield Batch(indices, trees, cache)
 
@@ -98,7 +106,7 @@ def shared_past(forward: RowForward, tokens: Sequence[int]) -> RowCache | None:
         return None
     cache = forward.new_cache(len(tokens))
     row = TreeRow(tokens, [])
-    forward(collate([row], 0, forward.device), cache)
+    forward(collate([row], 0, forward.device), cache, noise=False)
     return cache
 
 
@@ -106,21 +114,23 @@ def _tree(question: Question, group: Group) -> TreeRow:
     return TreeRow(question.context, question.continuations, cached=group.shared, document=question.document)
 
 
-def _alike(rows: dict[int, TreeRow], n: int, budget: Budget) -> Iterator[list[int]]:
+def _alike(rows: dict[int, TreeRow], ensemble: Ensemble, budget: Budget) -> Iterator[list[int]]:
     """Rows of like size together, as many as the budget allows; longest first, so that memory runs out at once."""
     batch: list[int] = []
     width = 0
-    for i in sorted(rows, key=lambda i: -_size(rows[i], n)):
-        width = max(width, _size(rows[i], n))
+    for i in sorted(rows, key=lambda i: -_size(rows[i], ensemble)):
+        width = max(width, _size(rows[i], ensemble))
         if batch and (width * (len(batch) + 1) > budget.tokens or len(batch) == budget.sequences):
             yield batch
-            batch, width = [], _size(rows[i], n)
+            batch, width = [], _size(rows[i], ensemble)
         batch.append(i)
     yield batch
 
 
-def _size(row: TreeRow, n: int) -> int:
-    return len(row) + len(row.wanted) * (n - 1)
+def _size(row: TreeRow, ensemble: Ensemble) -> int:
+    """Tokens that go through the noisy layers."""
+    noisy = len(row) if ensemble.own_history else len(row.wanted)
+    return len(row) + noisy * (ensemble.n - 1)
 
 
 def read_scores(ensemble: Ensemble, trees: list[TreeRow], logits: Iterable[Tensor]) -> list[Scores]:
@@ -159,12 +169,12 @@ def _targets(trees: list[TreeRow]) -> tuple[Tensor, Tensor]:
     return torch.tensor(places), torch.tensor(tokens)
 
 
-def _slices(row: TreeRow, width: int, n: int, limit: int) -> Iterator[tuple[int, int]]:
+def _slices(row: TreeRow, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
     """Consecutive nodes of a long row, each slice with its ensemble rows within the limit (or a single node)."""
     wanted = set(row.wanted)
     start = size = 0
     for node in range(width):
-        cost = n if node in wanted else 1
+        cost = ensemble.n if ensemble.own_history or node in wanted else 1
         if node > start and size + cost > limit:
             yield start, node
             start, size = node, 0

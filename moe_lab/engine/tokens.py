@@ -28,6 +28,8 @@ class Tokens:
     document_B: Tensor
     """`document_key` of each sequence, for keyed noise."""
     repeat_B: Tensor
+    real_BS: Tensor | None = None
+    """bool: which tokens are no padding; None: all."""
 
     def visible(self, past: int) -> Tensor:
         """bool [B, S, past + S]: what each token may attend to behind `past` columns, spelled out."""
@@ -129,10 +131,12 @@ def collate(
     width = max(len(node) for node in nodes)
     offsets = [width - len(node) if left else 0 for node in nodes]
     ids, positions = np.full((len(rows), width), pad), np.zeros((len(rows), width), dtype=np.int64)
+    real = np.zeros((len(rows), width), dtype=bool)
     wanted: list[int] = []
     for b, (row, node, offset) in enumerate(zip(rows, nodes, offsets, strict=True)):
         here = slice(offset, offset + len(node))
         ids[b, here] = row.ids[start : start + len(node)]
+        real[b, here] = True
         positions[b, here] = row.positions[start : start + len(node)]
         wanted += [b * width + offset + w - start for w in row.wanted if start <= w < start + len(node)]
     padded_left = left and len({len(node) for node in nodes}) > 1
@@ -144,6 +148,7 @@ def collate(
         wanted_M=torch.tensor(wanted, dtype=torch.long, device=device),
         document_B=torch.tensor([row.document for row in rows], device=device),
         repeat_B=torch.tensor([row.repeat for row in rows], device=device),
+        real_BS=torch.from_numpy(real).to(device),
     )
 
 

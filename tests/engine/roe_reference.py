@@ -17,22 +17,30 @@ def routers_of(model):
     return [module for name, module in model.named_modules() if type(module).__name__.endswith("TopKRouter")]
 
 
-def next_token_probs(model64, ids, document, n, temperatures, seed=0, repeat=0, **switches):
-    """float64 [V]: the ensemble's distribution after `ids`, noise at the last token only."""
+def noisy_positions(prompt, ids, cache="clean", prefill="noisy"):
+    """Which tokens of a row are routed with noise: in the clean cache the last one, whose history is row 0's."""
+    if cache == "clean":
+        return range(len(ids) - 1, len(ids))
+    return range(len(prompt) - 1 if prefill == "clean" else 0, len(ids))
+
+
+def next_token_probs(model64, prompt, ids, n, temperatures, seed=0, repeat=0, perturbed=False, **history):
+    """float64 [V]: the ensemble's distribution after `ids`, which begin with the prompt."""
+    positions = list(noisy_positions(prompt, ids, **history))
     rows = [
-        row_probs(model64, ids, document, row, temperatures, seed, repeat, **switches) for row in range(n)
+        row_probs(model64, ids, positions, document_key(prompt), row, temperatures, seed, repeat, perturbed)
+        for row in range(n)
     ]
     return torch.stack(rows).mean(dim=0)
 
 
-def row_probs(model64, ids, document, row, temperatures, seed, repeat, perturbed=False):
-    position = len(ids) - 1
+def row_probs(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed):
     handles = []
     for layer, router in enumerate(routers_of(model64)):
         if row == 0 or temperatures[layer] == 0:
             continue
-        noise = gumbel(seed, document, repeat, row, layer, [position], router.weight.shape[0])[0].double()
-        handles.append(router.register_forward_hook(_noisy_last_token(noise, temperatures[layer], perturbed)))
+        noise = gumbel(seed, document, repeat, row, layer, positions, router.weight.shape[0]).double()
+        handles.append(router.register_forward_hook(_noisy(positions, noise, temperatures[layer], perturbed)))
     with torch.no_grad():
         logits = model64(torch.tensor([ids]), use_cache=False).logits[0, -1]
     for handle in handles:
@@ -40,42 +48,43 @@ def row_probs(model64, ids, document, row, temperatures, seed, repeat, perturbed
     return logits.softmax(-1)
 
 
-def _noisy_last_token(noise, temperature, perturbed):
+def _noisy(positions, noise, temperature, perturbed):
     def hook(router, args, output):
         logits, weights, index = output
-        clean = logits[-1]
-        noisy = clean + temperature * noise
-        k = index.shape[-1]
-        chosen = sorted(range(len(noisy)), key=lambda e: -float(noisy[e]))[:k]
-        source = noisy if perturbed else clean
-        total = sum(math.exp(float(value)) for value in source)
-        new = [math.exp(float(source[e])) / total for e in chosen]
-        if type(router).__name__.startswith("Mixtral") or getattr(router, "norm_topk_prob", False):
-            new = [value / sum(new) for value in new]
         weights, index = weights.clone(), index.clone()
-        weights[-1] = torch.tensor(new, dtype=weights.dtype)
-        index[-1] = torch.tensor(chosen)
+        for position, own in zip(positions, noise, strict=True):
+            clean = logits[position]
+            noisy = clean + temperature * own
+            k = index.shape[-1]
+            chosen = sorted(range(len(noisy)), key=lambda e: -float(noisy[e]))[:k]
+            source = noisy if perturbed else clean
+            total = sum(math.exp(float(value)) for value in source)
+            new = [math.exp(float(source[e])) / total for e in chosen]
+            if type(router).__name__.startswith("Mixtral") or getattr(router, "norm_topk_prob", False):
+                new = [value / sum(new) for value in new]
+            weights[position] = torch.tensor(new, dtype=weights.dtype)
+            index[position] = torch.tensor(chosen)
         return logits, weights, index
 
     return hook
 
 
 def score(model64, context, continuation, n, temperatures, seed=0, **switches):
-    """(log-likelihood, whether greedy) of a continuation: every token predicted from a clean history."""
+    """(log-likelihood, whether greedy) of a continuation, token by token."""
     total, greedy = 0.0, True
     for i, token in enumerate(continuation):
         ids = [*context, *continuation[:i]]
-        probs = next_token_probs(model64, ids, document_key(context), n, temperatures, seed, **switches)
+        probs = next_token_probs(model64, context, ids, n, temperatures, seed, **switches)
         total += math.log(float(probs[token]))
         greedy &= int(probs.argmax()) == token
     return total, greedy
 
 
-def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0):
+def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0, **switches):
     """Greedy tokens, and the smallest gap between the best two probabilities met on the way."""
     ids, gap = list(prompt), math.inf
     for _ in range(steps):
-        probs = next_token_probs(model64, ids, document_key(prompt), n, temperatures, seed, repeat)
+        probs = next_token_probs(model64, prompt, ids, n, temperatures, seed, repeat, **switches)
         best = probs.topk(2)
         gap = min(gap, float(best.values[0] - best.values[1]))
         ids.append(int(best.indices[0]))

@@ -56,4 +56,4 @@ def test_right_aligned_ends_together(olmoe):
     for layer in range(4):
         assert torch.equal(joined.layers[layer].keys[0, :, 4:9], columns(parts[0], layer)[0])
         assert torch.equal(joined.layers[layer].keys[1, :, :9], columns(parts[1], layer)[0])
-    assert torch.equal(columns(joined.select(torch.tensor([1])), 3), columns(parts[1], 3))
+    assert torch.equal(columns(joined.select(torch.tensor([1]), 2), 3), columns(parts[1], 3))

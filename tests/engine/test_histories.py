@@ -1,0 +1,197 @@
+"""cache=clean, standard and none, with clean and noisy prompts: each equals its slow reference, and itself everywhere.
+
+What would break these: noise keyed by anything but the sample and the position, a row that reads another's keys and
+values, a prompt read with (or without) noise where it should not be, or scoring that means something else than decoding.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.generation import Answer, generate
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.rows import RowForward
+from moe_lab.engine.scoring import Budget, Question
+from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests.conftest import make_model
+from tests.engine import roe_reference as reference
+from tests.engine.test_generation import answers_of, prompts_for
+from tests.engine.test_scoring import questions_for, scores_of
+
+HISTORIES = [
+    ("clean", "noisy"),
+    ("standard", "noisy"),
+    ("standard", "clean"),
+    ("none", "noisy"),
+    ("none", "clean"),
+]
+BUDGETS = [Budget(4000), Budget(4000, 1), Budget(70), Budget(9)]
+N, SEED = 4, 3
+
+
+def temperatures_for(model):
+    return [0.0] + [0.7] * (len(find_routers(model)) - 2) + [0.3]
+
+
+def ensemble_for(model, history, perturbed=False, temperatures=None, first_noisy=1, n=N):
+    routing = GumbelTopK(temperatures or temperatures_for(model), SEED, perturbed)
+    return Ensemble(n, routing, first_noisy, cache=history[0], prefill=history[1])
+
+
+def assert_scores(found, expected):
+    for i in range(len(expected)):
+        assert [value for value, _ in found[i]] == pytest.approx(
+            [value for value, _ in expected[i]], abs=1e-5
+        )
+        assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
+
+
+@pytest.mark.parametrize("perturbed", [False, True], ids=["clean-weights", "perturbed-weights"])
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+def test_scores_equal_the_slow_reference(family, history, perturbed):
+    model = make_model(family)
+    double = reference.in_float64(model)
+    switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
+    questions = questions_for(random.Random(0), 2, choices=1, longest=6)
+    expected = [
+        [
+            reference.score(double, q.context, c, N, temperatures_for(model), **switches)
+            for c in q.continuations
+        ]
+        for q in questions
+    ]
+    for budget in BUDGETS:
+        ensemble = ensemble_for(model, history, perturbed)
+        assert_scores(scores_of(model, questions, budget, ensemble)[0], expected)
+        assert ensemble.routing.decisions[0] > 0
+
+
+@pytest.mark.parametrize("perturbed", [False, True], ids=["clean-weights", "perturbed-weights"])
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+def test_tokens_equal_the_slow_reference(family, history, perturbed):
+    model = make_model(family)
+    double = reference.in_float64(model)
+    switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
+    prompts = [[7], *prompts_for(random.Random(0), 2)]
+    expected = [
+        reference.generate(double, prompt, N, temperatures_for(model), steps=4, **switches)
+        for prompt in prompts
+    ]
+    for budget in BUDGETS:
+        found = answers_of(model, prompts, budget, 4, ensemble_for(model, history, perturbed))
+        for tokens, (expected_tokens, gap) in zip(found, expected, strict=True):
+            # Below this gap between the best two probabilities, float32 may choose otherwise.
+            assert tokens == expected_tokens or gap < 1e-5
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+def test_scoring_equals_decoding_token_by_token(moe_model, history):
+    rng = random.Random(4)
+    questions = [
+        Question(prompt, [[rng.randrange(256) for _ in range(6)]], document_key(prompt))
+        for prompt in prompts_for(rng, 4)
+    ]
+    scored, _ = scores_of(moe_model, questions, Budget(4000), ensemble_for(moe_model, history))
+    total = [0.0] * len(questions)
+
+    def forced(scores_AV, answers):
+        tokens = [questions[a.index].continuations[0][len(a.generated)] for a in answers]
+        for row, answer, token in zip(scores_AV.log_softmax(-1), answers, tokens, strict=True):
+            total[answer.index] += float(row[token])
+        return tokens
+
+    answers = [Answer(i, q.context, q.document) for i, q in enumerate(questions)]
+    with RowForward(moe_model, ensemble_for(moe_model, history)) as forward:
+        generate(forward, answers, Budget(4000), forced, lambda generated: False, 6, lambda answer: None)
+    assert total == pytest.approx([scored[i][0][0] for i in range(len(questions))], abs=1e-5)
+
+
+@pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
+def test_batch_and_order_change_nothing(olmoe, history):
+    questions = questions_for(random.Random(6), 5)
+    expected, _ = scores_of(olmoe, questions, Budget(10_000), ensemble_for(olmoe, history))
+    backwards, _ = scores_of(olmoe, questions[::-1], Budget(150), ensemble_for(olmoe, history))
+    assert_scores([backwards[4 - i] for i in range(5)], [expected[i] for i in range(5)])
+    prompts = prompts_for(random.Random(6), 5)
+    options = {"do_sample": True, "temperature": 1.2}
+    together = answers_of(olmoe, prompts, Budget(4000), 5, ensemble_for(olmoe, history), options, repeats=2)
+    alone = answers_of(
+        olmoe, prompts[::-1], Budget(4000, 1), 5, ensemble_for(olmoe, history), options, repeats=2
+    )
+    assert together == [tokens for i in range(5) for tokens in alone[2 * (4 - i) : 2 * (4 - i) + 2]]
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize(("n", "temperatures"), [(N, [0.0] * 4), (1, [0.5] * 4)], ids=["t=0", "n=1"])
+def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
+    questions, prompts = questions_for(random.Random(5), 4), prompts_for(random.Random(5), 4)
+    ensemble = ensemble_for(olmoe, history, temperatures=temperatures, n=n)
+    expected, _ = scores_of(olmoe, questions, Budget(4000))
+    assert_scores(scores_of(olmoe, questions, Budget(4000), ensemble)[0], expected)
+    plain = answers_of(olmoe, prompts, Budget(4000), 5)
+    assert answers_of(olmoe, prompts, Budget(4000), 5, ensemble) == plain
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+def test_sharing_the_first_layers_changes_nothing(moe_model, history):
+    questions, prompts = questions_for(random.Random(9), 4), prompts_for(random.Random(9), 4)
+    layers = len(find_routers(moe_model))
+    temperatures = [0.0, 0.0] + [0.6] * (layers - 2)
+    found = []
+    for first_noisy in (0, 1, 2):
+        ensemble = ensemble_for(moe_model, history, temperatures=temperatures, first_noisy=first_noisy)
+        scores, forward = scores_of(moe_model, questions, Budget(4000), ensemble)
+        found.append((scores, answers_of(moe_model, prompts, Budget(4000), 5, ensemble)))
+    for scores, tokens in found[1:]:
+        assert_scores(scores, found[0][0])
+        assert tokens == found[0][1]
+
+
+def test_histories_are_not_the_same_thing(olmoe):
+    # If rows read one history in all modes, or prompts were always read the same way, these would coincide. (A single
+    # token is the same for clean and for standard with a clean prompt; here it is three.)
+    questions = questions_for(random.Random(1), 3, longest=12)
+    found = [
+        scores_of(olmoe, questions, Budget(4000), ensemble_for(olmoe, history))[0][0][-1][0]
+        for history in HISTORIES[:3]
+    ]
+    assert min(abs(found[a] - found[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 1e-3
+
+
+def test_no_cache_reads_everything_again_for_every_token(olmoe):
+    def tokens_in(cache, prefill):
+        ensemble = ensemble_for(olmoe, (cache, prefill), first_noisy=0)
+        with RowForward(olmoe, ensemble) as forward:
+            choose = lambda scores, answers: scores.argmax(-1).tolist()  # noqa: E731
+            answers = [Answer(0, [1, 2, 3, 4], 9)]
+            generate(forward, answers, Budget(100), choose, lambda g: False, 3, lambda a: None)
+        return forward.tokens_in
+
+    assert tokens_in("clean", "noisy") == 4 + 2 + 3 * 3
+    assert tokens_in("standard", "noisy") == N * (4 + 2)
+    assert tokens_in("standard", "clean") == 3 + N * 3
+    assert tokens_in("none", "noisy") == N * (4 + 5 + 6)
+    assert tokens_in("none", "clean") == 3 * 3 + N * (1 + 2 + 3)
+
+
+@pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
+def test_reuse_changes_nothing_where_rows_have_their_own_history(olmoe, tokenizer, history):
+    options = {"max_gen_toks": 5, "until": []}
+    requests = {
+        "loglikelihood": [Request(("some context", " more"))],
+        "generate_until": [Request((prompt, options)) for prompt in ("abc", "a", "some longer prompt")],
+    }
+    for kind, asked in requests.items():
+        found = []
+        for reuse in (False, True, True):
+            lm = EngineLM(olmoe, tokenizer, ensemble=ensemble_for(olmoe, history), reuse=reuse)
+            answers = {}
+            lm.answer(kind, asked, answers.__setitem__)
+            lm.answer(kind, asked, answers.__setitem__)
+            found.append(answers)
+        assert found[0] == found[1] == found[2]

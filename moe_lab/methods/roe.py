@@ -1,7 +1,8 @@
 """`method=roe`: Roster of Experts, n routings of every token averaged (arXiv 2509.17238).
 
-Row 0 of a token is the untouched model; the other rows route it with Gumbel noise (equation 1). All rows read the
-clean history, and only row 0's keys and values are kept (the paper's clean cache, section 2.3).
+Row 0 of a token is the untouched model; the other rows route it with Gumbel noise (equation 1). With cache=clean all
+rows read the clean history, and only row 0's keys and values are kept (section 2.3); with cache=standard each row reads
+and keeps its own; cache=none is the same, computed anew for every token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 _CHOICES = {
-    "cache": ("clean",),
+    "cache": ("clean", "standard", "none"),
+    "prefill": ("noisy", "clean"),
     "weights": ("clean", "perturbed"),
     "aggregate": ("probabilities", "logits"),
 }
@@ -43,10 +45,13 @@ class RoE(Method):
         name: str = "roe"
         n: int = 32
         temperature: Any = 0.1
-        """A number for all MoE layers that are not skipped, a list with one entry per MoE layer, or a profile's path."""
+        """A number for all MoE layers not skipped, a list with one entry per MoE layer, or a profile's path."""
         skip_layers: int | None = None
         """L: MoE layers without noise at either end; null: 1 for a number, else what the list or profile says."""
         cache: str = "clean"
+        """Whose history rows read: one without noise, or each its own (none: computed anew for every token)."""
+        prefill: str = "noisy"
+        """Whether rows with histories of their own read the prompt with noise."""
         weights: str = "clean"
         aggregate: str = "probabilities"
         include_clean: bool = True
@@ -55,6 +60,11 @@ class RoE(Method):
             for key, choices in _CHOICES.items():
                 if (value := getattr(self, key)) not in choices:
                     raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
+            if self.prefill != "noisy" and self.cache == "clean":
+                raise ConfigError(
+                    f"method.prefill={self.prefill} says how rows with histories of their own read the prompt, but "
+                    "with method.cache=clean no history has noise.\nLeave it out, or set method.cache=standard."
+                )
             if self.n < 1:
                 raise ConfigError(f"method.n={self.n}: the number of rows must be at least 1.")
             if self.n == 1 and not self.include_clean:
@@ -150,6 +160,8 @@ class RoE(Method):
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,
+            cache=settings.cache,
+            prefill=settings.prefill,
         )
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
@@ -160,6 +172,7 @@ class RoE(Method):
                 "n": self.config.n,
                 "temperatures": self.temperatures(facts.moe_layers),
                 "cache": self.config.cache,
+                "prefill": self.config.prefill,
                 "weights": self.config.weights,
                 "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
             },

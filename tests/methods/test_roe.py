@@ -44,7 +44,9 @@ def test_temperature_per_layer(keys, expected):
         ({"temperature": [0.1, -1, 0, 0, 0]}, "at least 0"),
         ({"temperature": True}, "method.temperature=True"),
         ({"skip_layers": -1}, "negative"),
-        ({"cache": "cleen"}, "choose one of clean"),
+        ({"cache": "cleen"}, "choose one of clean, standard, none"),
+        ({"prefill": "none", "cache": "standard"}, "choose one of noisy, clean"),
+        ({"prefill": "clean"}, "cache=standard"),
         ({"weights": "noisy"}, "clean, perturbed"),
         ({"n": 1, "include_clean": False}, "leaves nothing"),
     ],
@@ -70,7 +72,8 @@ def test_what_does_not_fit_the_model_is_refused(keys, says):
 def test_report():
     block = roe(n=4).report(FACTS, {"changed_decisions": 3, "noisy_decisions": 12})["roe"]
     assert block == {
-        "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "weights": "clean", "changed_fraction": 0.25,
+        "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "prefill": "noisy",
+        "weights": "clean", "changed_fraction": 0.25,
     }  # fmt: skip
     assert roe().report(FACTS, {})["roe"]["changed_fraction"] is None
 
@@ -87,6 +90,8 @@ def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
     with roe(n=6, temperature=[0, 0, 0.2, 0]).open(loaded, config) as lm:
         assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
         assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
+    with roe(cache="none", prefill="clean").open(loaded, config) as lm:
+        assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
     with roe(n=1).open(loaded, config) as lm:
         assert lm.ensemble.n == 1 and lm.ensemble.routing is None
 

@@ -27,6 +27,9 @@ class Job:
     group: str | None = None
     """What a logger groups its runs by: the study or the experiment."""
 
+    evaluated: Config | None = None
+    """What runs after the study, where that is not its own configuration with its profile."""
+
     @property
     def name(self) -> str:
         """For messages: the folder of what runs first."""
@@ -38,7 +41,7 @@ class Job:
 
         assert self.study is not None
         tune(self.study, models)
-        self.runs = runs_of(self.study.tuned_config())
+        self.runs = runs_of(self.evaluated or self.study.tuned_config())
 
 
 def job_of(config: Config) -> Job:
@@ -52,6 +55,13 @@ def job_of(config: Config) -> Job:
     study = prepare_study(config)
     done = study.profile() is not None
     return Job(config, study, runs_of(study.tuned_config()) if done else [], study.folder.name)
+
+
+def job_after(study: Study, config: Config) -> Job:
+    """The job of a configuration that takes the temperatures which another one's study finds."""
+    evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
+    runs = [] if study.profile() is None else runs_of(evaluated)
+    return Job(config, study, runs, study.folder.name, evaluated)
 
 
 def runs_of(config: Config) -> list[Run]:

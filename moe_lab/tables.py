@@ -14,7 +14,7 @@ from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failures, run_all
-from moe_lab.jobs import Job, by_model, job_of
+from moe_lab.jobs import Job, by_model, job_after, job_of
 from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import Experiment, find_experiments
 from moe_lab.reports.paper_table import write_index, write_table
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from moe_lab.run import ModelPool, Outcome
 
 OURS = ("experiment", "scale", "mode")
+PROFILE = "method.temperature=profile"
+"""In a cell: the temperatures that the study of its scale's `profile` finds."""
 
 
 @dataclass
@@ -74,24 +76,36 @@ def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Pr
 
     Raises ConfigError where the overrides themselves are wrong; a cell without data or model is kept.
     """
-    extra = [override for override in base.overrides if override.partition("=")[0].lstrip("+") not in OURS]
+    scale = experiment.scale(config.scale)
+    tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
     cells = []
-    for overrides in experiment.scale(config.scale).overrides():
+    for overrides in scale.overrides():
+        cell, typed = _composed(experiment, overrides, base)
         try:
-            cell = compose_cell([*overrides, *extra], base.config_dirs)
-        except REQUEST_ERRORS as error:
-            raise ConfigError(
-                f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}\n"
-                "What is typed beside experiment= applies to every cell of its table."
-            ) from error
-        typed = to_config(cell)
-        try:
-            job = job_of(typed)
+            job = _profile_job(tuned, typed) if tuned and PROFILE in overrides else job_of(typed)
             job.group = job.group or experiment.name
             cells.append(Prepared(cell, typed, job))
         except MoeLabError as error:
             cells.append(Prepared(cell, typed, None, error))
     return cells
+
+
+def _composed(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
+    extra = [override for override in base.overrides if override.partition("=")[0].lstrip("+") not in OURS]
+    try:
+        cell = compose_cell([*overrides, *extra], base.config_dirs)
+    except REQUEST_ERRORS as error:
+        raise ConfigError(
+            f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}\n"
+            "What is typed beside experiment= applies to every cell of its table."
+        ) from error
+    return cell, to_config(cell)
+
+
+def _profile_job(tuned: Config, config: Config) -> Job:
+    from moe_lab.tuning.study import prepare_study
+
+    return job_after(prepare_study(tuned), config)
 
 
 def label(config: Config) -> str:
@@ -149,12 +163,12 @@ def _table_cell(
 
 
 def coordinate(prepared: Prepared, key: str) -> str:
-    """What a cell is called on one axis of its table: an option's name, or the value of a dotted key."""
+    """What a cell is called on one axis: an option's name, or a dotted key's value; a dash where it has none."""
     if key == "model":
         return prepared.config.model.name
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     value: Any = prepared.cell.values
     for part in key.split("."):
-        value = value[part]
-    return str(value)
+        value = value.get(part)
+    return "-" if value is None else str(value)

@@ -14,22 +14,38 @@ from moe_lab.errors import ConfigError
 from moe_lab.paths import resource_folder
 from moe_lab.typed import build
 
+FIGURES = ("accuracy", "control", "equivalent", "heatmap", "history", "overhead", "setup", "sweep")
+"""Kinds of figures (`moe_lab.figures`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     """Which cells a scale runs, as overrides of the ordinary command."""
 
-    grid: dict[str, list[Any]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] | list[dict[str, list[Any]]] = field(default_factory=list)
+    """Options by key, one grid or several. An option may be a list: its name, then overrides that go with it."""
     cells: list[list[str]] = field(default_factory=list)
     set: list[str] = field(default_factory=list)
+    profile: list[str] = field(default_factory=list)
+    """Overrides of the study whose profile `method.temperature=profile` means in this scale's cells."""
 
     def overrides(self) -> list[list[str]]:
-        """One list of overrides per cell: the grid's combinations, then the single cells."""
-        combinations = product(
-            *([f"{key}={option}" for option in options] for key, options in self.grid.items())
-        )
-        grid = [list(combination) for combination in combinations] if self.grid else []
-        return [[*cell, *self.set] for cell in [*grid, *self.cells]]
+        """One list of overrides per cell: the grids' combinations, then the single cells."""
+        grids = [self.grid] if isinstance(self.grid, dict) else self.grid
+        combined = [cell for grid in grids for cell in _combinations(grid)]
+        return [[*cell, *self.set] for cell in [*combined, *self.cells]]
+
+
+def _combinations(grid: dict[str, list[Any]]) -> list[list[str]]:
+    axes = [
+        [[f"{key}={name}", *more] for name, *more in (_listed(option) for option in options)]
+        for key, options in grid.items()
+    ]
+    return [[text for part in combination for text in part] for combination in product(*axes)]
+
+
+def _listed(option: Any) -> list[Any]:
+    return option if isinstance(option, list) else [option]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +76,15 @@ class Experiment:
     metric: str
     scales: dict[str, Scale]
     paper: list[Published]
+    figure: str | None = None
+    """What is drawn of the cells: one of FIGURES."""
+
+    def __post_init__(self) -> None:
+        if self.figure is not None and self.figure not in FIGURES:
+            raise ConfigError(
+                f"figure={self.figure} is not drawn.{did_you_mean(self.figure, FIGURES)} "
+                f"Choices: {', '.join(FIGURES)}."
+            )
 
     def scale(self, name: str) -> Scale:
         """The cells of one scale. Raises ConfigError naming those that the experiment has."""

@@ -77,10 +77,16 @@ def cost_block(log: ResponseLog) -> dict[str, Any]:
         "tokens_in": tokens_in,
         "tokens_out": int(cost.get("tokens_out", 0)),
         "tokens_per_second": tokens_in / wall if wall else None,
-        "peak_memory_bytes": int(cost["peak_memory_bytes"]) if "peak_memory_bytes" in cost else None,
+        "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),
+        "peak_working_bytes": _whole(cost.get("peak_working_bytes")),
+        "weight_bytes": _whole(cost.get("peak_weight_bytes")),
         "energy_joules": cost.get("energy_joules"),
         "device": log.environment.get("device"),
     }
+
+
+def _whole(amount: float | None) -> int | None:
+    return None if amount is None else int(amount)
 
 
 def environment(loaded: LoadedModel) -> dict[str, str | None]:
@@ -95,7 +101,7 @@ def environment(loaded: LoadedModel) -> dict[str, str | None]:
 
 def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
     from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.results.cost import reset_peak_memory
+    from moe_lab.results.cost import reset_peak_memory, weight_bytes
     from moe_lab.results.recorded import RecordedLM
 
     config = run.config
@@ -103,7 +109,8 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
 
         def open_model() -> EngineLM:
             loaded = models.get(config)
-            log.spend({"load_seconds": loaded.load_seconds}, environment(loaded))
+            load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
+            log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
             return opened.enter_context(run.method.open(loaded, config))

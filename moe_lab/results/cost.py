@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import resource
 import sys
 import time
@@ -19,16 +21,22 @@ class Meter:
 
     def __init__(self, model: EngineLM):
         self._model = model
+        self._start = memory_bytes(model.device)
         self._counts = dict(model.cost)
         self._since = time.perf_counter()
         self._energy = energy_joules(model.device)
 
     def spent(self) -> dict[str, float]:
-        """What was spent since the last call, and the peak memory so far (bytes); zeros are left out."""
+        """What was spent since the last call, and the peaks so far (bytes); zeros are left out.
+
+        `peak_working_bytes` is the peak less what the model, and elsewhere than on a CUDA device Python and its
+        libraries, held before the first answer.
+        """
         now, counts = time.perf_counter(), dict(self._model.cost)
         spent: dict[str, float] = {name: count - self._counts.get(name, 0) for name, count in counts.items()}
         spent["wall_seconds"] = now - self._since
         spent["peak_memory_bytes"] = peak_memory_bytes(self._model.device)
+        spent["peak_working_bytes"] = max(0, spent["peak_memory_bytes"] - self._start)
         energy = energy_joules(self._model.device)
         if energy is not None and self._energy is not None:
             spent["energy_joules"] = energy - self._energy
@@ -43,6 +51,7 @@ def reset_peak_memory(device: Any) -> None:
 
         torch.cuda.reset_peak_memory_stats(device)
         return
+    _give_back_free_memory()
     with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -53,12 +62,41 @@ def peak_memory_bytes(device: Any) -> int:
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else []:
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    if (known := _from_status("VmHWM")) is not None:
+        return known
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_bytes(device: Any) -> int:
+    """Memory in use now, in bytes: allocated on a CUDA device, resident of this process elsewhere."""
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        return int(torch.cuda.memory_allocated(device))
+    return _from_status("VmRSS") or peak_memory_bytes(device)
+
+
+def _from_status(name: str) -> int | None:
+    """A quantity of this process in bytes; None on systems other than Linux."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else []:
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _give_back_free_memory() -> None:
+    """What earlier runs of this process freed is still resident, and a new peak would hide in it."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # a system without glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def weight_bytes(model: Any) -> int:
+    """Size of a model's parameters and buffers."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def energy_joules(device: Any) -> float | None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from moe_lab.results import cost
 
@@ -21,6 +22,27 @@ def test_peak_memory_is_this_processs_and_starts_anew() -> None:
     assert cost.peak_memory_bytes(None) < with_block - 100 * 2**20
 
 
+def test_working_memory_is_what_answering_added() -> None:
+    """Broken by memory that an earlier run freed and the process still holds, and by counting the model."""
+    held = [bytearray(b"x" * 2**20) for _ in range(64)]
+    model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cpu"))
+    freed = [bytes(60_000) + bytes([index % 256]) for index in range(3000)]
+    del freed
+    cost.reset_peak_memory(None)
+    meter = cost.Meter(model)
+    block = bytearray(b"x" * (100 * 2**20))
+    del block
+    spent = meter.spent()
+    assert 90 * 2**20 < spent["peak_working_bytes"] < 150 * 2**20
+    assert spent["peak_memory_bytes"] > spent["peak_working_bytes"] + len(held) * 2**20
+
+
+def test_weights_are_counted_with_their_size() -> None:
+    model = torch.nn.Linear(10, 6)
+    model.register_buffer("steps", torch.zeros(3, dtype=torch.float64))
+    assert cost.weight_bytes(model) == (60 + 6) * 4 + 3 * 8
+
+
 def test_a_cpu_tells_no_energy() -> None:
     assert cost.energy_joules(SimpleNamespace(type="cpu")) is None
     model: Any = SimpleNamespace(cost={"tokens_in": 0}, device=SimpleNamespace(type="cpu"))
@@ -33,6 +55,7 @@ def test_energy_is_the_difference_of_two_readings(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(cost, "_nvml_handle", lambda device: "handle")
     monkeypatch.setattr(cost, "peak_memory_bytes", lambda device: 1)
+    monkeypatch.setattr(cost, "memory_bytes", lambda device: 1)
     model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cuda"))
     meter = cost.Meter(model)
     assert meter.spent()["energy_joules"] == 4.0

@@ -98,6 +98,22 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
             )
 
 
+def check_code_execution(config: Config, tasks: TaskDict) -> None:
+    """Raise TaskError where a task executes what the model wrote, and that is not allowed or cannot be caged here."""
+    unsafe = [name for name, task in tasks["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
+    if not unsafe or config.predict_only:
+        return
+    if not config.task.allow_code_execution:
+        raise TaskError(
+            f"Task {unsafe[0]} executes the programs that the model writes: that is how they are scored.\n"
+            "They run in a cage without network, with limits and a folder of their own (docs/tasks.md).\n"
+            "Allow it with task.allow_code_execution=true, or only log the answers with predict_only=true."
+        )
+    from moe_lab.sandbox.programs import require_cage
+
+    require_cage()
+
+
 def check_metric(config: Config, tasks: TaskDict) -> None:
     """Raise TaskError where no task reports the headline metric that was asked for."""
     metric = config.task.metric

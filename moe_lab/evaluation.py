@@ -139,6 +139,7 @@ def evaluate_tasks(
         system_instruction=config.system_instruction,
         apply_chat_template=config.apply_chat_template,
         fewshot_as_multiturn=config.fewshot_as_multiturn,
+        confirm_run_unsafe_code=config.task.allow_code_execution or config.predict_only,
     )
     assert evaluated is not None
     return dict(evaluated)

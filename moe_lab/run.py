@@ -11,7 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.checks import check_chat_template, check_generation, check_metric, check_router
+from moe_lab.checks import (
+    check_chat_template,
+    check_code_execution,
+    check_generation,
+    check_metric,
+    check_router,
+)
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError
 from moe_lab.memory import memory_errors
@@ -107,6 +113,7 @@ def prepare(config: Config) -> Run:
 
     tasks = load_tasks(config)
     check_metric(config, tasks)
+    check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)

@@ -126,7 +126,7 @@ def _apply_settings(task: Any, config: Config) -> None:
         task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
     if config.predict_only:
         task.override_metric(metric_name="bypass")
-        if task.UNSAFE_CODE:
+        if getattr(task, "UNSAFE_CODE", False):
             task._filters = [build_filter_ensemble("none", [("take_first", None)])]  # its own one executes
     if config.num_fewshot is not None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)

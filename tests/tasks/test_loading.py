@@ -181,12 +181,14 @@ def test_any_lm_eval_task_and_unknown_names(data: Path, tmp_path: Path) -> None:
         load_tasks(Config(task=TaskConfig(name="mmlu", data_filter="subject"), data_dir=str(data)))
 
 
-def test_tasks_that_execute_code_are_refused(data: Path) -> None:
+def test_other_tasks_that_execute_code_are_refused(data: Path) -> None:
+    """Before their module is imported, which fetches and runs a metric script."""
     write_jsonl(
-        data / "humaneval" / "test.jsonl", [{"task_id": "a", "prompt": "def f():", "test": "assert True"}]
+        data / "humaneval_instruct" / "test.jsonl",
+        [{"task_id": "a", "prompt": "def f():", "test": "assert True", "entry_point": "f"}],
     )
-    with pytest.raises(TaskError, match="humaneval executes code that the model wrote"):
-        load(data, "humaneval")
+    with pytest.raises(TaskError, match="humaneval_instruct executes code that the model wrote"):
+        load(data, "humaneval_instruct")
 
 
 SHUFFLED = """

@@ -1,0 +1,57 @@
+"""The "Answer format: answer1/answer2/..." prompts of Hu et al. (LLM-Adapters, 2023), which RoE's section 4 follows.
+
+Each function is an lm-eval `process_docs`: it adds `query` (the prompt), `names` (what the model may answer) and `gold`
+(the index of the right one) to every row of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+QUESTION = "Please choose the correct answer to the question"
+SENTENCE = "Please choose the correct ending to complete the given sentence"
+
+
+def asked(instruction: str, question: str, options: Sequence[str], gold: int, name: str) -> dict[str, Any]:
+    """The three columns of one question whose options are called `<name>1`, `<name>2`, ...
+
+    >>> asked(QUESTION, "Is it so?", ["yes", "no"], 1, "answer")["names"]
+    ['answer1', 'answer2']
+    """
+    names = [f"{name}{number}" for number in range(1, len(options) + 1)]
+    listed = " ".join(f"{one.capitalize()}: {option}" for one, option in zip(names, options, strict=True))
+    query = f"{instruction}: {question}\n\n{listed}\n\nAnswer format: {'/'.join(names)}\n\n"
+    return {"query": query, "names": names, "gold": gold}
+
+
+def arc(split: Dataset) -> Dataset:
+    """ARC, and OpenBookQA, whose question is the column `question_stem`."""
+
+    def row(document: dict[str, Any]) -> dict[str, Any]:
+        question = document.get("question_stem") or document["question"]
+        choices = document["choices"]
+        gold = choices["label"].index(document["answerKey"].strip())
+        return asked(QUESTION, question, choices["text"], gold, "answer")
+
+    return split.map(row)
+
+
+def social_iqa(split: Dataset) -> Dataset:
+    def row(document: dict[str, Any]) -> dict[str, Any]:
+        options = [document[column] for column in ("answerA", "answerB", "answerC")]
+        question = f"{document['context']} {document['question']}"
+        return asked(QUESTION, question, options, int(document["label"]) - 1, "answer")
+
+    return split.map(row)
+
+
+def hellaswag(split: Dataset) -> Dataset:
+    def row(document: dict[str, Any]) -> dict[str, Any]:
+        sentence = f"{document['activity_label']}: {document['ctx']}"
+        return asked(SENTENCE, sentence, document["endings"], int(document["label"]), "ending")
+
+    return split.map(row)

@@ -1,0 +1,28 @@
+"""HumanEval's programs: what is executed for an answer, and pass@1 of what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moe_lab.sandbox.programs import PASSED, run_programs
+
+
+def program(document: dict[str, Any], completion: str) -> str:
+    """The prompt with the model's completion, then the problem's tests."""
+    return f"{document['prompt']}{completion}\n{document['test']}\ncheck({document['entry_point']})"
+
+
+def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
+    """lm-eval filter: what came of every response's program ("passed", "failed: AssertionError", ...).
+
+    All programs of a run are executed here at once, so that several can run side by side.
+    """
+    pairs = zip(responses, documents, strict=True)
+    outcomes = iter(run_programs([program(document, text) for texts, document in pairs for text in texts]))
+    return [[next(outcomes) for _ in texts] for texts in responses]
+
+
+def score(document: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
+    """lm-eval `process_results`: the share of a document's responses that passed, which is pass@1."""
+    (outcomes,) = results
+    return {"pass@1": sum(outcome == PASSED for outcome in outcomes) / len(outcomes)}

@@ -135,7 +135,8 @@ def _write(
     folder = Path(config.output_dir) / "tables"
     for experiment in experiments:
         cells = [_table_cell(experiment, one, outcomes, failures) for one in prepared[experiment.name]]
-        print(write_table(experiment, config.scale, cells, folder))
+        if cells:
+            print(write_table(experiment, config.scale, cells, folder))
         for figure in make_figure(experiment, config.scale, cells, config, models, folder):
             print(figure)
     print(write_index(folder))
@@ -159,6 +160,7 @@ def _table_cell(
         summary=summary(ended) if len(ended) > 1 else None,
         study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
         problem=None if error is None else " ".join(str(error).split()),
+        config=one.config,
     )
 
 

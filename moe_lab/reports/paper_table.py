@@ -19,18 +19,27 @@ NOT_COMPARABLE = {
 
 def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
     """Write `<name>-<scale>.md` and `.csv` and return the path of the first."""
-    stem = f"{experiment.name.replace('/', '-')}-{scale}"
+    stem = file_stem(experiment, scale)
     _write(folder / f"{stem}.csv", csv_text(experiment, cells))
     return _write(folder / f"{stem}.md", markdown(experiment, scale, cells))
 
 
+def file_stem(experiment: Experiment, scale: str) -> str:
+    """What the files of an experiment are called: `<folder>-<name>-<scale>`."""
+    return f"{experiment.name.replace('/', '-')}-{scale}"
+
+
 def write_index(folder: Path) -> Path:
-    """Write `index.md`: every table in the folder with its title."""
+    """Write `index.md`: every table in the folder with its title, and its figures."""
     lines = ["# Tables", ""]
     for file in sorted(folder.glob("*.md")):
         if file.name != "index.md":
             title = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-            lines.append(f"- [{title}]({file.name}) ([csv]({file.with_suffix('.csv').name}))")
+            figures = "".join(
+                f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"
+                for figure in sorted(folder.glob(f"{file.stem}-*.png"))
+            )
+            lines.append(f"- [{title}]({file.name}) ([csv]({file.with_suffix('.csv').name})){figures}")
     return _write(folder / "index.md", "\n".join(lines) + "\n")
 
 

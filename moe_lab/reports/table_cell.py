@@ -23,6 +23,8 @@ class TableCell:
     """`moe_lab.results.summaries.summary` of those, where there are several."""
     study: Path | None = None
     """The folder of the study that tuned it."""
+    config: Any = None
+    """The `moe_lab.config.Config` that it was composed to."""
     problem: str | None = None
 
     def row(self, metric: str) -> Row | None:

@@ -30,7 +30,7 @@ def test_working_memory_is_what_answering_added() -> None:
     del freed
     cost.reset_peak_memory(None)
     meter = cost.Meter(model)
-    block = bytearray(b"x" * (100 * 2**20))
+    block = b"x" * (100 * 2**20)
     del block
     spent = meter.spent()
     assert 90 * 2**20 < spent["peak_working_bytes"] < 150 * 2**20

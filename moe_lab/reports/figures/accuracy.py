@@ -62,7 +62,7 @@ def _draw_model(axis: Axes, model: str, rows: Sequence[dict[str, Any]]) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     width = 0.8 / len(methods)
-    colours = {method: colour for method, colour in zip(methods, [GREY, BLUE, *COLOURS[1:]], strict=False)}
+    colours = dict(zip(methods, [GREY, BLUE, *COLOURS[1:]], strict=False))
     for index, method in enumerate(methods):
         shown = [row for row in rows if row["method"] == method]
         places = [tasks.index(row["task"]) + (index - (len(methods) - 1) / 2) * width for row in shown]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.roe_step
 
-Temperature 0.3 in all layers but the first and the last (L=1), behind a past of 300 tokens; for memory, 2,000.
+Temperature 0.3 in all layers but the first two and the last two (L=2), behind a past of 300 tokens; for memory, 2,000.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moe_lab.engine.tokens import Tokens, TreeRow, collate
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK
 
-TEMPERATURES = [0.0] + [0.3] * 6 + [0.0]
+TEMPERATURES = [0.0, 0.0] + [0.3] * 4 + [0.0, 0.0]
 
 
 def prompt(length: int) -> list[int]:
@@ -30,7 +30,7 @@ def prompt(length: int) -> list[int]:
 
 
 def ensemble(n: int) -> Ensemble:
-    return Ensemble(n, GumbelTopK(TEMPERATURES, seed=0), first_noisy=1) if n > 1 else Ensemble()
+    return Ensemble(n, GumbelTopK(TEMPERATURES, seed=0), first_noisy=2) if n > 1 else Ensemble()
 
 
 def filled(forward: RowForward, past: int, n: int) -> RowCache:

@@ -65,6 +65,13 @@ class Accuracy:
     def __init__(self, study: Study, lm: EngineLM):
         self.study, self.lm = study, lm
         self.metric: str | None = study.config.task.metric
+        _instances(study, lm)
+        study.task.build_all_requests = self._ask_again
+
+    def _ask_again(self, **_: Any) -> None:
+        """What `lm_eval.evaluate` calls to build prompts: the ones that are there, without their earlier answers."""
+        for instance in self.study.task.instances:
+            instance.resps, instance.filtered_resps = [], {}
 
     def __call__(self, best: float | None, report: Report) -> float:
         """The metric under the LM's present ensemble; such trials are never pruned."""

@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
-from moe_lab.config import ModelConfig, TaskConfig
+from moe_lab.config import LoggerConfig, ModelConfig, TaskConfig, TuningConfig
 from moe_lab.paths import resource_folder
 
 GROUPS = ("method", "model", "task", "tuning", "logger")
@@ -17,11 +17,13 @@ moe_lab: does a Mixture-of-Experts language model get better if it routes differ
 
 Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
 
-Five commands:
+Six commands:
   python -m moe_lab
       method=roe model=tiny task=toy_math: no network, no GPU, no data set
   python -m moe_lab method=roe model=olmoe task=gsm8k limit=50 data_dir=my/data
       a model of the hub on 50 documents of a local copy of GSM8K; such numbers are marked PARTIAL
+  python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe
+      tunes the temperatures on documents that the test leaves out, then evaluates five seeds
   python -m moe_lab -m method=base,roe model=olmoe,mixtral task=gsm8k,arc_challenge
       a grid: every combination, each model loaded once, one table at the end
   python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
@@ -33,6 +35,7 @@ Five commands:
 TAIL = """\
 Where results go:
   outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
+  outputs/studies/<model>-<task>-<metric>-<id>/best.yaml   tuned temperatures, for method.temperature=
   outputs/tables/                                          tables of experiments
   The same command again continues an interrupted run, or shows the stored result. The path of
   results.json is the last line on stdout. output_dir=elsewhere moves all of it.
@@ -95,7 +98,11 @@ def _group(group: str, folders: list[Path]) -> str:
 def _keys() -> str:
     rows = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
     model = ", ".join(f"model.{f.name}" for f in fields(ModelConfig) if f.name != "name")
-    task = ", ".join(f"task.{f.name}" for f in fields(TaskConfig))
+    others = {"task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
+    grouped = [
+        ", ".join(f"{group}.{f.name}" for f in fields(cls) if group == "task" or f.name != "name")
+        for group, cls in others.items()
+    ]
     tables = [f"  {name:<16} {comment}" for name, comment in experiments().items()]
     return "\n".join(
         [
@@ -105,7 +112,7 @@ def _keys() -> str:
             "Keys and defaults (those of a method: conf/method/<method>.yaml, or --cfg job):",
             *rows,
             f"  {model}",
-            f"  {task}",
+            *(f"  {keys}" for keys in grouped if keys),
             "",
         ]
     )

@@ -1,0 +1,52 @@
+"""The GPU benchmark runs through on a CPU with a tiny shape, and says plainly where there is no GPU.
+
+Breaks if the engine's or transformers' interfaces move away under a script that is seldom run.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import torch
+
+from benchmarks import roe_gpu
+
+TINY = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=16,
+    num_hidden_layers=5,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    num_experts=4,
+    num_experts_per_tok=2,
+    max_position_embeddings=64,
+)
+
+
+def test_every_setting_is_measured(capsys):
+    device = torch.device("cpu")
+    model = roe_gpu.random_model(TINY, device)
+    roe_gpu.compare(model, device, batches=[1, 2], rows=[1, 3], past=6, steps=4)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    names = ["generate", "n=1, temperature 0.0", "n=3, temperature 0.0", "n=3, temperature 0.3"]
+    assert [line.split(" | ")[:2] for line in lines] == [[f"| {b}", name] for b in (1, 2) for name in names]
+    assert all(float(line.split(" | ")[2]) > 0 for line in lines)
+
+
+def test_a_step_is_counted_for_every_token():
+    device = torch.device("cpu")
+    model = roe_gpu.random_model(TINY, device)
+    prompts = roe_gpu.random_prompts(64, 2, 6)
+    for run in (roe_gpu.by_transformers(model, prompts, 4), roe_gpu.by_roe(model, prompts, 4, 3, 0.3)):
+        steps: list[None] = []
+        run(partial(steps.append, None))
+        assert len(steps) == 4
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["roe_gpu"])
+    roe_gpu.main()
+    assert "No CUDA device" in capsys.readouterr().out

@@ -110,7 +110,8 @@ def print_summaries(files: Sequence[Path]) -> None:
     if not files:
         return
     table = Table("model", "method", "task", "metric", title="Over seeds")
-    for heading in ("seeds", "mean", "std", "95% over seeds", "95% over documents"):
+    headings = ("seeds", "mean", "std", "95% over seeds", "95% over documents", "base", "difference")
+    for heading in (*headings, "95% over documents"):
         table.add_column(heading, justify="right")
     table.add_column("marks")
     for file in files:
@@ -123,7 +124,12 @@ def print_summaries(files: Sequence[Path]) -> None:
             score = scores[metric]
             bounds = [interval(score[key]) for key in ("ci95_seeds", "ci95_documents")]
             numbers = (str(len(summary["seeds"])), number(score["mean"]), number(score["std"]))
-            table.add_row(*names, task, metric, *numbers, *bounds, " ".join(marks_of(summary)))
+            compared = (
+                number(score.get("base")),
+                number(score.get("difference"), sign=True),
+                interval(score.get("difference_ci95_documents"), sign=True),
+            )
+            table.add_row(*names, task, metric, *numbers, *bounds, *compared, " ".join(marks_of(summary)))
     if table.row_count:
         print_table(table)
     for file in files:

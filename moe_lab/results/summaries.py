@@ -32,7 +32,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
-    method's noise), `difference_ci95_documents` is of the mean minus the untouched model. `versions` are those of the
+    method's noise), `difference` is the mean minus `base`, the untouched model, with its interval over documents. `versions` are those of the
     runs: where they differ, of one that others made.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
@@ -81,7 +81,12 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         if list(untouched.get(metric, {})) == list(values[0][metric]):
             before = list(untouched[metric].values())
             compared = interval_of_difference(by_document, before, aggregation(task, metric))
-            found[metric]["difference_ci95_documents"] = _list(compared)
+            base = outcomes[0].results["moe_lab"]["baseline"]["results"][name][metric]
+            found[metric] |= {
+                "base": base,
+                "difference": seeds["mean"] - base,
+                "difference_ci95_documents": _list(compared),
+            }
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from moe_lab.results.summaries import summary
 
 if TYPE_CHECKING:
     from moe_lab.run import ModelPool, Outcome
+    from moe_lab.tuning.study import Study
 
 OURS = ("experiment", "scale", "mode")
 PROFILE = "method.temperature=profile"
@@ -48,9 +50,10 @@ def run_experiments(config: Config, cell: Cell) -> int:
     assert config.experiment is not None
     experiments = find_experiments(config.experiment)
     check_writable(config.output_dir)
-    prepared = {each.name: prepare_cells(each, config, cell) for each in experiments}
+    known: dict[str, Job] = {}
+    prepared = {each.name: prepare_cells(each, config, cell, known) for each in experiments}
     everything = [one for cells in prepared.values() for one in cells]
-    jobs = by_model([one.job for one in everything if one.job is not None])
+    jobs = by_model(list({id(one.job): one.job for one in everything if one.job is not None}.values()))
     errors = [one.error for one in everything if one.error is not None]
     refused: dict[str, list[Config]] = {}
     for one in everything:
@@ -71,20 +74,27 @@ def run_experiments(config: Config, cell: Cell) -> int:
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
 
 
-def prepare_cells(experiment: Experiment, config: Config, base: Cell) -> list[Prepared]:
+def prepare_cells(
+    experiment: Experiment, config: Config, base: Cell, known: dict[str, Job]
+) -> list[Prepared]:
     """Every cell of an experiment, composed with the user's own overrides last.
 
-    Raises ConfigError where the overrides themselves are wrong; a cell without data or model is kept.
+    `known` has the jobs of earlier experiments by configuration: a cell that several have is one job. Raises
+    ConfigError where the overrides themselves are wrong; a cell without data or model is kept.
     """
     scale = experiment.scale(config.scale)
     tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
+    study = cache(lambda: _study(tuned))
     cells = []
     for overrides in scale.overrides():
         cell, typed = _composed(experiment, overrides, base)
+        with_profile = PROFILE in overrides
+        name = repr((replace(typed, overrides=[]), scale.profile if with_profile else None))
         try:
-            job = _profile_job(tuned, typed) if tuned and PROFILE in overrides else job_of(typed)
-            job.group = job.group or experiment.name
-            cells.append(Prepared(cell, typed, job))
+            if name not in known:
+                known[name] = job_after(study(), typed) if with_profile else job_of(typed)
+                known[name].group = known[name].group or experiment.name
+            cells.append(Prepared(cell, typed, known[name]))
         except MoeLabError as error:
             cells.append(Prepared(cell, typed, None, error))
     return cells
@@ -102,10 +112,12 @@ def _composed(experiment: Experiment, overrides: list[str], base: Cell) -> tuple
     return cell, to_config(cell)
 
 
-def _profile_job(tuned: Config, config: Config) -> Job:
+def _study(config: Config | None) -> Study:
     from moe_lab.tuning.study import prepare_study
 
-    return job_after(prepare_study(tuned), config)
+    if config is None:
+        raise ConfigError(f"{PROFILE} needs `profile`, the overrides of a study, at this scale.")
+    return prepare_study(config)
 
 
 def label(config: Config) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,10 @@ def measure_in_turns(
     `settings` open a model by name. Batch 1, greedy, no end token.
     """
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
-    for _ in range(repetitions + 1):
-        for name, opened in settings.items():
-            with opened() as lm:
+    with ExitStack() as stack:
+        models = {name: stack.enter_context(opened()) for name, opened in settings.items()}
+        for _ in range(repetitions + 1):
+            for name, lm in models.items():
                 rounds[name].append(_generate_once(lm, new_tokens))
     return {name: _summary(found[1:]) for name, found in rounds.items()}
 

@@ -45,13 +45,13 @@ def _applies(experts: Any, index_TK: Tensor) -> bool:
 
 def _by_expert(weights: Tensor, rows_SH: Tensor, counts: list[int]) -> Tensor:
     """Rows sorted by expert, `counts` of each, times their expert's weights [E, out, H]: [S, out]."""
-    parts = zip(weights.unbind(0), rows_SH.split(counts), strict=True)
-    return torch.cat([_product(weight, part) for weight, part in parts if len(part)])
+    parts = zip(weights.unbind(0), rows_SH.split(counts), counts, strict=True)
+    return torch.cat([_product(weight, part, count) for weight, part, count in parts if count])
 
 
-def _product(weight: Tensor, rows: Tensor) -> Tensor:
+def _product(weight: Tensor, rows: Tensor, count: int) -> Tensor:
     """`rows @ weight.T`; a single row is taken twice, for a matrix times two vectors is faster than times one."""
-    if len(rows) == 1:
+    if count == 1:
         return torch.mm(weight, rows.expand(2, -1).t()).t()[:1]
     return torch.mm(weight, rows.t()).t()
 

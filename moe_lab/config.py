@@ -20,6 +20,8 @@ CATEGORIES = ("math", "commonsense", "code")
 METRICS = ("none",)
 TUNINGS = ("none", "tpe", "uniform")
 TUNING_METRICS = ("perplexity", "accuracy")
+LOGGERS = ("none", "wandb")
+LOGGER_MODES = ("online", "offline", "disabled")
 SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
@@ -95,7 +97,22 @@ class TuningConfig:
 
 @dataclass(kw_only=True)
 class LoggerConfig:
+    """Where results are shown beside the output folder; nothing of it changes a number."""
+
     name: str = "none"
+    project: str | None = None
+    """W&B project; null: WANDB_PROJECT, else moe_lab."""
+    entity: str | None = None
+    group: str | None = None
+    """Null: the experiment's or study's name."""
+    tags: list[str] = field(default_factory=list)
+    mode: str | None = None
+    """Null: WANDB_MODE, else online if a key is there, else offline."""
+
+    def __post_init__(self) -> None:
+        _one_of("logger", self.name, LOGGERS)
+        if self.mode is not None:
+            _one_of("logger.mode", self.mode, LOGGER_MODES)
 
 
 @dataclass(kw_only=True)

@@ -46,7 +46,7 @@ RUNTIME_CHANGES: dict[str, Any] = {
     "experiment": "x",
     "scale": "paper",
     "overrides": ["a=b"],
-    "logger": LoggerConfig(name="other"),
+    "logger": LoggerConfig(name="wandb", project="other", tags=["x"]),
     "tuning": TuningConfig(name="uniform"),
 }
 

@@ -59,6 +59,66 @@ def test_scales_expand_to_overrides():
     ]
 
 
+def test_grids_are_joined_and_an_option_brings_its_own_overrides():
+    scale = Scale(
+        grid=[
+            {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]},
+            {"model.path": [["owner/name", "model.name=x"]]},
+        ],
+        set=["limit=3"],
+    )
+    assert scale.overrides() == [
+        ["method=base", "task=a", "limit=3"],
+        ["method=roe", "tuning=tpe", "seeds=2", "task=a", "limit=3"],
+        ["model.path=owner/name", "model.name=x", "limit=3"],
+    ]
+
+
+PROFILE_EXPERIMENT = """\
+# A table for tests
+title: "Table P"
+source: "A paper"
+scales:
+  tiny:
+    grid: {method: [roe], method.n: [4, 8], method.temperature: [0, profile]}
+    profile: [tuning=tpe, method.n=2, tuning.n_trials=2]
+rows: [task, method.cache]
+columns: [method.n, method.temperature, method.skip_layers]
+"""
+
+
+def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
+    """Broken by a study per cell, and by a profile that takes the place of a cell's own n."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "table_p.yaml").write_text(PROFILE_EXPERIMENT)
+    monkeypatch.setattr("moe_lab.reports.experiment.resource_folder", lambda name: tmp_path / name)
+    runs = install(monkeypatch, FakeRuns())
+    studies, after = [], []
+    monkeypatch.setattr("moe_lab.tables.job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
+    monkeypatch.setattr(
+        "moe_lab.tuning.study.prepare_study", lambda config: studies.append(config) or "study"
+    )
+
+    def job_after(study, config):
+        after.append((study, config.method.n))
+        return Job(config, runs=[runs.prepare(config)])
+
+    monkeypatch.setattr("moe_lab.tables.job_after", job_after)
+    monkeypatch.chdir(tmp_path)
+    assert run_command(capsys, "experiment=table_p").code == 0
+    assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
+    assert after == [("study", 4), ("study", 8)]
+    text = (tmp_path / "outputs" / "tables" / "table_p-tiny.md").read_text()
+    assert "| 4 0 - |" in text and "| 8 profile - |" in text, "what is unset is a dash"
+
+
+def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
+    second = tmp_path / "experiments" / "paper" / "table_u.yaml"
+    second.write_text(EXPERIMENT.replace("Table T", "Table U"))
+    assert run_command(capsys, "experiment=all").code == 0
+    assert len(runs.prepared) == len(runs.executed) == 4
+
+
 def test_a_table_shows_measured_beside_published(runs, tables, capsys):
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 0
@@ -161,6 +221,7 @@ def test_another_scale_has_its_own_table(runs, tables, capsys):
         (("value: 55.5", "value: high"), "paper[0].value=high: expected a number"),
         (("set: [limit=10]", "sets: [limit=10]"), "Did you mean 'scales.tiny.set'?"),
         (('title: "Table T"\n', ""), "title"),
+        (("columns: [method]", "columns: [method]\nfigure: heat_map"), "Did you mean 'heatmap'?"),
     ],
 )
 def test_a_malformed_experiment_is_named(change, message, tmp_path):

@@ -9,6 +9,8 @@ import csv
 
 import pytest
 
+from moe_lab.compose import compose_cell
+from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, ResultsError, TaskError
 from moe_lab.jobs import Job
 from moe_lab.reports.experiment import Scale, find_experiments, load_experiment
@@ -241,25 +243,21 @@ def test_names_are_found_with_and_without_their_folder(runs, tmp_path):
         find_experiments("table_t")
 
 
-def test_the_experiments_that_come_with_the_package_compose_at_every_scale(monkeypatch, capsys, tmp_path):
-    """Broken by an option or key that does not exist; what cannot run for want of data is another matter."""
-    monkeypatch.chdir(tmp_path)
-    runs = install(monkeypatch, FakeRuns())
-    monkeypatch.setattr("moe_lab.tables.job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
-    monkeypatch.setattr("moe_lab.tables._study", lambda config: None)
-    monkeypatch.setattr(
-        "moe_lab.tables.job_after", lambda study, config: Job(config, runs=[runs.prepare(config)])
-    )
+def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
+    """Broken by an option or key that does not exist; what cannot run for want of data is another matter.
+
+    Cells whose overrides all stand in earlier ones too are left out: there are hundreds.
+    """
     experiments = find_experiments("all")
     assert {each.name for each in experiments} >= {"roe/table1", *(f"roe/figure{i}" for i in range(3, 11))}
+    seen: set[str] = set()
     for experiment in experiments:
         assert set(experiment.scales) == {"tiny", "small", "paper"}, "experiment=all has every scale"
-        for scale in experiment.scales:
-            runs.prepared.clear()
-            assert (
-                run_command(capsys, f"experiment={experiment.name}", f"scale={scale}", "mode=plan").code == 0
-            )
-            assert len(runs.prepared) == len(experiment.scale(scale).overrides())
+        for scale in experiment.scales.values():
+            for overrides in [*scale.overrides(), *([scale.profile] if scale.profile else [])]:
+                if not seen.issuperset(overrides):
+                    seen.update(overrides)
+                    assert to_config(compose_cell(overrides, [])).overrides == overrides
 
 
 def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, monkeypatch):

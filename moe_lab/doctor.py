@@ -25,6 +25,7 @@ def diagnose(config: Config) -> str:
         "Devices": _devices(),
         "Caches and offline": [*_caches(), *flags],
         "Output folder": [_output(Path(config.output_dir))],
+        "Executing programs that a model wrote": [_code_execution()],
         "Documented tasks, without fetching anything": _tasks(config),
     }
     return "\n".join(
@@ -74,6 +75,16 @@ def _output(folder: Path) -> str:
     return f"{folder.absolute()}: {writable}"
 
 
+def _code_execution() -> str:
+    """Whether task.allow_code_execution=true could be granted here; harmless programs are executed to find out."""
+    from moe_lab.sandbox.programs import require_cage
+
+    try:
+        return f"possible, in a cage of {require_cage().name}"
+    except MoeLabError as error:
+        return "NOT POSSIBLE " + " ".join(str(error).split())
+
+
 def _tasks(config: Config) -> list[str]:
     from moe_lab.compose import compose_cell
     from moe_lab.convert import to_config
@@ -82,7 +93,7 @@ def _tasks(config: Config) -> list[str]:
 
     names = [name for name in options("task", [resource_folder("conf")]) if name != "lm_eval"]
     tasks = {name: to_config(compose_cell([f"task={name}"], [])).task for name in names}
-    return [f"{name:<16} {_state(replace(config, task=task, offline=True))}" for name, task in tasks.items()]
+    return [f"{name:<27} {_state(replace(config, task=task, offline=True))}" for name, task in tasks.items()]
 
 
 def _state(config: Config) -> str:

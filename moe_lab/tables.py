@@ -143,14 +143,18 @@ def _write(
     models: ModelPool,
 ) -> None:
     from moe_lab.figures import make_figure
+    from moe_lab.loggers import open_logger
 
     folder = Path(config.output_dir) / "tables"
     for experiment in experiments:
         cells = [_table_cell(experiment, one, outcomes, failures) for one in prepared[experiment.name]]
         if cells:
             print(write_table(experiment, config.scale, cells, folder))
-        for figure in make_figure(experiment, config.scale, cells, config, models, folder):
-            print(figure)
+        figures = make_figure(experiment, config.scale, cells, config, models, folder)
+        with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
+            for figure in figures:
+                print(figure)
+                logger.log_figure(figure)
     print(write_index(folder))
 
 

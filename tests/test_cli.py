@@ -230,6 +230,7 @@ def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path)
         "cpu:",
         "HF_HUB_OFFLINE",
         "writable",
+        "Executing programs that a model wrote",
         "svamp",
         f"{tmp_path}/svamp/test.jsonl is missing",
     ):

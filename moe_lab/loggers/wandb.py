@@ -27,7 +27,7 @@ INIT_SECONDS = 30.0
 FINISH_SECONDS = 300.0
 """How long an upload may take at the end of a run; what is missing then can be uploaded with `wandb sync`."""
 _told: set[str] = set()
-"""What was told on stderr already: a grid of twenty runs tells it once."""
+"""What was told on stderr already ("offline", "failed"): a grid of twenty runs tells it once."""
 
 
 @contextmanager
@@ -117,6 +117,8 @@ class WandbLogger(Logger):
         folder = Path(self._config.output_dir).absolute()
         prepare_environment(folder)
         mode, why = self._mode or "online", ""
+        if mode == "online" and "offline" in _told:  # this process does not wait for the server twice
+            mode = "offline"
         if mode == "online" and not has_key():
             mode, why = "offline", " (no API key: wandb login, or WANDB_API_KEY)"
         if mode == "online":
@@ -126,9 +128,6 @@ class WandbLogger(Logger):
                 return run
             except Exception as error:  # told below; whatever stands in the way, nothing is lost offline
                 mode, why = "offline", f" ({_reason(error)})"
-                os.environ["WANDB_MODE"] = (
-                    mode  # the next run of this process does not wait for the server again
-                )
         run = self._init(mode, folder)
         _tell_once("offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*")
         return run

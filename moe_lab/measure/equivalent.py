@@ -34,38 +34,37 @@ def measured(
     models, and `base`, `roe`, `equivalent`: what `Generation` has of the untouched model, of RoE, and of the model
     with `equivalent_layers` layers and random weights.
     """
-    loaded = models.get(config)
-    layers = loaded.model.config.num_hidden_layers
     method = get_method(config.method.name)(config.method)
-    key = _key(config, loaded, method, layers, scaled_depth(layers, ratio))
+    key = _key(config, method, ratio)
     path = Path(config.output_dir) / "measurements" / _file_name(config, key)
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
     if stored_only:
         return None
-    found = key | _measure(config, loaded, method, key["equivalent_layers"])
+    found = key | _measure(config, models.get(config), method, key["equivalent_layers"])
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, found)
     return found
 
 
-def _key(
-    config: Config, loaded: LoadedModel, method: Method, layers: int, equivalent_layers: int
-) -> dict[str, Any]:
-    from moe_lab.models.facts import model_source
+def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
+    """What determines a measurement, told without loading weights."""
+    from moe_lab.models.facts import load_config, model_facts, model_source, resolve_device
     from moe_lab.models.identity import model_identity
 
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    layers = load_config(config.model, offline=config.offline).num_hidden_layers
     return {
         "model": model_identity(model_source(config.model), config.model),
-        "dtype": loaded.facts.dtype,
-        "method": method.identity(loaded.facts),
+        "dtype": facts.dtype,
+        "method": method.identity(facts),
         "layers": layers,
-        "equivalent_layers": equivalent_layers,
+        "equivalent_layers": scaled_depth(layers, ratio),
         "new_tokens": NEW_TOKENS,
         "repetitions": REPETITIONS,
         "prompt": PROMPT,
-        "device": _device_name(loaded.device),
+        "device": _device_name(resolve_device(config.device)),
         "versions": versions(),
     }
 

@@ -12,6 +12,8 @@ import resource
 import sys
 from typing import Any
 
+from moe_lab.sandbox.system_calls import refuse_system_calls
+
 NO_NEW_PRIVS = 38
 CAPABILITIES_VERSION = 0x20080522
 
@@ -26,18 +28,22 @@ def run_request() -> None:
         request = json.loads(stdin.read())
     report = os.dup(1)
     nothing = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):
+    limit(request["limits"])
+    for descriptor in (
+        0,
+        1,
+        2,
+    ):  # what went wrong until here is told on stderr, what the program writes is not
         os.dup2(nothing, descriptor)
     sys.path[:] = request["paths"]
     code, nonce = request["program"], request["nonce"]
-    limit(request["limits"])
     outcome = execute(code)
     os.write(report, json.dumps({"nonce": nonce, "outcome": outcome}).encode())
     os._exit(0)
 
 
 def execute(program: str) -> str:
-    """ "passed", or "failed: " and the type of what was raised."""
+    """What came of it: "passed", or "failed: " and the type of what was raised."""
     try:
         exec(compile(program, "<program>", "exec"), {})
     except BaseException as error:  # a failed program, whatever it raised, SystemExit included
@@ -46,8 +52,9 @@ def execute(program: str) -> str:
 
 
 def limit(limits: dict[str, Any]) -> None:
-    """Give up all privileges and set the limits of this process and its children, for good."""
+    """Give up all privileges and set the limits of this process and its children, for good. Raises OSError."""
     drop_capabilities()
+    refuse_system_calls()
     cpu = int(limits["cpu_seconds"])
     for kind, most in (
         (resource.RLIMIT_AS, limits["memory"]),

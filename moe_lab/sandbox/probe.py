@@ -25,6 +25,12 @@ except MemoryError:
 else:
     raise AssertionError
 """
+SHARED_MEMORY = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+assert libc.shmget(0, 2**20, 0o1600) == -1
+assert libc.memfd_create(b"x", 0) == -1
+"""
 PROCESSES = """
 import os, signal
 children = []
@@ -99,6 +105,7 @@ def broken_promises(cage: Cage) -> list[str]:
         promises = {
             "an ordinary program does not run": (PLAIN, QUICK, "passed"),
             "memory is not limited": (MEMORY, QUICK, "passed"),
+            "shared memory is not limited": (SHARED_MEMORY, QUICK, "passed"),
             "the number of processes is not limited": (PROCESSES, QUICK, "passed"),
             "processor time is not limited": (ENDLESS, QUICK, OUT_OF_PROCESSOR_TIME),
             "waiting is not limited": (SLEEP, Limits(wall_seconds=1), OUT_OF_TIME),

@@ -35,6 +35,12 @@ def test_an_allocation_of_ten_gigabytes() -> None:
     assert contained(attack("data = bytearray(10 * 10**9)", "data = [0] * (10 * 10**9 // 8)"))
 
 
+def test_memory_that_no_limit_counts() -> None:
+    """System V segments and files in memory outlive the process that filled them."""
+    segment = "import ctypes\nassert ctypes.CDLL(None).shmget(0, 2**20, 0o1600) != -1"
+    assert contained(attack(segment, "import os\nos.memfd_create('x')"))
+
+
 def test_a_file_outside_its_folder() -> None:
     """Also where every user of the machine may write."""
     with tempfile.TemporaryDirectory() as folder:

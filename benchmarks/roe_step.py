@@ -77,7 +77,8 @@ def plain_steps_of_transformers(model: torch.nn.Module, past: int) -> Callable[[
 
 
 def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
-    candidates = {"plain step, transformers": plain_steps_of_transformers(model, past)}
+    """The plain step is of transformers alone: its own cache, and its own way to compute experts."""
+    candidates = {"plain step, transformers": plain_steps_of_transformers(make_model(), past)}
     for n in (1, 8, 16, 32, 64):
         forward = RowForward(model, ensemble(n))
         with forward:
@@ -129,7 +130,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--experts", default=NAME, help="experts implementation of all candidates")
+    parser.add_argument("--experts", default=NAME, help="experts implementation of this engine's steps")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

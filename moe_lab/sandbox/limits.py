@@ -14,7 +14,7 @@ class Limits:
     wall_seconds: float = 60.0
     """From outside, against sleeping and waiting. Long, so that a busy machine does not change a score."""
     cpu_seconds: int = 20
-    """Per process; what ends an endless loop. HumanEval+'s slowest reference solution takes about 5."""
+    """Per process; what ends an endless loop. HumanEval+'s slowest reference solution takes about 6."""
     memory: int = 1024 * MIB
     """Address space per process."""
     processes: int = 4

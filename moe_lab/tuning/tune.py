@@ -66,7 +66,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
                 measure = objective(study, lm)
             trial, temperatures = claimed
             lm.set_ensemble(_ensemble(study, temperatures))
-            value = _measure(measure, trial, trials)
+            value = _measure(measure, trial, _to_beat(study, trial, trials))
             trials.tell(trial, value)
             with trials.locked():
                 write_trials(study, trials)
@@ -97,11 +97,19 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
     return method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
 
 
-def _measure(measure: Any, trial: Trial, trials: Trials) -> float | None:
+def _to_beat(study: Study, trial: Trial, trials: Trials) -> float | None:
+    """The value that a trial must reach, or it is pruned; None where the whole value is wanted.
+
+    That is so of the untuned model, and of every step of a sweep, whose curve it is.
+    """
+    best = trials.best() if trial.number and study.search.tuning == "tpe" else None
+    return None if best is None else best.value
+
+
+def _measure(measure: Any, trial: Trial, to_beat: float | None) -> float | None:
     """A trial's value; None: pruned."""
-    best = trials.best() if trial.number else None  # the untuned model's value is always needed
     try:
-        return measure(None if best is None else best.value, trial.report)
+        return measure(to_beat, trial.report)
     except Pruned:
         return None
 

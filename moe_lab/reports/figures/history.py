@@ -23,7 +23,7 @@ def write_history(
 
 
 def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
-    """One row per finished trial: number, state, value (None: pruned), best value so far, untuned value."""
+    """One row per finished trial: its value or, pruned, its estimate; the best value so far; the untuned value."""
     better = min if study.info["direction"] == "minimize" else max
     best: float | None = None
     rows = []
@@ -36,6 +36,7 @@ def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
                 "trial": trial.number,
                 "state": trial.state,
                 "value": trial.value,
+                "estimate": trial.estimate,
                 "best": best,
                 "untuned": study.untuned,
             }
@@ -63,11 +64,11 @@ def _draw_study(axis: Axes, study: StoredStudy) -> None:
     axis.plot(numbers, [row["best"] for row in rows], drawstyle="steps-post", color=RED, label="best so far")
     if study.untuned is not None:
         axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label="untuned (trial 0)")
-    pruned = [row["trial"] for row in rows if row["value"] is None]
-    if pruned:  # they have no value of their own: marked on the axis
+    pruned = [row for row in rows if row["estimate"] is not None]
+    if pruned:
         axis.plot(
-            pruned, [0.02] * len(pruned), "|", ms=6, color=ORANGE, transform=axis.get_xaxis_transform(),
-            label="pruned",
+            [row["trial"] for row in pruned], [row["estimate"] for row in pruned], "o", ms=3.2, mfc="none",
+            color=ORANGE, label="pruned (of what was scored)",
         )  # fmt: skip
     axis.set(title=study.label, xlabel="trial", ylabel=study.metric_label)
     axis.locator_params(axis="x", integer=True)

@@ -22,6 +22,8 @@ class StoredTrial:
     number: int
     value: float | None
     """None where it was pruned: what was scored until then is no value of the whole."""
+    estimate: float | None = None
+    """Of a pruned trial: the metric of the documents that were scored until then."""
     temperature: float | None
     """Of all layers, in a study with tuning=uniform."""
 
@@ -93,10 +95,12 @@ def read_study(folder: Path) -> StoredStudy:
 
 
 def _trial(row: dict[str, str]) -> StoredTrial:
-    value = float(row["value"]) if row["state"] == COMPLETE and row["value"] else math.nan
+    known = float(row["value"]) if row["value"] else math.nan
+    value = known if math.isfinite(known) else None
     temperature = row.get("params_temperature")
     return StoredTrial(
         number=int(row["number"]),
-        value=value if math.isfinite(value) else None,
+        value=value if row["state"] == COMPLETE else None,
+        estimate=value if row["state"] == PRUNED else None,
         temperature=float(temperature) if temperature else None,
     )

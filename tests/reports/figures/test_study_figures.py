@@ -49,13 +49,13 @@ def test_tpe_leaves_history_and_heatmap(tmp_path):
 def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):
     study = write_study(tmp_path / "s", [2.0, 2.5, None, 1.5, 1.75], temperature=PROFILE)
     rows = rows_of(write_study_figures(study)[1])
-    told = [(row["trial"], row["state"], row["value"], row["best"]) for row in rows]
+    told = [(row["trial"], row["state"], row["value"], row["estimate"], row["best"]) for row in rows]
     assert told == [
-        ("0", "COMPLETE", "2.0", "2.0"),
-        ("1", "COMPLETE", "2.5", "2.0"),
-        ("2", "PRUNED", "", "2.0"),
-        ("3", "COMPLETE", "1.5", "1.5"),
-        ("4", "COMPLETE", "1.75", "1.5"),
+        ("0", "COMPLETE", "2.0", "", "2.0"),
+        ("1", "COMPLETE", "2.5", "", "2.0"),
+        ("2", "PRUNED", "", "9.9", "2.0"),
+        ("3", "COMPLETE", "1.5", "", "1.5"),
+        ("4", "COMPLETE", "1.75", "", "1.5"),
     ]
     assert {row["untuned"] for row in rows} == {"2.0"}
 

@@ -33,7 +33,7 @@ def view(one: Config, holdout: Holdout = HOLDOUT):
 
 
 def hashes(task) -> set[str]:
-    return set(document_hashes(task, task.task_docs))
+    return set(document_hashes(task))
 
 
 @pytest.fixture
@@ -70,9 +70,8 @@ def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
     full = load_tasks(one)
     left = select_documents(one, full, frozenset(hashes(task)))["addsub"]
     assert len(left) == 8
-    assert not hashes(task) & set(
-        document_hashes(full["tasks"]["addsub"], [full["tasks"]["addsub"].task_docs[i] for i in left])
-    )
+    tested = [document_hashes(full["tasks"]["addsub"])[number] for number in left]
+    assert len(tested) == 8 and not hashes(task) & set(tested)
     assert sorted(task.config.custom_dataset.numbers(task) + left) == list(range(12))
 
 
@@ -122,3 +121,12 @@ def test_the_toy_tasks_are_tuned_on_their_validation_split(name):
     full = load_tasks(one)["tasks"][name]
     assert task.config.custom_dataset.source == "validation"
     assert not hashes(task) & hashes(full)
+
+
+def test_hashes_are_of_what_a_prompt_is_made_of(data):
+    """A row number or an identifier does not make the same question another one; another answer does."""
+    rows = choices(3)
+    rows += [dict(rows[0], id="other"), dict(rows[0], answerKey="B")]
+    write_jsonl(data / "arc_easy" / "test.jsonl", rows)
+    first, *_, same, other = document_hashes(load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"])
+    assert first == same != other

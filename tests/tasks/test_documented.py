@@ -1,0 +1,58 @@
+"""Breaks if a task of conf/task/ does not find its files, or does not report its headline metric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.checks import check_metric
+from moe_lab.compose import compose_cell
+from moe_lab.convert import to_config
+from moe_lab.tasks import load_tasks
+from tests.runs import choices, sums, write_jsonl
+from tests.tasks.code.test_programs import PROBLEMS
+from tests.tasks.test_answer_format import HELLASWAG, OPENBOOKQA, SOCIAL_IQA
+
+ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str]] = {
+    "gsm8k": ("gsm8k", "test", [{"question": "1 + 1?", "answer": "#### 2"}], "math"),
+    "svamp": ("svamp", "test", sums(2), "math"),
+    "addsub": ("addsub", "test", sums(2), "math"),
+    "singleeq": ("singleeq", "test", sums(2), "math"),
+    "multiarith": ("multiarith", "test", sums(2), "math"),
+    "arc_easy": ("arc_easy", "test", choices(2), "commonsense"),
+    "arc_challenge": ("arc_challenge", "test", choices(2), "commonsense"),
+    "openbookqa": ("openbookqa", "test", [OPENBOOKQA], "commonsense"),
+    "social_iqa": ("social_i_qa", "validation", [SOCIAL_IQA], "commonsense"),
+    "hellaswag": ("hellaswag", "validation", [HELLASWAG], "commonsense"),
+    "humaneval": ("humaneval", "test", PROBLEMS, "code"),
+    "humaneval_plus": ("humaneval_plus", "test", PROBLEMS, "code"),
+    "piqa": (
+        "piqa",
+        "validation",
+        [{"goal": "Open a jar", "sol1": "twist", "sol2": "sing", "label": 0}],
+        "commonsense",
+    ),
+    "winogrande": (
+        "winogrande",
+        "validation",
+        [{"sentence": "Ann thanked Eve since _ helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}],
+        "commonsense",
+    ),
+}
+ROWS |= {
+    f"{name}_answer_format": ROWS[name]
+    for name in ("arc_easy", "arc_challenge", "openbookqa", "social_iqa", "hellaswag")
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -> None:
+    folder, split, rows, category = ROWS[name]
+    write_jsonl(tmp_path / folder / f"{split}.jsonl", rows)
+    config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}", "num_fewshot=0"], []))
+    tasks = load_tasks(config)
+    assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(rows)
+    check_metric(config, tasks)
+    assert config.task.category == category

@@ -125,8 +125,10 @@ class Cage:
 
         if self.bubblewrap is None or os.geteuid() != 0:
             return {}
-        slot = secrets.randbelow(10000)
-        return {"user": free_id("uid") - slot, "group": free_id("gid") - slot, "extra_groups": []}
+        user, group, slot = free_id("uid"), free_id("gid"), secrets.randbelow(10000)
+        if user is None or group is None:
+            return {}
+        return {"user": user - slot, "group": group - slot, "extra_groups": []}
 
 
 def candidates() -> list[Cage]:

@@ -113,21 +113,22 @@ def _show(path: str, flags: int) -> None:
 
 def _map_users(process: int, kind: str, own: int) -> None:
     """Map the program's id to our own; where we are root, to one that nobody has, and keep 0 for building."""
-    lines = f"{INSIDE} {own} 1\n"
-    if os.geteuid() == 0:
-        lines = f"0 0 1\n{INSIDE} {free_id(kind)} 1\n"
-    elif kind == "gid":
+    unused = free_id(kind) if os.geteuid() == 0 else None
+    if unused is None and kind == "gid":
         with open(f"/proc/{process}/setgroups", "w") as setgroups:
             setgroups.write("deny")
     with open(f"/proc/{process}/{kind}_map", "w") as file:
-        file.write(lines)
+        file.write(f"{INSIDE} {own} 1\n" if unused is None else f"0 0 1\n{INSIDE} {unused} 1\n")
 
 
-def free_id(kind: str) -> int:
-    """A user ("uid") or group ("gid") id near the top of those that exist; no two living processes get the same."""
+def free_id(kind: str) -> int | None:
+    """A user ("uid") or group ("gid") id near the top of those that exist; no two living processes get the same.
+
+    None where few ids exist, as in a container that has only its user's.
+    """
     with open(f"/proc/self/{kind}_map") as ours:
         highest = max(int(start) + int(count) for start, _, count in map(str.split, ours))
-    return min(highest, 2**31) - 1000 - os.getpid() % 10000
+    return min(highest, 2**31) - 1000 - os.getpid() % 10000 if highest >= 2**16 else None
 
 
 def _fork(name: str, child: Callable[[], None]) -> int:

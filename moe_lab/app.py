@@ -69,6 +69,13 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
 
 def dispatch(cells: list[Cell]) -> int:
     """Do what `mode` says with the composed cells."""
+    from moe_lab.tasks.loading import keeping_tasks
+
+    with keeping_tasks():
+        return _dispatch(cells)
+
+
+def _dispatch(cells: list[Cell]) -> int:
     from moe_lab.convert import to_configs
 
     configs = to_configs(cells)

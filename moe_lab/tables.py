@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.compose import Cell, compose_cell
 from moe_lab.config import Config
 from moe_lab.convert import to_config
-from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.errors import ConfigError, ModelError, MoeLabError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failures, run_all
 from moe_lab.jobs import Job, by_model, job_after, job_of
@@ -85,17 +85,23 @@ def prepare_cells(
     scale = experiment.scale(config.scale)
     tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
     study = cache(lambda: _study(tuned))
+    unreadable: dict[str, ModelError] = {}  # a hub that does not answer is asked once per model
     cells = []
     for overrides in scale.overrides():
         cell, typed = _composed(experiment, overrides, base)
         with_profile = PROFILE in overrides
         name = repr((replace(typed, overrides=[]), scale.profile if with_profile else None))
+        model = repr(typed.model)
         try:
+            if model in unreadable:
+                raise unreadable[model]
             if name not in known:
                 known[name] = job_after(study(), typed) if with_profile else job_of(typed)
                 known[name].group = known[name].group or experiment.name
             cells.append(Prepared(cell, typed, known[name]))
         except MoeLabError as error:
+            if isinstance(error, ModelError):
+                unreadable[model] = error
             cells.append(Prepared(cell, typed, None, error))
     return cells
 

@@ -45,7 +45,7 @@ class Method(ABC):
 
     @property
     def tuned_on(self) -> frozenset[str]:
-        """`document_hash`es of the documents that its settings were tuned on: they are not evaluated."""
+        """`document_hashes` of the documents that its settings were tuned on: they are not evaluated."""
         return frozenset()
 
     def check(self, facts: ModelFacts) -> None:

@@ -37,7 +37,7 @@ class Profile:
     samples: dict[str, list[int]]
     """Their row numbers in that split, per task."""
     documents: list[str] = field(default_factory=list)
-    """Their `document_hash`es: a run with this profile leaves such documents out."""
+    """Their `document_hashes`: a run with this profile leaves such documents out."""
     temperature: list[float]
     """One per MoE layer."""
 

@@ -8,9 +8,10 @@ import math
 from collections.abc import Set
 from random import Random
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.held_out import document_hash
+from moe_lab.tasks.held_out import document_hashes
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -24,7 +25,7 @@ def select_documents(
     """The sorted document numbers of each task, counted in the split that lm-eval evaluates.
 
     `limit` takes the first ones of a permutation that depends on the task and `sample_seed` only, so that a smaller
-    limit's documents are among a larger one's. Documents whose `document_hash` is in `tuned_on` are left out. Raises
+    limit's documents are among a larger one's. Documents whose `document_hashes` are in `tuned_on` are left out. Raises
     TaskError for `samples` that a task does not have, or where nothing is left.
     """
     chosen = {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
@@ -34,8 +35,8 @@ def select_documents(
 
 
 def _without(tuned_on: Set[str], name: str, task: Any, numbers: list[int]) -> list[int]:
-    documents = task.task_docs
-    left = [number for number in numbers if document_hash(task, documents[number]) not in tuned_on]
+    hashes = document_hashes(task)
+    left = [number for number in numbers if hashes[number] not in tuned_on]
     if not left:
         raise TaskError(f"All {len(numbers)} documents of {name} were tuned on: none is left to evaluate.")
     return left
@@ -59,7 +60,19 @@ def _select(name: str, count: int, config: Config) -> list[int]:
 
 def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str, str]:
     """SHA-256 per task of what its selected documents and its few-shot examples contain, wherever they came from."""
-    return {name: _digest(task, samples[name]) for name, task in tasks["tasks"].items()}
+    return {name: _known_digest(task, samples[name]) for name, task in tasks["tasks"].items()}
+
+
+_digests: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary()
+
+
+def _known_digest(task: Any, numbers: list[int]) -> str:
+    """`_digest`, once per task object and list: runs of several seeds share both."""
+    known = _digests.setdefault(task, {})
+    key = tuple(numbers)
+    if key not in known:
+        known[key] = _digest(task, numbers)
+    return known[key]
 
 
 def _digest(task: Any, numbers: list[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -79,14 +79,31 @@ def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any
     return view
 
 
-def document_hash(task: Any, document: Any) -> str:
-    """16 hexadecimal digits of what the model is shown and asked of a document, wherever it stands."""
-    shown = [task.doc_to_text(document), task.doc_to_target(document)]
-    if task.config.doc_to_choice is not None:
-        shown.append(task.doc_to_choice(document))
-    return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()[:16]
+def document_hashes(task: Any) -> list[str]:
+    """16 hexadecimal digits per document of what `task` evaluates: the same wherever its content stands again.
+
+    Of the content that prompt, choices and answer are made of; where functions make them, of the whole document.
+    """
+    columns = _used_columns(task)
+    return [_hash(document, columns) for document in task.task_docs]
 
 
-def document_hashes(task: Any, documents: Iterable[Any]) -> list[str]:
-    """`document_hash` of each."""
-    return [document_hash(task, document) for document in documents]
+def _hash(document: dict[str, Any], columns: frozenset[str] | None) -> str:
+    content = {key: value for key, value in document.items() if columns is None or key in columns}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _used_columns(task: Any) -> frozenset[str] | None:
+    """The columns that a task's templates name; None where a function looks at the document."""
+    from jinja2 import Environment, meta
+
+    columns: set[str] = set()
+    for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+        template = getattr(task.config, key)
+        if callable(template):
+            return None
+        for text in template if isinstance(template, list) else [template]:
+            if isinstance(text, str):
+                columns |= {text} & set(task.features)
+                columns |= meta.find_undeclared_variables(Environment().parse(text))
+    return frozenset(columns)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -25,14 +27,38 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 OWN_TASKS = Path(__file__).resolve().parent
 
 
+_kept: dict[str, TaskDict] | None = None
+
+
+@contextmanager
+def keeping_tasks() -> Iterator[None]:
+    """Within this, equal requests for tasks get the same objects: a grid reads each data set once."""
+    global _kept
+    outer, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = outer
+
+
 def load_tasks(config: Config, holdout: Holdout | None = None) -> TaskDict:
-    """Build the tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
+    """The tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
 
     With `holdout` they evaluate documents to tune on (see `held_out.py`) in the place of their test.
 
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
+    if _kept is None:
+        return _build(config, holdout)
+    settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
+    key = repr((config.task, [getattr(config, name) for name in settings], holdout))
+    if key not in _kept:
+        _kept[key] = _build(config, holdout)
+    return _kept[key]
+
+
+def _build(config: Config, holdout: Holdout | None) -> TaskDict:
     from moe_lab.tasks.factory import TaskSettings, build_tasks
 
     _quiet_lm_eval()

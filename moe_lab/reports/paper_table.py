@@ -70,9 +70,9 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     by_place = {(_key(cell, experiment.rows), _key(cell, experiment.columns)): cell for cell in cells}
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
-    header = [*experiment.rows, "n", "seeds"]
+    header = [*experiment.rows, "documents", "seeds"]
     for column in columns:
-        name = " ".join(column)
+        name = _column_name(experiment, column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
     body = []
     for row in rows:
@@ -80,8 +80,26 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
         for column in columns:
             line += _texts(experiment, by_place.get((row, column)))
         body.append(line)
-    header, body = _without_empty(header, body)
+    if not any(published_of(experiment, cell) for cell in cells):
+        kept = [index for index, name in enumerate(header) if not name.endswith(", published")]
+        header, body = _only(kept, header, body)
+    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
+    header, body = _only(kept, header, body)  # base has no difference to itself
     return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+
+
+def _column_name(experiment: Experiment, column: tuple[str, ...]) -> str:
+    """Options by their name, dotted keys as `n=8`; what a cell does not have is left out."""
+    parts = [
+        f"{key.rpartition('.')[2]}={value}" if "." in key else value
+        for key, value in zip(experiment.columns, column, strict=True)
+        if value != "-"
+    ]
+    return " ".join(parts)
+
+
+def _only(kept: list[int], header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
 
 
 def _texts(experiment: Experiment, cell: TableCell | None) -> list[str]:
@@ -102,12 +120,6 @@ def _texts(experiment: Experiment, cell: TableCell | None) -> list[str]:
         p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
         difference = _with_interval(row.difference, row.difference_interval, "+") + p
     return [value, shown or "-", difference]
-
-
-def _without_empty(header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """Leave out columns in which no row says anything (base has no difference to itself)."""
-    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
-    return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
 
 
 def _with_interval(

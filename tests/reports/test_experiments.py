@@ -111,7 +111,10 @@ def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
     text = (tmp_path / "outputs" / "tables" / "table_p-tiny.md").read_text()
-    assert "| 4 0 - |" in text and "| 8 profile - |" in text, "what is unset is a dash"
+    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, (
+        "what is unset is left out"
+    )
+    assert "published" not in text, "the paper has no number for any cell"
 
 
 def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
@@ -129,7 +132,7 @@ def test_a_table_shows_measured_beside_published(runs, tables, capsys):
     header, _, math, choice = [line for line in text.splitlines() if line.startswith("|")]
     assert (
         header
-        == "| model | task | n | base | base, published | roe | roe, published | roe - base (p, McNemar) |"
+        == "| model | task | documents | base | base, published | roe | roe, published | roe - base (p, McNemar) |"
     )
     measured = "0.5000 [0.2373, 0.7627] PARTIAL untuned"
     difference = "+0.1000 [-0.1000, +0.3000] (p=0.31)"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import BLUE, ORANGE, legend_below, panels, write_figure
+from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, count_axis, legend_below, panels, write_figure
 from moe_lab.reports.table_cell import TableCell
 
 if TYPE_CHECKING:
@@ -76,13 +76,14 @@ def _draw_task(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
             [row["expert_work"] * shift for row in shown], [row["value"] for row in shown], yerr=bounds,
             fmt=f"{marker}-", color=colour, capsize=2, elinewidth=0.9, label=LABELS[method],
         )  # fmt: skip
-    work = sorted({row["expert_work"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(work, [str(value) for value in work])
-    axis.minorticks_off()
+    own = {row["experts_per_token"] for row in rows if row["method"] == "roe"}
+    for count in own:
+        axis.axvline(count, color=GREY, ls=":", lw=1.2, label="the model's own k")
+    count_axis(
+        axis, sorted({row["expert_work"] for row in rows} | own), "experts computed per token and layer"
+    )
     first = rows[0]
     axis.set(
         title=f"{first['model']}, {first['task']}\n({first['documents']} documents, 95% intervals)",
-        xlabel="experts computed per token and layer",
         ylabel=first["metric"].partition(",")[0],
     )

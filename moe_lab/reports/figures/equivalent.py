@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, legend_below, panels, write_figure
+from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, count_axis, legend_below, panels, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axis.errorbar(counts, sizes, yerr=bounds, fmt="o-", color=BLUE, capsize=2, elinewidth=0.9, label="RoE")
     axis.axhline(1, color=GREY, ls="--", lw=1.2, label="untouched model")
     axis.set(title="equivalent size (95% interval)", ylabel="equivalent size / own size")
-    _count_axis(axis, counts)
+    count_axis(axis, counts, "n (rows per token)")
 
 
 def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, unit: str) -> None:
@@ -58,11 +58,4 @@ def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str
         counts, [row[f"base_{name}"] for row in rows], color=GREY, ls="--", lw=1.2, label="untouched model"
     )
     axis.set(title=title, ylabel=unit, ylim=(0, None))
-    _count_axis(axis, counts)
-
-
-def _count_axis(axis: Axes, counts: Sequence[int]) -> None:
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(counts, [str(count) for count in counts])
-    axis.minorticks_off()
-    axis.set_xlabel("n (rows per token)")
+    count_axis(axis, counts, "n (rows per token)")

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import COLOURS, GREY, MARKERS, legend_below, panels, write_figure
+from moe_lab.reports.figures.style import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    count_axis,
+    legend_below,
+    log_axis,
+    panels,
+    write_figure,
+)
 from moe_lab.reports.table_cell import TableCell
 
 if TYPE_CHECKING:
@@ -89,7 +98,7 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 def _draw_quantity(axis: Axes, rows: Sequence[dict[str, Any]], name: str, label: str) -> None:
     key = f"relative_{name}"
     single = next((row for row in rows if row["n"] == 1), None)
-    axis.set(title=label, xlabel="n (rows per token)")
+    axis.set_title(label)
     if all(row[key] is None for row in rows):
         why = "not measured:\nno power meter on this device" if name == "watts" else "not measured"
         axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=GREY)
@@ -106,10 +115,7 @@ def _draw_quantity(axis: Axes, rows: Sequence[dict[str, Any]], name: str, label:
             label=f"{CACHE_LABELS[cache]}, temperature {temperature}",
         )  # fmt: skip
     counts = sorted({row["n"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(counts, [str(count) for count in counts])
-    axis.minorticks_off()
+    count_axis(axis, counts, "n (rows per token)")
     if max(row[key] for row in rows if row[key] is not None) > 8:
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}")
+        log_axis(axis)
     axis.set_ylabel("relative to n=1")

@@ -101,6 +101,24 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
     )
 
 
+def count_axis(axis: Axes, counts: Sequence[int], label: str) -> None:
+    """A horizontal axis of counts that double, each with its number."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(counts, [str(count) for count in counts])
+    axis.minorticks_off()
+    axis.set_xlabel(label)
+
+
+def log_axis(axis: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers at 1, 2, 5, 10, ..."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+
+
 def _save(figure: Figure, path: Path) -> None:
     """Replace `path` at once, so that a reader never sees half a picture."""
     with writing(path):

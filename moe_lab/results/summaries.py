@@ -32,8 +32,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
-    method's noise), `difference` is the mean minus `base`, the untouched model, with its interval over documents. `versions` are those of the
-    runs: where they differ, of one that others made.
+    method's noise), `difference` is the mean minus `base`, the untouched model, with its interval over documents.
+    `versions` are those of the runs: where they differ, of one that others made.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
     first = blocks[0]

@@ -76,7 +76,7 @@ class Trials:
         return self._of(TrialState.COMPLETE, TrialState.PRUNED)
 
     def best(self) -> FrozenTrial | None:
-        """The complete trial with the best value; of equal ones the first, so that tuned is never worse than untuned."""
+        """The complete trial with the best value; of equal ones the first, which may be the untuned model."""
         complete = self._of(TrialState.COMPLETE)
         sign = 1 if self.search.direction == "minimize" else -1
         return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)

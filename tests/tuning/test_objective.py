@@ -117,7 +117,7 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
         assert measure(value * 1.0001, lambda *_: None) == pytest.approx(value)
         seen = []
         with pytest.raises(Pruned):
-            measure(1.5, lambda partial, count: seen.append((partial, count)))
+            measure(1.5, lambda *reported, seen=seen: seen.append(reported))
         [(partial, count)] = seen
         assert count < len(measure.requests) and partial > 1.5
         assert measure(None, lambda *_: None) == pytest.approx(value)  # nothing is left of the pruned trial

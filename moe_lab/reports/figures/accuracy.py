@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_BARS = 28
 """Bars of one panel that are legible at page width."""
+MAX_LEVEL_LABELS = 5
+"""Tasks whose names fit beside each other."""
 
 
 def write_accuracy(
@@ -50,7 +52,7 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure = Figure(figsize=(PAGE_WIDTH, 2.3 * len(models) + 0.4), layout="constrained")
+    figure = Figure(figsize=(PAGE_WIDTH, 2.5 * len(models) + 0.4), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(len(models), 1, squeeze=False).ravel()
     for axis, model in zip(axes, models, strict=True):
@@ -80,12 +82,12 @@ def _draw_model(axis: Axes, model: str, rows: Sequence[dict[str, Any]]) -> None:
             axis.bar_label(bars, [f"{value:.3f}" for value in values], label_type="center", fontsize=6.5,
                            color="white", rotation=90 if len(rows) > 12 else 0)  # fmt: skip
     axis.set(
-        title=f"{model} (bars: 95% intervals over documents)",
+        title=f"{model} (95% intervals over documents, whose number stands in brackets)",
         ylabel=_metric_label(rows),
-        xticks=range(len(tasks)),
-        xticklabels=[_task_label(task, rows) for task in tasks],
         ylim=(0, None),
     )
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right"} if len(tasks) > MAX_LEVEL_LABELS else {}
+    axis.set_xticks(range(len(tasks)), [_task_label(task, rows) for task in tasks], **slanted)
     axis.grid(axis="x", visible=False)
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
@@ -97,4 +99,4 @@ def _metric_label(rows: Sequence[dict[str, Any]]) -> str:
 
 def _task_label(task: str, rows: Sequence[dict[str, Any]]) -> str:
     counts = sorted({row["documents"] for row in rows if row["task"] == task and row["documents"]})
-    return f"{task}\n{'/'.join(map(str, counts))} documents" if len(counts) else task
+    return f"{task} ({'/'.join(map(str, counts))})" if counts else task

@@ -25,9 +25,12 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
         f"{title}\n{first['model']} on {first['device']}; {first['task']}, {first['documents']} test documents; "
         f"{first['new_tokens']} new tokens, batch 1"
     )
+    depths = sorted({row["equivalent_layers"] for row in rows})
+    shown = f"{depths[0]}" if len(depths) == 1 else f"{depths[0]} to {depths[-1]}"
+    plain = f"plain model of equivalent size ({shown} layers instead of {first['layers']}, random weights)"
     _draw_size(axes[0], rows)
-    _draw_cost(axes[1], rows, "milliseconds_per_token", "latency", "ms per generated token")
-    _draw_cost(axes[2], rows, "mebibytes", "memory (weights and working memory)", "MiB")
+    _draw_cost(axes[1], rows, "milliseconds_per_token", "time per generated token", plain)
+    _draw_cost(axes[2], rows, "mebibytes", "memory", plain)
     legend_below(figure, axes, columns=3)
     return figure
 
@@ -47,15 +50,12 @@ def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     count_axis(axis, counts, "n (rows per token)")
 
 
-def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, unit: str) -> None:
+def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, plain: str) -> None:
+    """Relative to the untouched model, which took turns with both."""
     counts = [row["n"] for row in rows]
-    axis.plot(counts, [row[f"roe_{name}"] for row in rows], "o-", color=BLUE, label="RoE")
-    axis.plot(
-        counts, [row[f"equivalent_{name}"] for row in rows], "s-", color=ORANGE,
-        label="plain model of equivalent size (random weights)",
-    )  # fmt: skip
-    axis.plot(
-        counts, [row[f"base_{name}"] for row in rows], color=GREY, ls="--", lw=1.2, label="untouched model"
-    )
-    axis.set(title=title, ylabel=unit, ylim=(0, None))
+    for kind, line, colour, label in (("roe", "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
+        values = [row[f"{kind}_{name}"] / row[f"base_{name}"] for row in rows]
+        axis.plot(counts, values, line, color=colour, label=label)
+    axis.axhline(1, color=GREY, ls="--", lw=1.2, label="untouched model")
+    axis.set(title=title, ylabel="relative to the untouched model")
     count_axis(axis, counts, "n (rows per token)")

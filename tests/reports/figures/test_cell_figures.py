@@ -101,6 +101,7 @@ def test_expert_work_is_rows_times_experts():
 
 
 EQUIVALENT = {"model": "m", "device": "cpu", "task": "t", "documents": 5, "new_tokens": 128, "n": 2}
+EQUIVALENT |= {"layers": 8, "equivalent_layers": 9}
 EQUIVALENT |= {"size_ratio": 1.1, "size_ratio_low": 1.0, "size_ratio_high": 1.2}
 EQUIVALENT |= {
     f"{name}_{each}": 1.0

@@ -93,7 +93,7 @@ def _device_name(device: torch.device) -> str:
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
+    return f"{device.type} (threads: {torch.get_num_threads()})"
 
 
 def _file_name(config: Config, key: dict[str, Any]) -> str:

@@ -57,5 +57,5 @@ def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str
         values = [row[f"{kind}_{name}"] / row[f"base_{name}"] for row in rows]
         axis.plot(counts, values, line, color=colour, label=label)
     axis.axhline(1, color=GREY, ls="--", lw=1.2, label="untouched model")
-    axis.set(title=title, ylabel="relative to the untouched model")
+    axis.set(title=title, ylabel="relative to untouched")
     count_axis(axis, counts, "n (rows per token)")

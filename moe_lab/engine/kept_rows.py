@@ -52,11 +52,11 @@ class CleanForward(RowForward):
     def __init__(self, model: nn.Module, first_noisy: int):
         super().__init__(model, Ensemble())
         self.first, _ = parting_layer(model, first_noisy)
-        self.parted: list[Tensor] = []
-        self.final: list[Tensor] = []
 
     def __enter__(self) -> CleanForward:
         super().__enter__()
+        self.parted: list[Tensor] = []
+        self.final: list[Tensor] = []
         layer = decoder_layers(self.model)[self.first]
         self._stack.callback(layer.register_forward_pre_hook(self._note_parted).remove)
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import psutil
@@ -39,8 +40,14 @@ class Store(Generic[T]):
 
 def store_on(device: torch.device) -> Store:
     """An empty store, bounded by the memory that is free now where the model is."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     return Store(int(KEPT_SHARE * free))
+
+
+def _free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes free on this machine, or in the container (its control group) where that is less."""
+    free = psutil.virtual_memory().available
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return max(free, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.layers import decoder_layers, only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.store import Store
+from moe_lab.engine.store import Store, _free_memory
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.conftest import make_model
 
@@ -129,6 +130,28 @@ def test_the_store_stays_within_its_bound():
         store.add(key, torch.zeros(10))
     assert [key for key in range(4) if store.get(key) is not None] == [0, 1]
     assert store.nbytes == 80
+
+
+@pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
+def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7000))
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert _free_memory(tmp_path) == free
+
+
+def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):
+    ensemble = ensembles_for(olmoe)[0]
+    expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensemble), "loglikelihood")
+    lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, reuse=True, batch_size=1)
+
+    def leave(index, answer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lm.answer("loglikelihood", requests_of("loglikelihood"), leave)
+    assert lm.cost["tokens_in"] > 0 and len(decoder_layers(olmoe)) == 4
+    assert_same("loglikelihood", ask(lm, "loglikelihood"), expected)
 
 
 def test_an_ensemble_that_parts_earlier_than_kept_work_is_refused(olmoe, tokenizer):

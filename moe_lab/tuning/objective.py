@@ -22,7 +22,7 @@ Report = Callable[[float, int], None]
 
 
 class Pruned(Exception):
-    """A trial that can no longer be the best one."""
+    """A trial that is certain to be the worst so far."""
 
 
 class Perplexity:
@@ -38,13 +38,14 @@ class Perplexity:
         self.requests = [Request(_reference(study, group)) for group in instances]
         self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
 
-    def __call__(self, best: float | None, report: Report) -> float:
-        """The perplexity under the LM's present ensemble. Raises Pruned once it must exceed `best`.
+    def __call__(self, worst: float | None, report: Report) -> float:
+        """The perplexity under the LM's present ensemble. Raises Pruned once it must exceed `worst`.
 
-        That is certain as soon as the answers scored so far cost more than all answers cost the best trial: what is
-        left can only add to it. So pruning never loses the best trial.
+        That is certain as soon as the answers scored so far cost more than all answers cost the worst trial: what is
+        left can only add to it. So no trial is lost that is better than any other, and the sampler, which ranks pruned
+        trials behind complete ones, ranks it as its perplexity would.
         """
-        limit = math.inf if best is None else math.log(best) * sum(self.tokens)
+        limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
         cost, seen, tokens = 0.0, 0, 0
 
         def on_answer(index: int, answer: Any) -> None:
@@ -73,7 +74,7 @@ class Accuracy:
         for instance in self.study.task.instances:
             instance.resps, instance.filtered_resps = [], {}
 
-    def __call__(self, best: float | None, report: Report) -> float:
+    def __call__(self, worst: float | None, report: Report) -> float:
         """The metric under the LM's present ensemble; such trials are never pruned."""
         from moe_lab.evaluation import evaluate_tasks
         from moe_lab.results.samples import reported

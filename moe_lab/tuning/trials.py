@@ -21,6 +21,8 @@ from moe_lab.tuning.search import Search
 
 WORKER = "worker"
 """User attribute of a trial: the number of the process that computes it."""
+STARTUP_TRIALS = 10
+"""Random trials before the sampler's model decides."""
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
 
@@ -81,6 +83,13 @@ class Trials:
         sign = 1 if self.search.direction == "minimize" else -1
         return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
 
+    def worst(self) -> float | None:
+        """The worst value of a complete trial, once the sampler has the random ones it begins with."""
+        values = [float(trial.value or 0) for trial in self._of(TrialState.COMPLETE)]
+        if len(values) < STARTUP_TRIALS:
+            return None
+        return max(values) if self.search.direction == "minimize" else min(values)
+
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
 
@@ -109,7 +118,7 @@ class Trials:
         others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
         seed = np.random.SeedSequence([self.seed, number, drawn]).generate_state(1)[0]
         self.study.sampler = optuna.samplers.TPESampler(
-            n_startup_trials=10,
+            n_startup_trials=STARTUP_TRIALS,
             n_ei_candidates=24,
             multivariate=False,
             constant_liar=others,

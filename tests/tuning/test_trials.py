@@ -127,6 +127,17 @@ def test_pruned_trials_count_and_are_never_best(tmp_path):
         assert trials.claim() is None
 
 
+def test_pruning_begins_after_the_random_trials_and_is_by_the_worst(tmp_path):
+    with Trials(tmp_path, search(12), seed=0) as trials:
+        for given in [1.2, 1.5, 1.1, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3]:
+            trials.tell(trials.claim()[0], given)
+        assert trials.worst() is None
+        trials.tell(trials.claim()[0], 1.4)
+        assert trials.worst() == 1.5
+        trials.claim()[0].report(9.0, 1)
+        assert trials.worst() == 1.5
+
+
 def test_the_sampler_is_the_papers_and_tells_other_processes(tmp_path):
     with Trials(tmp_path, search(3), seed=0) as trials:
         trials.claim()

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
+from moe_lab.engine.encoding import Encoder
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.generation import Answer, generate
 from moe_lab.engine.kept import KeptQuestions
@@ -102,6 +102,7 @@ class EngineLM(HFLM):
         self._device = next(model.parameters()).device
         tokens = PASS_TOKENS.get(self._device.type, 16384)
         self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
+        self._encoder = Encoder(self)
         self.forward = RowForward(model, self.ensemble) if self.engine == "rows" else None
         self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
         self._kept: KeptQuestions | None = None
@@ -197,9 +198,9 @@ class EngineLM(HFLM):
     def count_tokens(self, kind: str, request: Request) -> int:
         """Tokens that a "loglikelihood" or "loglikelihood_rolling" request is scored on."""
         if kind == "loglikelihood":
-            return len(self._encoded(*request.args)[1])
+            return len(self._encoder.pair(*request.args)[1])
         if kind == "loglikelihood_rolling":
-            return sum(len(continuation) for _, continuation in self._windows(request.args[0]))
+            return sum(len(continuation) for _, continuation in self._encoder.windows(request.args[0]))
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
     def _score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
@@ -211,7 +212,7 @@ class EngineLM(HFLM):
                 score(forward, questions, self.budget, on_scores)
 
     def _score_pairs(self, requests: Sequence[Request], report: OnAnswer) -> None:
-        pairs = [self._encoded(*request.args) for request in requests]
+        pairs = [self._encoder.pair(*request.args) for request in requests]
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
             by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
@@ -228,35 +229,12 @@ class EngineLM(HFLM):
 
         self._score(questions, on_scores)
 
-    def _encoded(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids of a pair as lm-eval splits it; too long a context loses its beginning."""
-        if context == "":
-            ids = self.tok_encode(continuation, add_special_tokens=False)
-            if ids[0] == self.prefix_token_id:
-                context_ids, ids = ids[:1], ids[1:]
-            else:
-                context_ids = [self.prefix_token_id]
-        else:
-            context_ids, ids = self._encode_pair(context, continuation)
-        return self._truncated(context_ids, ids)
-
-    def _truncated(
-        self, context: list[int], continuation: list[int]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if not 0 < len(continuation) <= self.max_length:
-            raise ConfigError(
-                f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
-                f"{self.max_length} (max_length)."
-            )
-        room = self.max_length + 1 - len(continuation)
-        return tuple(context[-room:]), tuple(continuation)
-
     def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
         windows: list[Question] = []
         text_of: list[int] = []
         for i, request in enumerate(requests):
-            for context, continuation in self._windows(request.args[0]):
+            for context, continuation in self._encoder.windows(request.args[0]):
                 windows.append(Question(context, [continuation], document_key([*context, *continuation])))
                 text_of.append(i)
         missing = Counter(text_of)
@@ -273,15 +251,6 @@ class EngineLM(HFLM):
 
         if windows:
             self._score(windows, on_scores)
-
-    def _windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        windows = get_rolling_token_windows(
-            token_list=self.tok_encode(text),
-            prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length,
-            context_len=1,
-        )
-        return [self._truncated(*make_disjoint_window(window)) for window in windows]
 
     def _generate(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Requests with the same generation options together."""
@@ -307,10 +276,7 @@ class EngineLM(HFLM):
         config = generation_config(self.model, options)
         answers = []
         for i, request in requests.items():
-            ids, _ = self.tok_batch_encode(
-                [request.args[0]], left_truncate_len=room, truncation=self.truncation
-            )
-            prompt = ids[0].tolist() or [self.prefix_token_id]
+            prompt = self._encoder.prompt(request.args[0], room)
             answers.append(Answer(i, prompt, document_key(prompt), request.repeat))
 
         def on_done(answer: Answer) -> None:

@@ -1,0 +1,58 @@
+"""lm-eval's requests as token ids, split and shortened as its own `hf` model does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from moe_lab.errors import ConfigError
+
+
+class Encoder:
+    """The tokenization of an `lm_eval.models.huggingface.HFLM`."""
+
+    def __init__(self, lm: Any):
+        self.lm = lm
+
+    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A context and its continuation; too long a context loses its beginning.
+
+        Raises ConfigError for a continuation that is empty or longer than the model's input.
+        """
+        lm = self.lm
+        if context == "":
+            ids = lm.tok_encode(continuation, add_special_tokens=False)
+            if ids[0] == lm.prefix_token_id:
+                context_ids, ids = ids[:1], ids[1:]
+            else:
+                context_ids = [lm.prefix_token_id]
+        else:
+            context_ids, ids = lm._encode_pair(context, continuation)
+        return self._truncated(context_ids, ids)
+
+    def windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """A text as (context, tokens to score) of at most `max_length` tokens each."""
+        windows = get_rolling_token_windows(
+            token_list=self.lm.tok_encode(text),
+            prefix_token=self.lm.prefix_token_id,
+            max_seq_len=self.lm.max_length,
+            context_len=1,
+        )
+        return [self._truncated(*make_disjoint_window(window)) for window in windows]
+
+    def prompt(self, text: str, room: int) -> list[int]:
+        """The last `room` tokens of a prompt; an empty one is the beginning-of-text token."""
+        ids, _ = self.lm.tok_batch_encode([text], left_truncate_len=room, truncation=self.lm.truncation)
+        return ids[0].tolist() or [self.lm.prefix_token_id]
+
+    def _truncated(
+        self, context: list[int], continuation: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        most = self.lm.max_length
+        if not 0 < len(continuation) <= most:
+            raise ConfigError(
+                f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
+                f"{most} (max_length)."
+            )
+        return tuple(context[-(most + 1 - len(continuation)) :]), tuple(continuation)

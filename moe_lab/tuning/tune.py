@@ -66,7 +66,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
                 measure = objective(study, lm)
             trial, temperatures = claimed
             lm.set_ensemble(_ensemble(study, temperatures))
-            value = _measure(measure, trial, _to_beat(study, trial, trials))
+            value = _measure(measure, trial, _limit(study, trial, trials))
             trials.tell(trial, value)
             with trials.locked():
                 write_trials(study, trials)
@@ -97,19 +97,18 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
     return method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
 
 
-def _to_beat(study: Study, trial: Trial, trials: Trials) -> float | None:
-    """The value that a trial must reach, or it is pruned; None where the whole value is wanted.
+def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
+    """The value beyond which a trial is pruned; None where its whole value is wanted.
 
     That is so of the untuned model, and of every step of a sweep, whose curve it is.
     """
-    best = trials.best() if trial.number and study.search.tuning == "tpe" else None
-    return None if best is None else best.value
+    return trials.worst() if trial.number and study.search.tuning == "tpe" else None
 
 
-def _measure(measure: Any, trial: Trial, to_beat: float | None) -> float | None:
+def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
     """A trial's value; None: pruned."""
     try:
-        return measure(to_beat, trial.report)
+        return measure(limit, trial.report)
     except Pruned:
         return None
 

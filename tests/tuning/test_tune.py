@@ -1,23 +1,16 @@
-"""Broken by a sweep that prunes steps of its curve, and by an untuned model without a value."""
+"""What bounds a trial. Broken by: an untuned model or a sweep's step that is pruned, a limit other than the worst."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from moe_lab.tuning.tune import _to_beat
+from moe_lab.tuning.tune import _limit
 
 
-@pytest.mark.parametrize(
-    ("tuning", "number", "expected"),
-    [("tpe", 0, None), ("tpe", 3, 1.5), ("uniform", 0, None), ("uniform", 3, None)],
-)
-def test_only_tpe_prunes_and_never_the_untuned_model(
-    tuning: str, number: int, expected: float | None
-) -> None:
-    study: Any = SimpleNamespace(search=SimpleNamespace(tuning=tuning))
-    trials: Any = SimpleNamespace(best=lambda: SimpleNamespace(value=1.5))
-    trial: Any = SimpleNamespace(number=number)
-    assert _to_beat(study, trial, trials) == expected
+@pytest.mark.parametrize("tuning, number, limit", [("tpe", 0, None), ("tpe", 12, 1.5), ("uniform", 12, None)])
+def test_only_a_samplers_trial_has_a_limit_and_it_is_the_worst_value(tuning, number, limit):
+    study = SimpleNamespace(search=SimpleNamespace(tuning=tuning))
+    trials = SimpleNamespace(worst=lambda: 1.5, best=lambda: SimpleNamespace(value=1.1))
+    assert _limit(study, SimpleNamespace(number=number), trials) == limit

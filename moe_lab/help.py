@@ -29,7 +29,7 @@ Six commands:
   python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
       what would run, what is stored already, and how much work it is; loads and writes nothing
   python -m moe_lab experiment=figure3 scale=tiny
-      a table of a paper: runs what is not stored yet, then writes it to outputs/tables/ as .md and .csv
+      a table or figure of a paper: runs what is not stored yet, then writes it to outputs/tables/
 """
 
 TAIL = """\

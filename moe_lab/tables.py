@@ -85,13 +85,13 @@ def prepare_cells(
     scale = experiment.scale(config.scale)
     tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
     study = cache(lambda: _study(tuned))
-    unreadable: dict[str, ModelError] = {}  # a hub that does not answer is asked once per model
+    unreadable: dict[str, ModelError] = {}  # a hub that does not answer is asked once
     cells = []
     for overrides in scale.overrides():
         cell, typed = _composed(experiment, overrides, base)
         with_profile = PROFILE in overrides
         name = repr((replace(typed, overrides=[]), scale.profile if with_profile else None))
-        model = repr(typed.model)
+        model = repr((typed.model, typed.method.name))  # a model without routers runs with method=base
         try:
             if model in unreadable:
                 raise unreadable[model]

@@ -11,7 +11,7 @@ import pytest
 
 from moe_lab.compose import compose_cell
 from moe_lab.convert import to_config
-from moe_lab.errors import ConfigError, ResultsError, TaskError
+from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
 from moe_lab.jobs import Job
 from moe_lab.reports.experiment import Scale, find_experiments, load_experiment
 from tests.cli import FakeRuns, install, run_command
@@ -184,6 +184,19 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys
     assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
     assert len(runs.executed) == 2
     assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
+
+
+def test_a_model_that_one_method_refuses_runs_with_the_other(runs, tables, capsys, monkeypatch):
+    """GPT-OSS, whose routers are not supported yet: base is still measured."""
+
+    def prepare(config):
+        if config.method.name == "roe":
+            raise ModelError("No router was found")
+        return runs.prepare(config)
+
+    monkeypatch.setattr("moe_lab.run.prepare", prepare)
+    assert run_command(capsys, "experiment=table_t").code == 1
+    assert runs.executed == ["tiny-base-toy_math-0", "tiny-base-toy_choice-0"]
 
 
 def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):

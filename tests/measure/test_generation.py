@@ -59,6 +59,15 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
     assert found["a"].energy_joules is None
 
 
+def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch) -> None:
+    seconds = iter([100.0, 3.0, 1.0, 2.0])
+    once = {"memory": 7, "energy": 5.0}
+    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: once | {"seconds": next(seconds)})
+    found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
+    assert (found.seconds, found.fastest, found.slowest) == (2.0, 1.0, 3.0)
+    assert (found.memory_bytes, found.energy_joules) == (7, 5.0)
+
+
 def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch) -> None:
     """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
     monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))

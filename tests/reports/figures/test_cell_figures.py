@@ -56,7 +56,7 @@ def overhead_cell(n: int, seconds: float, *, temperature: float = 0.0, cache: st
 def test_overhead_is_relative_to_one_row():
     rows = overhead_rows(
         [
-            overhead_cell(64, 4.0, temperature=0.2),
+            overhead_cell(64, 8.0, temperature=0.2, tokens_out=200),
             overhead_cell(64, 3.0, peak_working_bytes=2 * 10**6),
             overhead_cell(1, 2.0),
             overhead_cell(8, 2.5, cache="none"),

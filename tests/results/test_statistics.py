@@ -119,7 +119,7 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
     assert found is not None and found[0] < 0.5 < found[1] and found[1] - found[0] < 0.05
     assert interval_of_difference(rows[:1], list(base)) == tuple(paired(rows[0], list(base))["ci95"])
     by_median = interval_of_difference(rows, list(base), lambda values: float(np.median(values)))
-    assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.2
+    assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
     assert interval_of_difference([[1.0]], [0.0]) is None
 
 

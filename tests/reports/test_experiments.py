@@ -9,7 +9,7 @@ import csv
 
 import pytest
 
-from moe_lab.compose import compose_cell
+from moe_lab.compose import compose_cell, quote
 from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
 from moe_lab.jobs import Job
@@ -273,7 +273,8 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
             for overrides in [*scale.overrides(), *([scale.profile] if scale.profile else [])]:
                 if not seen.issuperset(overrides):
                     seen.update(overrides)
-                    assert to_config(compose_cell(overrides, [])).overrides == overrides
+                    typed = to_config(compose_cell(overrides, [])).overrides
+                    assert typed == [quote(override) for override in overrides]
 
 
 def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, monkeypatch):

@@ -71,7 +71,8 @@ class StoredStudy:
     def label(self) -> str:
         """Model, task and what was tuned on, for a panel's title."""
         info = self.info
-        return f"{info['model']}, {info['task']}\n(n={info['n']}, {info['num_samples']} documents)"
+        cache = "" if info["cache"] == "clean" else f", {info['cache']} cache"
+        return f"{info['model']}, {info['task']}\n(n={info['n']}, {info['num_samples']} documents{cache})"
 
     @property
     def key(self) -> dict[str, Any]:

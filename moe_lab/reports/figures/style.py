@@ -41,6 +41,8 @@ RC = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-4, 6),
     "grid.color": "#E0E0E0",
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.4,

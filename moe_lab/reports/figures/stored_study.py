@@ -71,7 +71,7 @@ class StoredStudy:
     def label(self) -> str:
         """Model, task and what was tuned on, for a panel's title."""
         info = self.info
-        cache = "" if info["cache"] == "clean" else f", {info['cache']} cache"
+        cache = "" if info["cache"] == "clean" else f",\n{info['cache']} cache"
         return f"{info['model']}, {info['task']}\n(n={info['n']}, {info['num_samples']} documents{cache})"
 
     @property

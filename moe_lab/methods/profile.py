@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
@@ -36,7 +36,7 @@ class Profile:
     """Where the tuning documents come from."""
     samples: dict[str, list[int]]
     """Their row numbers in that split, per task."""
-    documents: list[str] = field(default_factory=list)
+    documents: list[str]
     """Their `document_hashes`: a run with this profile leaves such documents out."""
     temperature: list[float]
     """One per MoE layer."""
@@ -44,7 +44,7 @@ class Profile:
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        kept = ("study", "tuning", "metric", "n", "trials", "trial", "score", "untuned_score")
+        kept = ("study", "model", "tuning", "metric", "n", "trials", "trial", "score", "untuned_score")
         return {name: getattr(self, name) for name in (*kept, "split", "samples")}
 
     def text(self) -> str:
@@ -66,6 +66,12 @@ def read_profile(path: str | Path) -> Profile:
     if not isinstance(values, dict):
         raise ConfigError(f"method.temperature={path} is no temperature profile.")
     try:
-        return build(Profile, values, "")
+        profile: Profile = build(Profile, values, "")
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"method.temperature={path} is no temperature profile: {error}") from error
+    if not profile.documents:
+        raise ConfigError(
+            f"method.temperature={path} does not say which documents it was tuned on (documents:), so they could not be "
+            "left out."
+        )
+    return profile

@@ -25,7 +25,7 @@ def select_documents(
     """The sorted document numbers of each task, counted in the split that lm-eval evaluates.
 
     `limit` takes the first ones of a permutation that depends on the task and `sample_seed` only, so that a smaller
-    limit's documents are among a larger one's. Documents whose `document_hashes` are in `tuned_on` are left out. Raises
+    limit's documents are among a larger one's. Documents with one of their `document_hashes` in `tuned_on` are left out. Raises
     TaskError for `samples` that a task does not have, or where nothing is left.
     """
     chosen = {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
@@ -36,9 +36,12 @@ def select_documents(
 
 def _without(tuned_on: Set[str], name: str, task: Any, numbers: list[int]) -> list[int]:
     hashes = document_hashes(task)
-    left = [number for number in numbers if hashes[number] not in tuned_on]
+    left = [number for number in numbers if not hashes[number] & tuned_on]
     if not left:
-        raise TaskError(f"All {len(numbers)} documents of {name} were tuned on: none is left to evaluate.")
+        raise TaskError(
+            f"All {len(numbers)} documents of {name} were tuned on: none is left to evaluate. "
+            "Lower tuning.num_samples, or leave limit= or samples= out."
+        )
     return left
 
 

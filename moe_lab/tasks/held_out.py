@@ -79,27 +79,49 @@ def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any
     return view
 
 
-def document_hashes(task: Any) -> list[str]:
-    """16 hexadecimal digits per document of what `task` evaluates: the same wherever its content stands again.
+IDENTIFIERS = ("task_id",)
+"""Columns that name a document wherever it stands: HumanEval's problems are those of HumanEval+."""
 
-    Of the content that prompt, choices and answer are made of; where functions make them, of the whole document.
+
+def document_hashes(task: Any) -> list[frozenset[str]]:
+    """What each document that `task` evaluates is known by, in 16 hexadecimal digits each.
+
+    Documents that share one are the same: by prompt and choices (or the answer, where the prompt is empty), by the row of
+    the data set that they come from, which tasks of one data set share, or by an identifier.
     """
-    columns = _used_columns(task)
-    return [_hash(document, columns) for document in task.task_docs]
+    columns = _shown_columns(task)
+    rows = _rows(task) or task.task_docs
+    return [
+        frozenset({_hash(_only(document, columns)), _hash(row), *_identifiers(row)})
+        for document, row in zip(task.task_docs, rows, strict=True)
+    ]
 
 
-def _hash(document: dict[str, Any], columns: frozenset[str] | None) -> str:
-    content = {key: value for key, value in document.items() if columns is None or key in columns}
+def _rows(task: Any) -> Any:
+    """The data set's rows of the evaluated documents; None where a task does not take them one by one."""
+    rows = task.dataset[task.config.test_split or task.config.validation_split]
+    return rows if len(rows) == len(task.task_docs) else None
+
+
+def _only(document: dict[str, Any], columns: frozenset[str] | None) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if columns is None or key in columns}
+
+
+def _identifiers(row: dict[str, Any]) -> list[str]:
+    return [_hash({name: row[name]}) for name in IDENTIFIERS if name in row]
+
+
+def _hash(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _used_columns(task: Any) -> frozenset[str] | None:
-    """The columns that a task's templates name; None where a function looks at the document."""
+def _shown_columns(task: Any) -> frozenset[str] | None:
+    """The columns that a task's prompt and choices name; None where a function makes them of the document."""
     from jinja2 import Environment, meta
 
+    prompt = [task.config.doc_to_text, task.config.doc_to_choice]
     columns: set[str] = set()
-    for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
-        template = getattr(task.config, key)
+    for template in prompt if task.config.doc_to_text else [task.config.doc_to_target]:
         if callable(template):
             return None
         for text in template if isinstance(template, list) else [template]:

@@ -80,7 +80,7 @@ def prepare_study(config: Config) -> Study:
     tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
     name, task = _only(tasks)
     _check_task(search, task)
-    documents = sorted(set(document_hashes(task)))
+    documents = sorted(frozenset[str]().union(*document_hashes(task)))
     select_documents(config, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
     samples = {name: dataset.numbers(task)}

@@ -76,6 +76,7 @@ def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
         ("temperature: [0, 1", "is no YAML file"),
         ("temperature: [0.1]\n", "is no temperature profile"),
         (PROFILE.text() + "more: 1\n", "more"),
+        (replace(PROFILE, documents=[]).text(), "could not be left out"),
         (PROFILE.text().replace("trials: 50", "trials: many"), "trials"),
     ],
 )

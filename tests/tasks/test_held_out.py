@@ -33,7 +33,7 @@ def view(one: Config, holdout: Holdout = HOLDOUT):
 
 
 def hashes(task) -> set[str]:
-    return set(document_hashes(task))
+    return set().union(*document_hashes(task))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
     left = select_documents(one, full, frozenset(hashes(task)))["addsub"]
     assert len(left) == 8
     tested = [document_hashes(full["tasks"]["addsub"])[number] for number in left]
-    assert len(tested) == 8 and not hashes(task) & set(tested)
+    assert len(tested) == 8 and not hashes(task) & set().union(*tested)
     assert sorted(task.config.custom_dataset.numbers(task) + left) == list(range(12))
 
 
@@ -84,10 +84,13 @@ def test_repeated_documents_are_left_out_of_the_test_too(data):
     rows = sums(6)
     write_jsonl(data / "addsub" / "test.jsonl", [*rows, *rows])
     one = config(data, "addsub")
-    tuned = hashes(view(one))
+    task = view(one)
+    tuned = {document["question"] for document in task.task_docs}
     full = load_tasks(one)
-    left = select_documents(one, full, frozenset(tuned))["addsub"]
+    left = select_documents(one, full, frozenset(hashes(task)))["addsub"]
+    documents = full["tasks"]["addsub"].task_docs
     assert len(left) == 12 - 2 * len(tuned)
+    assert not tuned & {documents[number]["question"] for number in left}
 
 
 def test_examples_of_a_task_with_one_split_come_from_its_other_rows(data):
@@ -123,10 +126,56 @@ def test_the_toy_tasks_are_tuned_on_their_validation_split(name):
     assert not hashes(task) & hashes(full)
 
 
-def test_hashes_are_of_what_a_prompt_is_made_of(data):
-    """A row number or an identifier does not make the same question another one; another answer does."""
+def test_a_question_is_the_same_whatever_its_row_is_called(data):
+    """A row number, an identifier or another gold answer make no other question; other choices do."""
     rows = choices(3)
-    rows += [dict(rows[0], id="other"), dict(rows[0], answerKey="B")]
+    others = {"text": ["red", "green", "pink"], "label": ["A", "B", "C"]}
+    rows += [dict(rows[0], id="other"), dict(rows[0], answerKey="B"), dict(rows[0], choices=others)]
     write_jsonl(data / "arc_easy" / "test.jsonl", rows)
-    first, *_, same, other = document_hashes(load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"])
-    assert first == same != other
+    first, *_, same, gold, other = document_hashes(load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"])
+    assert first & same and first & gold and not first & other
+
+
+def sibling_rows() -> dict[str, list[dict]]:
+    """A few rows in the columns of data sets that several tasks read."""
+    endings = ["runs.", "sleeps.", "sings.", "eats."]
+    hellaswag = [
+        {"ind": i, "activity_label": "Dogs", "ctx_a": f"Dog {i}", "ctx_b": "then", "ctx": f"Dog {i} then"}
+        | {"endings": endings, "source_id": "x", "split": "val", "split_type": "", "label": "1"}
+        for i in range(6)
+    ]
+    code = [
+        {"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"}
+        | {"canonical_solution": "    return 1\n", "test": "def check(f):\n    assert f() == 1\n"}
+        for i in range(6)
+    ]
+    plus = [dict(row, test="def check(f):\n    assert f() + 1 == 2\n") for row in code]
+    plus[0]["prompt"] = "def f0() -> int:\n"  # HumanEval+ has mended a prompt
+    return {"hellaswag": hellaswag, "arc_easy": choices(6), "humaneval": code, "humaneval_plus": plus}
+
+
+@pytest.mark.parametrize(
+    "tuned, tested",
+    [
+        ("humaneval", "humaneval_plus"),
+        ("humaneval_plus", "humaneval"),
+        ("hellaswag", "hellaswag_answer_format"),
+        ("hellaswag_answer_format", "hellaswag"),
+        ("arc_easy", "arc_easy_answer_format"),
+        ("arc_easy_answer_format", "arc_easy"),
+    ],
+)
+def test_a_profile_keeps_its_documents_out_of_other_tasks_of_the_data(tmp_path, tuned, tested):
+    for folder, rows in sibling_rows().items():
+        split = "validation" if folder == "hellaswag" else "test"
+        write_jsonl(tmp_path / folder / f"{split}.jsonl", rows)
+
+    def one(name: str) -> Config:
+        given = config(tmp_path, name)
+        given.task.data_folder = name.removesuffix("_answer_format")
+        given.task.allow_code_execution = True
+        return given
+
+    task = view(one(tuned))
+    left = select_documents(one(tested), load_tasks(one(tested)), frozenset(hashes(task)))[tested]
+    assert sorted(left + task.config.custom_dataset.numbers(task)) == list(range(6))

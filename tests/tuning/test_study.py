@@ -23,7 +23,8 @@ def gsm8k(tiny_olmoe_dir, data, tmp_path):  # noqa: F811
 def test_a_study_is_named_and_makes_nothing(gsm8k, tmp_path):
     study = prepare_study(gsm8k)
     assert study.folder.name == f"small-gsm8k-perplexity-{study.study_id[:8]}"
-    assert study.split == "train" and len(study.samples["gsm8k"]) == 4 == len(study.documents)
+    assert study.split == "train" and len(study.samples["gsm8k"]) == 4
+    assert len(study.documents) == 8, "a prompt and a row of each"
     assert study.profile() is None
     assert list(tmp_path.iterdir()) == []
     tuned_config = study.tuned_config()

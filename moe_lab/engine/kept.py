@@ -39,10 +39,12 @@ class KeptQuestions:
 
     Args:
         first_noisy: the first MoE layer that any ensemble to come may make noisy.
+        store: what keeps the work; an empty bound keeps none.
+        spare: answer an ensemble without noise by the untouched model's scores, which its rows would only repeat.
     """
 
-    def __init__(self, model: nn.Module, first_noisy: int, store: Store[Answered]):
-        self.first_noisy, self.store = first_noisy, store
+    def __init__(self, model: nn.Module, first_noisy: int, store: Store[Answered], spare: bool = True):
+        self.first_noisy, self.store, self.spare = first_noisy, store, spare
         self.clean = CleanForward(model, first_noisy)
         self._noisy_tokens_in = 0
 
@@ -99,7 +101,7 @@ class KeptQuestions:
         budget: Budget,
         on_scores: Callable[[int, Scores], None],
     ) -> None:
-        if ensemble.noiseless:
+        if ensemble.n == 1 or (self.spare and ensemble.noiseless):
             for i, kept in answered.items():
                 on_scores(i, kept.plain)
             return

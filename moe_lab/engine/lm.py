@@ -24,7 +24,7 @@ from moe_lab.engine.layers import runs_rows
 from moe_lab.engine.pasts import CleanPasts
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, Question, Scores, score
-from moe_lab.engine.store import store_on
+from moe_lab.engine.store import Store, store_on
 from moe_lab.errors import ConfigError
 from moe_lab.routing.noise import document_key
 
@@ -106,10 +106,10 @@ class EngineLM(HFLM):
         self.forward = RowForward(model, self.ensemble) if self.engine == "rows" else None
         self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
         self._kept: KeptQuestions | None = None
-        self._pasts: CleanPasts | None = None
-        if reuse and self.forward:
-            self._kept = KeptQuestions(model, self.ensemble.first_noisy, store_on(self._device))
-            self._pasts = CleanPasts(store_on(self._device))
+        self._pasts = CleanPasts(store_on(self._device)) if reuse and self.forward else None
+        if self.forward and (reuse or (self.ensemble.n > 1 and not self.ensemble.own_history)):
+            store = store_on(self._device) if reuse else Store(0)
+            self._kept = KeptQuestions(model, self.ensemble.first_noisy, store, spare=reuse)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Answer with another ensemble from now on; `cost` goes on counting.

@@ -97,7 +97,12 @@ def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list
                 )
                 if outcome is not None:
                     outcomes[run.run_id] = outcome
-    return list(outcomes.values()), attempts.failures
+    runs = distinct_runs(jobs)
+    for run in runs:  # what another process held may be finished by now
+        if run.run_id in attempts.held and run.done:
+            outcomes[run.run_id] = execute_logged(run, models, None)
+    failures = [failure for failure in attempts.failures if failure.run_id not in outcomes]
+    return [outcomes[run.run_id] for run in runs if run.run_id in outcomes], failures
 
 
 class _Attempts:
@@ -108,6 +113,11 @@ class _Attempts:
         self.total = studies + sum(len(job.runs) or job.config.num_seeds for job in jobs)
         self.begun = 0
         self.failures: list[Failure] = []
+
+    @property
+    def held(self) -> set[str]:
+        """Runs that another process worked on."""
+        return {f.run_id for f in self.failures if f.run_id and isinstance(f.error, RunHeldError)}
 
     def make(self, name: str, run_id: str | None, action: Callable[[], Any]) -> Any:
         """The action's result, or None where it failed. An interruption is noted and raised."""

@@ -86,11 +86,15 @@ def prepare_cells(
     tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
     study = cache(lambda: _study(tuned))
     unreadable: dict[str, ModelError] = {}  # a hub that does not answer is asked once
-    cells = []
+    cells: list[Prepared] = []
+    seen: set[str] = set()
     for overrides in scale.overrides():
         cell, typed = _composed(experiment, overrides, base)
         with_profile = PROFILE in overrides
         name = repr((replace(typed, overrides=[]), scale.profile if with_profile else None))
+        if name in seen:  # what the user typed made two cells one
+            continue
+        seen.add(name)
         model = repr((typed.model, typed.method.name))  # a model without routers runs with method=base
         try:
             if model in unreadable:

@@ -13,6 +13,7 @@ from moe_lab.results.store import version_marks
 MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "other-profile": "other-profile: the temperatures were tuned for another model or another n.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
 }
 """What has to be said wherever a number of such a run appears."""
@@ -74,9 +75,20 @@ def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
 
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
     """The keys of MARKS that hold for a run; `block` is the `moe_lab` part of its results.json."""
-    names = {"partial": "PARTIAL", "untuned": "untuned"}
-    marks = tuple(label for key, label in names.items() if block.get(key))
-    return (*marks, "other-versions") if version_marks(block) else marks
+    holds = {
+        "PARTIAL": block.get("partial"),
+        "untuned": block.get("untuned"),
+        "other-profile": _tuned_elsewhere(block),
+        "other-versions": version_marks(block),
+    }
+    return tuple(mark for mark, held in holds.items() if held)
+
+
+def _tuned_elsewhere(block: dict[str, Any]) -> bool:
+    if "tuning" not in block:
+        return False
+    tuned = block["tuning"]
+    return (tuned["model"], tuned["n"]) != (block["model"]["name"], block["method"]["config"]["n"])
 
 
 def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str | None) -> Row:

@@ -7,12 +7,6 @@ cross-entropy in nats per token. The ratio of two sizes needs neither N_c nor th
 from __future__ import annotations
 
 ALPHA_N = 0.076
-N_C = 8.8e13
-
-
-def size_of(loss: float) -> float:
-    """N with L(N) = `loss` (nats per token)."""
-    return N_C * loss ** (-1 / ALPHA_N)
 
 
 def size_ratio(loss: float, base_loss: float) -> float:

@@ -25,8 +25,8 @@ def select_documents(
     """The sorted document numbers of each task, counted in the split that lm-eval evaluates.
 
     `limit` takes the first ones of a permutation that depends on the task and `sample_seed` only, so that a smaller
-    limit's documents are among a larger one's. Documents with one of their `document_hashes` in `tuned_on` are left out. Raises
-    TaskError for `samples` that a task does not have, or where nothing is left.
+    limit's documents are among a larger one's. Documents with one of their `document_hashes` in `tuned_on` are left
+    out. Raises TaskError for `samples` that a task does not have, or where nothing is left.
     """
     chosen = {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
     if not tuned_on:

@@ -154,7 +154,8 @@ class _Factory(TaskFactory):
         dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
         return (
             f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
-            f"Connect to the hub once, or give data_dir=<folder> with {name}/<split>.jsonl."
+            "Connect to the hub once, or give data_dir=<folder> with "
+            f"{self._settings.folder or name}/<split>.jsonl."
         )
 
 

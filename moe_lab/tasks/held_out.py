@@ -86,8 +86,8 @@ IDENTIFIERS = ("task_id",)
 def document_hashes(task: Any) -> list[frozenset[str]]:
     """What each document that `task` evaluates is known by, in 16 hexadecimal digits each.
 
-    Documents that share one are the same: by prompt and choices (or the answer, where the prompt is empty), by the row of
-    the data set that they come from, which tasks of one data set share, or by an identifier.
+    Documents that share one are the same: by prompt and choices (or the answer, where the prompt is empty), by the row
+    of the data set that they come from, which tasks of one data set share, or by an identifier.
     """
     columns = _shown_columns(task)
     rows = _rows(task) or task.task_docs

@@ -10,8 +10,6 @@ from moe_lab.errors import ConfigError
 from moe_lab.tuning.presets import paper_model, preset
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
-
     from moe_lab.models.facts import ModelFacts
 
 STEP = 0.05
@@ -46,24 +44,19 @@ class Search:
         """The parameters of trial `number` where no sampler chooses them: trial 0 is the untuned model."""
         if self.tuning == "uniform":
             return {"temperature": round(number * STEP, 10)}
-        return {f"layer_{layer}": 0.0 for layer in self.layers} if number == 0 else None
+        return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
 
-    def suggest(self, trial: Trial) -> list[float]:
-        """One temperature per MoE layer of the model, those not searched included."""
-        if self.tuning == "uniform":
-            value = trial.suggest_float("temperature", 0.0, self.max_temperature)
-            return self._everywhere(dict.fromkeys(self.layers, value))
-        return self._everywhere(
-            {layer: trial.suggest_float(f"layer_{layer}", 0.0, self.max_temperature) for layer in self.layers}
-        )
+    @property
+    def parameters(self) -> list[str]:
+        """Names of what a trial has: a temperature per searched layer, or one for all."""
+        return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
 
     def temperatures(self, params: dict[str, float]) -> list[float]:
-        """The same, of a trial that has its parameters."""
+        """One temperature per MoE layer of the model, those not searched included, of a trial's parameters."""
         if self.tuning == "uniform":
-            return self._everywhere(dict.fromkeys(self.layers, params["temperature"]))
-        return self._everywhere({layer: params[f"layer_{layer}"] for layer in self.layers})
-
-    def _everywhere(self, given: dict[int, float]) -> list[float]:
+            given = dict.fromkeys(self.layers, params["temperature"])
+        else:
+            given = {layer: params[f"layer_{layer}"] for layer in self.layers}
         return [given.get(layer, 0.0) for layer in range(self.moe_layers)]
 
 
@@ -73,7 +66,8 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     Raises ConfigError for settings that contradict a search.
     """
     typed = {override.partition("=")[0].lstrip("+") for override in config.overrides}
-    if "method.temperature" in typed:
+    default = type(config.method)()
+    if "method.temperature" in typed or config.method.temperature != default.temperature:
         raise ConfigError(
             f"tuning={config.tuning.name} searches the temperatures: leave method.temperature out, or tuning."
         )
@@ -97,7 +91,7 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
         skip_layers=skip,
         moe_layers=facts.moe_layers,
     )
-    n = config.method.n if "method.n" in typed else usual.n
+    n = config.method.n if "method.n" in typed or config.method.n != default.n else usual.n
     if n == 1:
         raise ConfigError("method.n=1 has no noisy row: there is nothing to tune.")
     method: Any = replace(config.method, n=n, temperature=0.0, skip_layers=skip)

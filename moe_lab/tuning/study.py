@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -46,10 +47,13 @@ class Study:
         return next(iter(self.tasks["tasks"].values()))
 
     def profile(self) -> Profile | None:
-        """What has been found with all trials; None before that."""
-        best = self.folder / "best.yaml"
-        profile = read_profile(best) if best.exists() else None
-        return profile if profile and profile.trials >= self.search.n_trials else None
+        """What has been found with all trials; None before the study is finished, its figures included."""
+        try:
+            finished = json.loads((self.folder / "status.json").read_text(encoding="utf-8"))["trials"]
+            profile = read_profile(self.folder / "best.yaml")
+        except (OSError, ValueError, KeyError, ConfigError):
+            return None  # absent, or torn by another program: made again from the storage
+        return profile if finished >= self.search.n_trials else None
 
     def tuned_config(self) -> Config:
         """The configuration of the evaluation that follows, with the profile's path as its temperature."""

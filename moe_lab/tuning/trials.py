@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 import optuna
 from filelock import FileLock, Timeout
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
+from moe_lab.errors import ResultsError
 from moe_lab.tuning.search import Search
 
 WORKER = "worker"
@@ -25,6 +28,20 @@ STARTUP_TRIALS = 10
 """Random trials before the sampler's model decides."""
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
+
+
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turn what Optuna's storage cannot do (full disk, damaged file) into a ResultsError that names the file."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ResultsError(
+            f"{folder / 'storage.db'} could not be read or written: {reason}\n"
+            "Free some disk space, and the same command continues. A damaged file: remove the study's folder to start "
+            "it again."
+        ) from error
 
 
 class Trials:
@@ -42,7 +59,11 @@ class Trials:
             self.worker, self._mine = self._register()
             storage = optuna.storages.RDBStorage(_sqlite(self.folder / "storage.db"))
             self.study = optuna.create_study(
-                storage=storage, study_name="study", direction=self.search.direction, load_if_exists=True
+                storage=storage,
+                study_name="study",
+                direction=self.search.direction,
+                sampler=self._sampler([self.seed], others=False),
+                load_if_exists=True,
             )
         return self
 
@@ -62,7 +83,7 @@ class Trials:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
                     trial.set_user_attr(WORKER, self.worker)
-                    return trial, self.search.suggest(trial)
+                    return trial, self._temperatures(trial)
                 if not self._of(TrialState.RUNNING):
                     return None
             time.sleep(POLL_SECONDS)
@@ -97,8 +118,6 @@ class Trials:
         for frozen in self._of(TrialState.RUNNING):
             worker = frozen.user_attrs.get(WORKER)
             if worker is None or worker == self.worker or not self._alive(worker):
-                # what it has not drawn yet is drawn with other numbers than what it has
-                self._sample(frozen.number, drawn=len(frozen.params))
                 return Trial(self.study, frozen._trial_id)
         return None
 
@@ -110,19 +129,27 @@ class Trials:
                 return None
             if (fixed := self.search.fixed(number)) is not None:
                 self.study.enqueue_trial(fixed)
-        self._sample(number)
         return self.study.ask()
 
-    def _sample(self, number: int, drawn: int = 0) -> None:
-        """The paper's sampler, Optuna's defaults at its time written out; every trial draws from a seed of its own."""
+    def _temperatures(self, trial: Trial) -> list[float]:
+        """Draw what the trial does not have yet, one temperature per MoE layer."""
         others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
-        seed = np.random.SeedSequence([self.seed, number, drawn]).generate_state(1)[0]
-        self.study.sampler = optuna.samplers.TPESampler(
+        for place, name in enumerate(self.search.parameters):
+            self.study.sampler = self._sampler([self.seed, trial.number, place], others)
+            trial.suggest_float(name, 0.0, self.search.max_temperature)
+        return self.search.temperatures(trial.params)
+
+    def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
+        """The paper's, Optuna's defaults at its time written out.
+
+        Every temperature has a seed of its own, so that an interrupted study draws what an unbroken one does.
+        """
+        return optuna.samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS,
             n_ei_candidates=24,
             multivariate=False,
             constant_liar=others,
-            seed=int(seed),
+            seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
         )
 
     def _register(self) -> tuple[int, FileLock]:

@@ -33,12 +33,13 @@ def tune(study: Study, models: ModelPool) -> Profile:
 def _tune(study: Study, models: ModelPool) -> Profile:
     from moe_lab.loggers import open_logger
     from moe_lab.reports.figures import write_study_figures
-    from moe_lab.tuning.trials import Trials
+    from moe_lab.tuning.trials import Trials, storage_errors
 
     write_study(study)
     with ExitStack() as stack:
-        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
         stack.enter_context(memory_errors(study))
+        stack.enter_context(storage_errors(study.folder))
+        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=None)
         )
@@ -46,6 +47,7 @@ def _tune(study: Study, models: ModelPool) -> Profile:
         with trials.locked():
             write_trials(study, trials)
             figures = write_study_figures(study.folder)
+            write_json(study.folder / "status.json", {"status": "success", "trials": len(trials.finished())})
         logger.log_study(study.folder)
         for figure in figures:
             logger.log_figure(figure)

@@ -61,6 +61,11 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(block) == ()
     assert marks_of(block | {"partial": True, "untuned": True}) == ("PARTIAL", "untuned")
     assert marks_of(block | {"versions": versions() | {"lm_eval": "0.4.1"}}) == ("other-versions",)
+    tuned = {"model": "tiny", "n": 8}
+    mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
+    assert marks_of(mine) == ()
+    assert marks_of(mine | {"tuning": tuned | {"n": 4}}) == ("other-profile",)
+    assert marks_of(mine | {"tuning": tuned | {"model": "olmoe"}}) == ("other-profile",)
 
 
 def test_large_numbers_keep_four_digits():

@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 import moe_lab.models.load
+import moe_lab.run
+from moe_lab.errors import RunHeldError
 from tests.cli import run_command
 from tests.runs import small_data
 
@@ -94,6 +96,37 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     hand = run_command(capsys, *by_hand, f"method.temperature={folder / 'best.yaml'}")
     assert hand.code == 0 and loads == []
     assert results_in(hand.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
+
+
+def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys, loads, tmp_path):
+    run_command(capsys, *command)
+    [folder] = (tmp_path / "outputs" / "studies").iterdir()
+    for file in [folder / "status.json", *(folder / "figures").iterdir()]:
+        file.unlink()
+    loads.clear()
+    again = run_command(capsys, *command)
+    assert again.code == 0, again.err
+    assert {file.name for file in (folder / "figures").glob("*.png")} == {"history.png", "heatmap.png"}
+    assert loads == []
+
+
+def test_what_another_process_finished_meanwhile_is_in_the_summary(command, capsys, monkeypatch, tmp_path):
+    """The first of two runs is held when this process asks, and done when it looks again."""
+    run_command(capsys, *command)
+    for file in (tmp_path / "outputs" / "summaries").iterdir():
+        file.unlink()
+    real, asked = moe_lab.run.execute, []
+
+    def execute(run, models):
+        asked.append(run.run_id)
+        if len(asked) == 1:
+            raise RunHeldError("held")
+        return real(run, models)
+
+    monkeypatch.setattr("moe_lab.run.execute", execute)
+    ended = run_command(capsys, *command)
+    assert ended.code == 0 and asked[0] == asked[2] != asked[1]
+    assert len(list((tmp_path / "outputs" / "summaries").iterdir())) == 1
 
 
 def test_uniform_leaves_a_profile_of_one_temperature(command, capsys, tmp_path):

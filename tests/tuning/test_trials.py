@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.errors import ResultsError
 from moe_lab.tuning.search import Search
-from moe_lab.tuning.trials import Trials
+from moe_lab.tuning.trials import Trials, storage_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +71,36 @@ def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
     made = run(tmp_path, search(5))
     assert [number for number, _ in made] == [2, 3, 4]
     assert str(made[0][1]) == died.stdout.strip()
+
+
+def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(tmp_path):
+    unbroken = run(tmp_path / "a", search(14))
+    run(tmp_path / "b", search(14), most=12)
+    with Trials(tmp_path / "b", search(14), seed=3) as trials:
+        sampler, drawn = trials._sampler, []
+
+        def killed(seed, others):
+            if len(drawn) == 2:
+                raise KeyboardInterrupt
+            drawn.append(seed)
+            return sampler(seed, others)
+
+        trials._sampler = killed
+        with pytest.raises(KeyboardInterrupt):
+            trials.claim()
+        assert len(trials.study.get_trials()[12].params) == 2
+    rest = run(tmp_path / "b", search(14))
+    assert [number for number, _ in rest] == [12, 13] and rest == unbroken[12:]
+
+
+def test_a_storage_that_cannot_be_used_is_named(tmp_path):
+    run(tmp_path, search(2))
+    (tmp_path / "storage.db").write_bytes(b"no database at all" * 100)
+    with (
+        pytest.raises(ResultsError, match="storage.db could not be read or written"),
+        storage_errors(tmp_path),
+    ):
+        run(tmp_path, search(3))
 
 
 def test_two_processes_share_a_study(tmp_path):

@@ -117,3 +117,19 @@ def tiny_olmoe_dir(tmp_path_factory, olmoe, tokenizer) -> Path:
     olmoe.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """One entry per time that weights are loaded."""
+    import moe_lab.models.load
+
+    seen = []
+    load = moe_lab.models.load.load_model
+
+    def counting(model, **keys):
+        seen.append(model.name)
+        return load(model, **keys)
+
+    monkeypatch.setattr(moe_lab.models.load, "load_model", counting)
+    return seen

@@ -15,24 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import moe_lab.models.load
 from tests.cli import run_command
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def loads(monkeypatch):
-    """One entry per time that weights are loaded."""
-    seen = []
-    load = moe_lab.models.load.load_model
-
-    def counting(model, **keys):
-        seen.append(model.name)
-        return load(model, **keys)
-
-    monkeypatch.setattr(moe_lab.models.load, "load_model", counting)
-    return seen
 
 
 def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(

@@ -17,7 +17,6 @@ import pandas
 import pytest
 import yaml
 
-import moe_lab.models.load
 import moe_lab.run
 from moe_lab.errors import RunHeldError
 from tests.cli import run_command
@@ -39,19 +38,6 @@ def command(tiny_olmoe_dir, tmp_path, monkeypatch):
         "gen_kwargs=max_gen_toks=8",
         *settings,
     ]
-
-
-@pytest.fixture
-def loads(monkeypatch):
-    seen = []
-    load = moe_lab.models.load.load_model
-
-    def counting(model, **keys):
-        seen.append(model.name)
-        return load(model, **keys)
-
-    monkeypatch.setattr(moe_lab.models.load, "load_model", counting)
-    return seen
 
 
 def results_in(out: str) -> list[dict]:

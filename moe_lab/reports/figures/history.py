@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.stored_study import StoredStudy
-from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, legend_below, panels, write_figure
+from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, panel_per, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def write_history(
@@ -19,7 +18,7 @@ def write_history(
 ) -> list[Path]:
     """One panel per study; returns the PNG and the CSV."""
     rows = [row for study in studies for row in history_rows(study)]
-    return write_figure(lambda: _draw(studies, title), rows, folder, stem)
+    return write_figure(lambda: panel_per(studies, title, _draw_study), rows, folder, stem)
 
 
 def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
@@ -42,15 +41,6 @@ def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
-    figure, axes = panels(len(studies))
-    figure.suptitle(title)
-    for axis, study in zip(axes, studies, strict=True):
-        _draw_study(axis, study)
-    legend_below(figure, axes)
-    return figure
 
 
 def _draw_study(axis: Axes, study: StoredStudy) -> None:

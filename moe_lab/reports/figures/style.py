@@ -92,6 +92,16 @@ def panels(
     return figure, axes[:count]
 
 
+def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None]) -> Figure:
+    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all."""
+    figure, axes = panels(len(items))
+    figure.suptitle(title)
+    for axis, item in zip(axes, items, strict=True):
+        draw(axis, item)
+    legend_below(figure, axes)
+    return figure
+
+
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
     """One legend for all axes, under them; every label once."""
     entries: dict[str, Any] = {}

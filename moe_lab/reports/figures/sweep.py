@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.stored_study import StoredStudy, StoredTrial
-from moe_lab.reports.figures.style import BLUE, GREY, RED, legend_below, panels, write_figure
+from moe_lab.reports.figures.style import BLUE, GREY, RED, panel_per, write_figure
 from moe_lab.results.statistics import interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def write_sweep(
@@ -23,7 +22,7 @@ def write_sweep(
 ) -> list[Path]:
     """One panel per study; returns the PNG and the CSV."""
     rows = [row for study in studies for row in sweep_rows(study)]
-    return write_figure(lambda: _draw(studies, title), rows, folder, stem)
+    return write_figure(lambda: panel_per(studies, title, _draw_study), rows, folder, stem)
 
 
 def sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
@@ -51,15 +50,6 @@ def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, fl
     if study.info["metric"] != "accuracy" or abs(right - round(right)) > 1e-6 * count:
         return None
     return interval([1] * round(right) + [0] * (count - round(right)))
-
-
-def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
-    figure, axes = panels(len(studies))
-    figure.suptitle(title)
-    for axis, study in zip(axes, studies, strict=True):
-        _draw_study(axis, study)
-    legend_below(figure, axes)
-    return figure
 
 
 def _draw_study(axis: Axes, study: StoredStudy) -> None:

@@ -1,4 +1,10 @@
-"""What runs inside the cage: limits, then the program, then one line about what came of it.
+"""What runs inside the cage, in two processes: one executes the program, the other reports what came of it.
+
+The *reporter* has the report's descriptor, and makes up a word after the fork. The *program's process* has neither: it
+reads the word from a pipe once the program has ended, and sends it back with the outcome. So a program that ends its
+process, finds every object of its interpreter, replaces functions, or writes to every descriptor has not passed.
+Forging is harder, not impossible: solution and tests are one program, and code that knows this protocol can follow it
+(read the word, send it back), as it could have redefined the tests. No such program says "passed" by accident.
 
 Python's standard library only: this module is imported by an interpreter that sees little else.
 """
@@ -9,37 +15,63 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
 from moe_lab.sandbox.system_calls import refuse_system_calls
 
-NO_NEW_PRIVS = 38
+DUMPABLE, NO_NEW_PRIVS = 4, 38
 CAPABILITIES_VERSION = 0x20080522
+WORD = 16
+MOST = 1000
+"""Bytes of the word, and of an outcome."""
 
 
 def run_request() -> None:
-    """Read {"program", "nonce", "limits", "paths"} from stdin, run the program, report on stdout and exit.
+    """Read {"program", "limits", "paths"} from stdin, run the program, write its outcome on stdout and exit.
 
-    The report is {"nonce", "outcome"}. The nonce is not told to the program: one that ends the process early, with
-    whatever exit code, reports nothing. What the program prints is dropped.
+    Nothing is written where the program did not run to an end, and the exit code is then its process's, as a shell
+    would say it. What the program prints is dropped.
     """
+    # Python's handler would let the program raise an error here
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(0, "rb", closefd=False) as stdin:
         request = json.loads(stdin.read())
-    report = os.dup(1)
-    nothing = os.open("/dev/null", os.O_RDWR)
     limit(request["limits"])
-    for descriptor in (
-        0,
-        1,
-        2,
-    ):  # what went wrong until here is told on stderr, what the program writes is not
+    words, give_word = os.pipe()
+    answers, give_answer = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(give_word)
+        os.close(answers)
+        run_program(request["program"], request["paths"], words, give_answer)
+    word = os.urandom(WORD)  # not in the memory that the program's process is a copy of
+    os.write(give_word, word)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    os.set_blocking(answers, False)
+    try:
+        answer = os.read(answers, WORD + MOST)
+    except BlockingIOError:  # none was given
+        answer = b""
+    if answer.startswith(word):
+        os.write(1, answer[WORD:])
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def run_program(program: str, paths: list[str], words: int, give_answer: int) -> None:
+    """Execute Python source, send its outcome after the word from the pipe `words`, and exit."""
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):  # until here stderr tells that the cage could not be built
         os.dup2(nothing, descriptor)
-    sys.path[:] = request["paths"]
-    code, nonce = request["program"], request["nonce"]
-    outcome = execute(code)
-    os.write(report, json.dumps({"nonce": nonce, "outcome": outcome}).encode())
-    os._exit(0)
+    os.close(nothing)
+    sys.path[:] = paths
+    identity, read, write, leave = os.getpid, os.read, os.write, os._exit  # the program may replace them
+    own = identity()
+    outcome = execute(program)
+    if identity() == own:  # and not a process that the program forked
+        write(give_answer, read(words, WORD) + outcome.encode(errors="replace")[:MOST])
+    leave(0)
 
 
 def execute(program: str) -> str:
@@ -70,10 +102,17 @@ def limit(limits: dict[str, Any]) -> None:
 
 
 def drop_capabilities() -> None:
-    """No capability in any user namespace, now and after any exec. Raises OSError."""
+    """No capability in any user namespace, now and after any exec; memory and files closed to others. Raises OSError.
+
+    Others are processes of the same user, the program's: it can neither trace the reporter nor take its descriptors.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
     none = (ctypes.c_uint32 * 6)()
-    for call, arguments in ((libc.capset, (header, none)), (libc.prctl, (NO_NEW_PRIVS, 1, 0, 0, 0))):
+    for call, arguments in (
+        (libc.capset, (header, none)),
+        (libc.prctl, (NO_NEW_PRIVS, 1, 0, 0, 0)),
+        (libc.prctl, (DUMPABLE, 0, 0, 0, 0)),
+    ):
         if call(*arguments) != 0:
             raise OSError(ctypes.get_errno(), "cannot give up privileges")

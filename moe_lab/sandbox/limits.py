@@ -16,9 +16,9 @@ class Limits:
     cpu_seconds: int = 20
     """Per process; what ends an endless loop. HumanEval+'s slowest reference solution takes about 6."""
     memory: int = 1024 * MIB
-    """Address space per process."""
-    processes: int = 4
-    """Processes and threads at a time, those of the cage itself included."""
+    """Address space per process: nothing limits the sum of a program's processes."""
+    processes: int = 5
+    """Processes and threads at a time, those of the cage itself included: a program has two to four of them."""
     file_size: int = 8 * MIB
     """Of one file."""
     folder_size: int = 32 * MIB

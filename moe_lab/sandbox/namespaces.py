@@ -1,9 +1,9 @@
 """A cage of Linux namespaces, for machines without bubblewrap: `main` is what a fresh interpreter runs.
 
 Three processes, each the child of the one before: the *keeper* (outside; writes the user map and waits), the *maker*
-(enters the namespaces) and the *init* (process 1 of the cage: builds its file system, then forks the program and waits
-for it). When init ends, however that comes, the kernel ends every process in the cage. The user namespace maps the
-program to a user id that has no other process: limits on processes do not bind root.
+(enters the namespaces) and the *init* (process 1 of the cage: builds its file system, then forks the two processes of
+`inside` and waits for them). When init ends, however that comes, the kernel ends every process in the cage. The user
+namespace maps the program to a user id that has no other process: limits on processes do not bind root.
 
 Needs Linux 5.12 (mount_setattr). Standard library only. Anything on stderr means that the cage could not be built.
 """
@@ -34,6 +34,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main(folder_size: int, shown: list[str]) -> None:
     """Run the request on stdin (see `inside.run_request`) in a cage that sees only the paths `shown`, read-only."""
+    # as in `inside`: the program may be of the same user as init
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with_parent(os.getppid())
     ours, makers = socket.socketpair()
     maker = _fork("maker", lambda: _maker(ours, makers, folder_size, shown))
@@ -63,11 +65,11 @@ def _init(folder_size: int, shown: list[str]) -> None:
     with open("/proc/sys/user/max_user_namespaces", "w") as most:
         most.write("0")  # the program cannot become privileged in a namespace of its own
     _build_root(folder_size, shown)
-    program = _fork("program", _program)
-    os._exit(_wait(program))
+    reporter = _fork("reporter", _reporter)
+    os._exit(_wait(reporter))
 
 
-def _program() -> None:
+def _reporter() -> None:
     if os.getuid() != INSIDE:
         os.setgroups([])
         os.setresgid(INSIDE, INSIDE, INSIDE)
@@ -122,9 +124,10 @@ def _map_users(process: int, kind: str, own: int) -> None:
 
 
 def free_id(kind: str) -> int | None:
-    """A user ("uid") or group ("gid") id near the top of those that exist; no two living processes get the same.
+    """A user ("uid") or group ("gid") id near the top of those that exist, from the last digits of our process id.
 
-    None where few ids exist, as in a container that has only its user's.
+    Processes whose ids agree in their last four digits get the same one; on kernels before 5.14 their cages then share
+    one limit on processes. None where few ids exist, as in a container that has only its user's.
     """
     with open(f"/proc/self/{kind}_map") as ours:
         highest = max(int(start) + int(count) for start, _, count in map(str.split, ours))

@@ -11,12 +11,20 @@ import platform
 import struct
 
 NUMBERS = {
-    # System V memory, queues and semaphores; files in memory; keys; tracing; bpf; performance counters; io_uring
-    "x86_64": (0xC000003E, (29, 68, 64, 319, 248, 249, 250, 101, 323, 321, 298, 425)),
-    "aarch64": (0xC00000B7, (194, 186, 190, 279, 217, 218, 219, 117, 282, 280, 241, 425)),
+    # System V memory, queues and semaphores; files in memory; keys; userfaultfd, bpf, performance counters, io_uring;
+    # sockets, whose buffers are no process's memory; tracing other processes and taking their descriptors
+    "x86_64": (
+        0xC000003E,
+        (29, 68, 64, 319, 248, 249, 250, 323, 321, 298, 425, 41, 53, 101, 310, 311, 438),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (194, 186, 190, 279, 217, 218, 219, 282, 280, 241, 425, 198, 199, 117, 270, 271, 438),
+    ),
 }
 """The kernel's name of each architecture, and what is refused there: shmget, msgget, semget, memfd_create, add_key,
-request_key, keyctl, ptrace, userfaultfd, bpf, perf_event_open, io_uring_setup."""
+request_key, keyctl, userfaultfd, bpf, perf_event_open, io_uring_setup, socket, socketpair, ptrace, process_vm_readv,
+process_vm_writev, pidfd_getfd."""
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 OTHER_CALLING_CONVENTION = 0x40000000

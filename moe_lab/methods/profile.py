@@ -71,7 +71,7 @@ def read_profile(path: str | Path) -> Profile:
         raise ConfigError(f"method.temperature={path} is no temperature profile: {error}") from error
     if not profile.documents:
         raise ConfigError(
-            f"method.temperature={path} does not say which documents it was tuned on (documents:), so they could not be "
-            "left out."
+            f"method.temperature={path} does not say which documents it was tuned on (documents:), so they could not "
+            "be left out."
         )
     return profile

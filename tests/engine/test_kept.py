@@ -176,3 +176,16 @@ def test_later_layers_alone_and_the_model_restored():
         assert list(model.model.layers) == layers[2:]
         raise KeyError
     assert decoder_layers(model) == layers and list(model.state_dict()) == names
+
+
+def test_rows_without_noise_are_computed_unless_work_is_kept(olmoe, tokenizer):
+    """Broken by a run at temperature 0 that costs nothing: overhead would not be measured."""
+
+    def tokens_in(reuse: bool) -> int:
+        ensemble = Ensemble(n=4, routing=GumbelTopK([0.0] * 4, seed=0), first_noisy=1)
+        lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, reuse=reuse, progress=False)
+        lm.answer("loglikelihood", [Request(("abc", "de"))], lambda index, answer: None)
+        return lm.cost["tokens_in"]
+
+    assert tokens_in(reuse=False) == 4 + 3 * 2
+    assert tokens_in(reuse=True) == 4

@@ -25,14 +25,15 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` at once: temporary file beside it, fsync, rename. Raises ResultsError."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace what `path` holds at once: temporary file beside it, fsync, rename. Raises ResultsError."""
     with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             # half a surrogate pair, which data may hold, becomes its JSON escape
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
+            encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+            with os.fdopen(handle, "wb") as file:
+                file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)

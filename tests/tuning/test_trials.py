@@ -4,7 +4,6 @@ whose choices depend on where a study was interrupted.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -186,6 +185,5 @@ def test_uniform_is_a_grid(tmp_path):
     assert made == [(k, [round(0.05 * k, 10)] * 5) for k in range(4)]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 def test_folders_may_have_blanks(tmp_path):
     assert len(run(tmp_path / "a folder, with 100%", search(2))) == 2

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,15 +129,6 @@ def log_axis(axis: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Replace `path` at once, so that a reader never sees half a picture."""
-    with writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".png")
-        os.close(handle)
-        try:
-            figure.savefig(name, dpi=DPI, metadata={"Software": None})
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+    write_atomically(path, picture.getvalue())

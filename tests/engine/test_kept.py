@@ -49,6 +49,13 @@ def ask(lm, kind):
     return [answers[i] for i in range(len(requests_of(kind)))]
 
 
+def direct(model, tokenizer, ensemble, **options):
+    """An LM that scores in whole passes, which test_scoring.py compares with the slow reference."""
+    lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
+    lm._kept = None
+    return lm
+
+
 def assert_same(kind, found, expected):
     for own, other in zip(found, expected, strict=True):
         if kind == "generate_until":
@@ -61,7 +68,7 @@ def assert_same(kind, found, expected):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", ["auto", 1])
-def test_same_answers_as_without_reuse(moe_model, tokenizer, kind, batch_size):
+def test_same_answers_as_in_whole_passes_with_and_without_reuse(moe_model, tokenizer, kind, batch_size):
     options = dict(batch_size=batch_size, max_length=120, progress=False)
     ensembles = ensembles_for(moe_model)
     lm = EngineLM(moe_model, tokenizer, ensemble=ensembles[0], reuse=True, **options)
@@ -70,7 +77,9 @@ def test_same_answers_as_without_reuse(moe_model, tokenizer, kind, batch_size):
         lm.set_ensemble(ensemble)
         found.append(ask(lm, kind))
     for ensemble, answers in zip(ensembles_for(moe_model), found[:3], strict=True):
-        assert_same(kind, answers, ask(EngineLM(moe_model, tokenizer, ensemble=ensemble, **options), kind))
+        expected = ask(direct(moe_model, tokenizer, ensemble, **options), kind)
+        assert_same(kind, answers, expected)
+        assert_same(kind, ask(EngineLM(moe_model, tokenizer, ensemble=ensemble, **options), kind), expected)
     assert_same(kind, found[3], found[0])
     # The temperatures must matter for this test to mean anything.
     assert found[0] != found[1] and found[0] != found[2]
@@ -78,7 +87,7 @@ def test_same_answers_as_without_reuse(moe_model, tokenizer, kind, batch_size):
 
 def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
-    expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), "loglikelihood_rolling")
+    expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
     for rows, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
         monkeypatch.setattr("moe_lab.engine.kept.PIECE_ROWS", rows)
         monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)

@@ -196,3 +196,16 @@ def test_reuse_changes_nothing_where_rows_have_their_own_history(olmoe, tokenize
             lm.answer(kind, asked, answers.__setitem__)
             found.append(answers)
         assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("history", HISTORIES[:2])
+def test_padding_makes_no_noisy_decisions(olmoe, history):
+    """Broken by noise for padding: the share of changed decisions would depend on the batch."""
+    questions = questions_for(random.Random(4), 5)
+
+    def decided(budget):
+        ensemble = ensemble_for(olmoe, history)
+        scores_of(olmoe, questions, budget, ensemble)
+        return ensemble.routing.decisions
+
+    assert decided(Budget(4000)) == decided(Budget(4000, 1))

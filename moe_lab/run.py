@@ -176,7 +176,7 @@ def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
 def _identified(
     config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
 ) -> Run:
-    from moe_lab.models.facts import model_source
+    from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
     from moe_lab.results.identity import folder_name, identity, run_id
     from moe_lab.tasks import documents_digest

@@ -50,7 +50,8 @@ def measured(
 
 def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
     """What determines a measurement, told without loading weights."""
-    from moe_lab.models.facts import load_config, model_facts, model_source, resolve_device
+    from moe_lab.models.facts import model_facts, resolve_device
+    from moe_lab.models.hub import load_config, model_source
     from moe_lab.models.identity import model_identity
 
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)

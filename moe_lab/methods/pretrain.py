@@ -89,7 +89,7 @@ class Pretrain(Method):
 
     def _identity(self, config: RunConfig) -> dict[str, Any]:
         """What determines the weights."""
-        from moe_lab.models.facts import load_config
+        from moe_lab.models.hub import load_config
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.tasks.toy.world import WORLD_VERSION
 
@@ -113,7 +113,8 @@ class Pretrain(Method):
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
         from moe_lab.methods.training import PackedRows, Schedule, train_causal_lm
-        from moe_lab.models.facts import load_config, resolve_device
+        from moe_lab.models.facts import resolve_device
+        from moe_lab.models.hub import load_config
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.results.files import write_json, writing
         from moe_lab.results.schema import versions

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
 
 from moe_lab.config import ModelConfig
-from moe_lab.errors import ConfigError, ModelError
-from moe_lab.routing import family_of_type, supported
-
-TINY = Path(__file__).parent / "tiny"
-"""The model that comes with the package."""
+from moe_lab.errors import ConfigError
+from moe_lab.models.experts_per_token import num_experts
+from moe_lab.models.hub import load_config
+from moe_lab.routing import family_of_type
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,11 +36,6 @@ class ModelFacts:
     """Positions the model was made for."""
 
 
-def model_source(model: ModelConfig) -> str:
-    """What transformers loads: a hub id or a folder."""
-    return str(Path(model.path).expanduser()) if model.path else str(TINY)
-
-
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
     """Read the configuration; a dense model, or one of an unknown family, has no MoE layers.
 
@@ -61,65 +52,10 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         family=config.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
         moe_layers=family.moe_layers(config) if family else 0,
-        experts=_num_experts(config) if family else 0,
+        experts=num_experts(config) if family else 0,
         top_k=config.num_experts_per_tok if family else 0,
         max_length=getattr(text, "max_position_embeddings", 2048),
     )
-
-
-def load_config(model: ModelConfig, *, offline: bool) -> Any:
-    """The model's configuration, with `experts_per_token` applied."""
-    source = model_source(model)
-    transformers_logging.set_verbosity_error()
-    _check_folder(source)
-    try:
-        config = AutoConfig.from_pretrained(
-            source, revision=model.revision or "main", local_files_only=offline
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(_no_model(source, offline, error)) from error
-    if model.experts_per_token is not None:
-        _set_experts_per_token(config, model.experts_per_token)
-    return config
-
-
-def _check_folder(source: str) -> None:
-    path = Path(source)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(
-            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
-        )
-    looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise ModelError(
-            f"There is no folder {source}. model.path takes a local folder or a hub id like owner/name."
-        )
-
-
-def _no_model(source: str, offline: bool, error: Exception) -> str:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    hint = (
-        "offline=true uses only what the Hugging Face cache holds."
-        if offline
-        else "Check the spelling and the connection; gated models need HF_TOKEN. model.path also takes a local folder."
-    )
-    return f"The model {source} could not be read: {first_line}\n{hint}"
-
-
-def _num_experts(config: Any) -> int:
-    return getattr(config, "num_local_experts", None) or config.num_experts
-
-
-def _set_experts_per_token(config: Any, count: int) -> None:
-    if not family_of_type(config.model_type):
-        raise ConfigError(
-            f"model.experts_per_token needs a model of a supported family ({', '.join(supported())})."
-        )
-    if not 1 <= count <= _num_experts(config):
-        raise ConfigError(
-            f"model.experts_per_token={count}: the model has {_num_experts(config)} experts per layer."
-        )
-    config.num_experts_per_tok = count
 
 
 def resolve_device(device: str) -> torch.device:

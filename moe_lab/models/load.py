@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
-from moe_lab.models.facts import ModelFacts, load_config, model_facts, model_source, resolve_device
+from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
+from moe_lab.models.hub import load_config, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.facts import model_source
+from moe_lab.models.hub import model_source
 
 
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:

@@ -68,7 +68,8 @@ def prepare_study(config: Config) -> Study:
 
     Raises what `moe_lab.run.prepare` raises, and ConfigError for a search that cannot be.
     """
-    from moe_lab.models.facts import model_facts, model_source
+    from moe_lab.models.facts import model_facts
+    from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
     from moe_lab.results.identity import identity, run_id
     from moe_lab.run import prepare

@@ -23,7 +23,9 @@ def check_router(method: Method, facts: ModelFacts) -> None:
         return
     from moe_lab.routing.hook import no_router_message
 
-    raise ModelError(no_router_message(f"{facts.path or facts.name} (model type {facts.family})"))
+    raise ModelError(
+        no_router_message(f"{facts.path or facts.name} (model type {facts.family})", facts.family)
+    )
 
 
 def check_chat_template(config: Config) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError
-from moe_lab.models.experts_per_token import num_experts
 from moe_lab.models.hub import load_config
 from moe_lab.routing import family_of_type
 
@@ -43,7 +42,7 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     """
     config = load_config(model, offline=offline)
     text = config.get_text_config()
-    family = family_of_type(config.model_type)
+    family = family_of_type(text.model_type)
     return ModelFacts(
         name=model.name,
         path=model.path,
@@ -51,9 +50,9 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         commit=getattr(config, "_commit_hash", None),
         family=config.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
-        moe_layers=family.moe_layers(config) if family else 0,
-        experts=num_experts(config) if family else 0,
-        top_k=config.num_experts_per_tok if family else 0,
+        moe_layers=family.moe_layers(text) if family else 0,
+        experts=family.num_experts(text) if family else 0,
+        top_k=family.experts_per_token(text) if family else 0,
         max_length=getattr(text, "max_position_embeddings", 2048),
     )
 

@@ -1,51 +1,22 @@
-"""Which modules are routers, and how each family turns chosen logits into combine weights.
+"""The table of families: which modules are routers, and what they do with logits.
 
 A row of `FAMILIES` is all that a new family of transformers needs, as long as its router returns
-`(logits, weights, indices)`. Routers are recognised by class, never by a name such as "gate".
-
-T = tokens, E = experts, K = experts per token.
+`(logits, weights, indices)`; others have a seam of a few lines in `seams.py`. Routers are recognised by class, never by
+a name such as "gate".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-WeightRule = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""(router, logits_TE, index_TK) -> weights_TK, exactly as the router itself computes them."""
-
-
-def _softmax_all(logits_TE: Tensor, index_TK: Tensor, *, renormalize: bool) -> Tensor:
-    """float32 softmax over all experts, gathered at the chosen ones."""
-    probs_TE = torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
-    weights_TK = probs_TE.gather(-1, index_TK)
-    return weights_TK / weights_TK.sum(dim=-1, keepdim=True) if renormalize else weights_TK
-
-
-def _softmax_optionally_renormalized(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    """OLMoE, Qwen: `norm_topk_prob` decides, and the weights take the dtype of the logits."""
-    weights_TK = _softmax_all(logits_TE, index_TK, renormalize=bool(router.norm_topk_prob))
-    return weights_TK.to(logits_TE.dtype)
-
-
-def _softmax_renormalized(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    """Mixtral: always renormalized, and left in float32."""
-    return _softmax_all(logits_TE, index_TK, renormalize=True)
-
-
-def _every_layer(config: Any) -> int:
-    return config.num_hidden_layers
-
-
-def _qwen_sparse_layers(config: Any) -> int:
-    """Every `decoder_sparse_step`-th layer, except those named dense."""
-    step, dense = config.decoder_sparse_step, config.mlp_only_layers
-    layers = range(config.num_hidden_layers)
-    return sum(config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in layers)
+from moe_lab.routing import counts, rules, seams
+from moe_lab.routing.counts import CountLayers
+from moe_lab.routing.rules import Rule
+from moe_lab.routing.seams import Seam
 
 
 @dataclass(frozen=True)
@@ -55,29 +26,149 @@ class Family:
     name: str
     """As users know it."""
     model_type: str
-    """As its configuration says it."""
+    """As its configuration (of its text model) says it."""
     router: str
-    """Class of its router, in transformers' module of that type."""
-    weights: WeightRule
-    moe_layers: Callable[[Any], int]
-    """Number of MoE layers, told from the model's configuration."""
+    """Class of its router."""
+    rule: Rule
+    moe_layers: CountLayers = counts.every_layer
+    experts: str = "num_experts"
+    """Attribute of the configuration: experts to choose from in a layer."""
+    top_k: str = "num_experts_per_tok"
+    """Attribute of the configuration: experts per token."""
+    bias: str | None = None
+    """Attribute, of the router or its MoE block: what is added to the scores that experts are chosen by."""
+    seam: Seam = seams.triple
+    module: str | None = None
+    """transformers' name of the family, where it is not `model_type`; or a module's full name."""
+    block: str | None = None
+    """Class of the MoE block, where routers of this class serve other things too."""
 
     @property
     def router_class(self) -> str:
         """Qualified name of the router's class."""
-        return f"transformers.models.{self.model_type}.modeling_{self.model_type}.{self.router}"
+        family = self.module or self.model_type
+        module = family if "." in family else f"transformers.models.{family}.modeling_{family}"
+        return f"{module}.{self.router}"
+
+    def num_experts(self, config: Any) -> int:
+        """Routed experts per MoE layer of this (text) configuration; the most, where layers differ."""
+        return _most(attrgetter(self.experts)(config))
+
+    def experts_per_token(self, config: Any) -> int:
+        """K of this (text) configuration; the most, where layers differ."""
+        return _most(attrgetter(self.top_k)(config))
 
 
+def _most(value: int | list[int]) -> int:
+    return max(value) if isinstance(value, list) else value
+
+
+_BIAS = "e_score_correction_bias"
+_DEEPSEEK_V3 = rules.sigmoid(eps=1e-20, scale="routed_scaling_factor")
+
+# fmt: off
 FAMILIES = (
-    Family("OLMoE", "olmoe", "OlmoeTopKRouter", _softmax_optionally_renormalized, _every_layer),
-    Family("Mixtral", "mixtral", "MixtralTopKRouter", _softmax_renormalized, _every_layer),
-    Family(
-        "Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers
-    ),
-    Family(
-        "Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", _softmax_optionally_renormalized, _qwen_sparse_layers
-    ),
+    Family("A.X K1", "axk1", "AXK1TopkRouter", _DEEPSEEK_V3, counts.listed, experts="n_routed_experts", bias=_BIAS),
+    Family("A.X K2", "axk2", "AXK2TopkRouter",
+           rules.sigmoid(eps=1e-20, scale="routed_scaling_factor", closed=0.0), counts.listed,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("AFMoE (Trinity)", "afmoe", "AfmoeTokenChoiceRouter",
+           rules.sigmoid(eps=1e-20, scale="route_scale"), counts.after("num_dense_layers"), bias="expert_bias"),
+    Family("Aria", "aria_text", "AriaTextTopKRouter", rules.softmax_of_chosen(), experts="moe_num_experts",
+           top_k="moe_topk", module="aria"),
+    Family("Bailing (Ling, hybrid)", "bailing_hybrid", "BailingHybridTopkRouter", _DEEPSEEK_V3, counts.listed,
+           bias=_BIAS),
+    Family("Beam", "beam", "BeamTopKRouter", rules.sigmoid(eps=1e-20), counts.listed, bias=_BIAS),
+    Family("Cohere2-MoE", "cohere2_moe", "Cohere2MoeTopKRouter", rules.COHERE, counts.listed),
+    Family("DBRX", "dbrx", "DbrxFFN", rules.DBRX, counts.dbrx,
+           experts="ffn_config.moe_num_experts", top_k="ffn_config.moe_top_k", seam=seams.dbrx),
+    Family("DeepSeek-V2", "deepseek_v2", "DeepseekV2TopkRouter", rules.DEEPSEEK_V2,
+           counts.after("first_k_dense_replace"), experts="n_routed_experts"),
+    Family("DeepSeek-V3", "deepseek_v3", "DeepseekV3TopkRouter", _DEEPSEEK_V3, counts.after("first_k_dense_replace"),
+           experts="n_routed_experts", bias=_BIAS),
+    Family("DeepSeek-V3.2", "deepseek_v32", "DeepseekV32TopkRouter", _DEEPSEEK_V3, counts.listed,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("dots.llm1", "dots1", "Dots1TopkRouter", _DEEPSEEK_V3, counts.after("first_k_dense_replace"),
+           experts="n_routed_experts", bias=_BIAS),
+    Family("dots3-note", "dots3_note_text", "Dots3NoteTextTopkRouter", _DEEPSEEK_V3, counts.listed,
+           experts="n_routed_experts", bias=_BIAS, module="dots3_note"),
+    Family("ERNIE-4.5-MoE", "ernie4_5_moe", "Ernie4_5_MoeTopKRouter", rules.ERNIE, counts.ernie,
+           bias="moe_statics.e_score_correction_bias"),
+    Family("EXAONE-MoE", "exaone_moe", "ExaoneMoeTopkRouter", _DEEPSEEK_V3, counts.listed, bias=_BIAS),
+    Family("FlexOlmo", "flex_olmo", "FlexOlmoTopKRouter", rules.softmax()),
+    Family("Flint", "flint", "FlintTopKRouter", rules.sigmoid(), counts.sparse_step),
+    Family("Gemma-4", "gemma4_text", "Gemma4TextRouter", rules.GEMMA, counts.gemma, top_k="top_k_experts",
+           module="gemma4"),
+    Family("GLM-4-MoE", "glm4_moe", "Glm4MoeTopkRouter", _DEEPSEEK_V3, counts.after("first_k_dense_replace"),
+           experts="n_routed_experts", bias=_BIAS),
+    Family("GLM-4-MoE-Lite", "glm4_moe_lite", "Glm4MoeLiteTopkRouter", _DEEPSEEK_V3, counts.listed,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("GLM-MoE-DSA (GLM-5)", "glm_moe_dsa", "GlmMoeDsaTopkRouter", _DEEPSEEK_V3, counts.listed,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("GPT-OSS", "gpt_oss", "GptOssTopKRouter", rules.softmax_of_chosen(), experts="num_local_experts"),
+    Family("Granite-MoE", "granitemoe", "GraniteMoeTopKRouter", rules.softmax_of_chosen(),
+           experts="num_local_experts"),
+    Family("Granite-MoE-Hybrid (Granite-4)", "granitemoehybrid", "GraniteMoeHybridTopKRouter",
+           rules.softmax_of_chosen(), counts.granite_hybrid, experts="num_local_experts"),
+    Family("Granite-MoE-Shared", "granitemoeshared", "GraniteMoeSharedTopKRouter", rules.softmax_of_chosen(),
+           experts="num_local_experts"),
+    Family("Granite-MoE-SWA", "granitemoe_swa", "GraniteMoeSWATopKRouter", rules.softmax_of_chosen(),
+           experts="num_local_experts"),
+    Family("Hunyuan 3", "hy_v3", "HYV3TopKRouter", rules.sigmoid(eps=1e-20, scale="router_scaling_factor"),
+           counts.listed, bias=_BIAS),
+    Family("Hunyuan 4", "hy_v4", "HYV4TopkRouter", _DEEPSEEK_V3, counts.listed, experts="n_routed_experts",
+           bias=_BIAS),
+    Family("Hunyuan-MoE", "hunyuan_v1_moe", "HunYuanMoEV1Gate", rules.softmax(renormalize=True),
+           top_k="moe_topk"),
+    Family("Inkling-2", "inkling2_text", "Inkling2TopKRouter", _DEEPSEEK_V3, experts="n_routed_experts",
+           bias=_BIAS, module="inkling2"),
+    Family("Jamba", "jamba", "JambaTopKRouter", rules.softmax(renormalize=False), counts.jamba),
+    Family("JetMoE", "jetmoe", "JetMoeTopKGating", rules.softmax_of_chosen(), experts="num_local_experts",
+           seam=seams.jetmoe, block="JetMoeMoE"),
+    Family("Kimi-Linear", "kimi_linear", "KimiLinearTopkRouter", _DEEPSEEK_V3, counts.listed, bias=_BIAS),
+    Family("Kolibri-1", "kolibri1", "Kolibri1TopKRouter", rules.KOLIBRI, bias=_BIAS),
+    Family("Laguna", "laguna", "LagunaTopKRouter", rules.sigmoid(), counts.listed, bias=_BIAS),
+    Family("LFM2-MoE", "lfm2_moe", "Lfm2MoeTopKRouter",
+           rules.sigmoid(eps=1e-6, scale="routed_scaling_factor"), counts.after("num_dense_layers"),
+           bias="expert_bias"),
+    Family("Llama-4", "llama4_text", "Llama4Router", rules.LLAMA4, counts.llama, experts="num_local_experts",
+           seam=seams.llama4, module="llama4"),
+    Family("LongCat-Flash", "longcat_flash", "LongcatFlashTopkRouter", rules.LONGCAT, counts.longcat,
+           experts="n_routed_experts", top_k="moe_topk", bias=_BIAS),
+    Family("Mellum", "mellum", "MellumTopKRouter", rules.softmax(), counts.listed),
+    Family("MiMo-V2-Flash", "mimo_v2_flash", "MiMoV2FlashTopkRouter", _DEEPSEEK_V3, counts.listed,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("MiniMax", "minimax", "MiniMaxTopKRouter", rules.softmax(renormalize=True, cast=False),
+           experts="num_local_experts"),
+    Family("MiniMax-M2", "minimax_m2", "MiniMaxM2TopKRouter", rules.sigmoid(), experts="num_local_experts",
+           bias=_BIAS),
+    Family("MiniMax-M3", "minimax_m3_vl_text", "MiniMaxM3VLTopKRouter", rules.sigmoid(), counts.listed,
+           experts="num_local_experts", bias=_BIAS, module="minimax_m3_vl"),
+    Family("Mixtral", "mixtral", "MixtralTopKRouter", rules.softmax(renormalize=True, cast=False),
+           experts="num_local_experts"),
+    Family("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", _DEEPSEEK_V3, counts.moe_blocks,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("OLMoE", "olmoe", "OlmoeTopKRouter", rules.softmax()),
+    Family("Phi-MoE", "phimoe", "PhimoeTopKRouter", rules.SPARSE_MIXER, experts="num_local_experts"),
+    Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", rules.softmax(), counts.sparse_step),
+    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", rules.softmax(), counts.sparse_step),
+    Family("Qwen3-Next", "qwen3_next", "Qwen3NextTopKRouter", rules.softmax(), counts.sparse_step),
+    Family("Qwen3.5-MoE", "qwen3_5_moe_text", "Qwen3_5MoeTopKRouter", rules.softmax(renormalize=True),
+           module="qwen3_5_moe"),
+    Family("Qwen4-Exp", "qwen4_exp_text", "Qwen4ExpTextTopKRouter", rules.softmax(), module="qwen4_exp"),
+    Family("Solar-Open", "solar_open", "SolarOpenTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
+           bias=_BIAS),
 )
+# fmt: on
+
+UNSUPPORTED = {
+    "deepseek_v4": "its first MoE layers choose experts by the token's id, without scores",
+    "doge": "its experts are retrieved by product keys, without a router module",
+    "inkling_text": "its router weighs shared experts and chosen ones together, so the chosen cannot be changed alone",
+    "zaya": "each of its routers reads the state of the one before it, and one choice skips the experts",
+}
+"""Models of transformers with experts that no policy can reach, by `model_type`, and why."""
+
 _BY_CLASS = {family.router_class: family for family in FAMILIES}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 

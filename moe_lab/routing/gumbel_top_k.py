@@ -1,4 +1,6 @@
-"""Gumbel-top-k routing (RoE, equation 1): the k experts with the largest `logits + temperature * noise`.
+"""Gumbel-top-k routing (RoE, equation 1): the k experts with the largest `scores + temperature * noise`.
+
+The scores are what the family's routers choose by: their logits, or (DeepSeek-V3 and its like) sigmoids plus a bias.
 
 T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
 """
@@ -33,7 +35,8 @@ class GumbelTopK:
     Args:
         temperatures: one per MoE layer; a layer with 0 is left alone.
         seed: key of the noise.
-        perturbed_weights: combine weights from the noisy logits instead of the clean ones.
+        perturbed_weights: combine weights from the noisy logits instead of the clean ones; for families whose noise
+            is added to logits (`Rule.noise`).
     """
 
     def __init__(self, temperatures: Sequence[float], seed: int, perturbed_weights: bool = False):
@@ -64,14 +67,14 @@ class GumbelTopK:
             return None
         chosen = self._tokens.index
         logits_NE = routing.logits_TE[chosen]
-        noisy_NE = logits_NE.float() + temperature * self._noise(router.layer, logits_NE.shape[-1])
-        index_NK = noisy_NE.topk(routing.index_TK.shape[-1], dim=-1).indices
+        noisy_NE = router.scores(logits_NE) + temperature * self._noise(router.layer, logits_NE.shape[-1])
+        index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
         source_NE = noisy_NE.to(logits_NE.dtype) if self.perturbed_weights else logits_NE
-        weights_NK = router.family.weights(router.module, source_NE, index_NK)
+        weights_NK = router.weights(source_NE, index_NK)
         self._count(index_NK, routing.index_TK[chosen])
         return Routing(
             routing.logits_TE,
-            routing.weights_TK.index_copy(0, chosen, weights_NK),
+            routing.weights_TK.index_copy(0, chosen, weights_NK.to(routing.weights_TK.dtype)),
             routing.index_TK.index_copy(0, chosen, index_NK),
         )
 

@@ -11,21 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
-from moe_lab.routing.families import Family, family_of, supported
-
-
-class Routing(NamedTuple):
-    """What a router decided for T tokens."""
-
-    logits_TE: Tensor
-    weights_TK: Tensor
-    index_TK: Tensor
+from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
+from moe_lab.routing.seams import Decide, Routing
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,31 @@ class Router:
     """Its module name in the model."""
     module: nn.Module
     family: Family
+    block: nn.Module
+    """The module that calls it."""
+
+    def scores(self, logits_TE: Tensor) -> Tensor:
+        """float32 [T, E]: what the router chooses experts by, and noise is added to."""
+        scores_TE = self.family.rule.scores(self.module, logits_TE)
+        bias_E = self._bias
+        return scores_TE if bias_E is None else scores_TE + bias_E.float().reshape(-1)
+
+    def choose(self, scores_TE: Tensor, k: int) -> Tensor:
+        """int64 [T, k]: the experts that the router takes at these scores."""
+        return self.family.rule.choose(self.module, scores_TE, k)
+
+    def weights(self, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+        """Combine weights [T, K] of the experts `index_TK`, as the router itself computes them."""
+        return self.family.rule.weights(self.module, logits_TE, index_TK)
+
+    @property
+    def _bias(self) -> Tensor | None:
+        """[E]; some routers own it, others are given that of their block."""
+        path = self.family.bias
+        if path is None:
+            return None
+        owner = self.module if hasattr(self.module, path.partition(".")[0]) else self.block
+        return attrgetter(path)(owner)
 
 
 Policy = Callable[[Router, Routing], Routing | None]
@@ -46,20 +64,26 @@ Policy = Callable[[Router, Routing], Routing | None]
 
 def find_routers(model: nn.Module) -> list[Router]:
     """All routers of a model in the order of its layers; empty for a model that has none we know."""
-    found = ((name, module, family_of(module)) for name, module in model.named_modules())
-    known = [(name, module, family) for name, module, family in found if family]
-    return [Router(layer, name, module, family) for layer, (name, module, family) in enumerate(known)]
+    routers: list[Router] = []
+    for name, module in model.named_modules():
+        if family := family_of(module):
+            block = model.get_submodule(name.rpartition(".")[0])
+            if family.block in (None, type(block).__name__):
+                routers.append(Router(len(routers), name, module, family, block))
+    return routers
 
 
 def require_routers(model: nn.Module) -> list[Router]:
     """Like `find_routers`, but none is a ModelError that says what can be done."""
     if routers := find_routers(model):
         return routers
-    raise ModelError(no_router_message(type(model).__name__))
+    raise ModelError(no_router_message(type(model).__name__, getattr(model.config, "model_type", "")))
 
 
-def no_router_message(model: str) -> str:
+def no_router_message(model: str, model_type: str) -> str:
     """What a user reads whose model has no router that we know."""
+    if reason := UNSUPPORTED.get(model_type):
+        return f"{model} cannot be routed otherwise: {reason}.\n`method=base` runs it."
     return (
         f"No router was found in {model}: it is a dense model or of a family that is not supported.\n"
         f"Supported families: {', '.join(supported())}. `method=base` runs any causal language model."
@@ -83,7 +107,11 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
     """
     routers = require_routers(model)[first:]
     watch = _Watch(routers)
-    handles = [router.module.register_forward_hook(watch.hook(router, policy)) for router in routers]
+    handles = [
+        handle
+        for router in routers
+        for handle in router.family.seam(router.module, watch.decide(router, policy))
+    ]
     handles.append(model.register_forward_pre_hook(watch.start))
     handles.append(model.register_forward_hook(watch.finish))
     try:
@@ -103,14 +131,12 @@ class _Watch:
     def start(self, model: nn.Module, args: tuple) -> None:
         self.nan.clear()
 
-    def hook(self, router: Router, policy: Policy) -> Callable:
-        def on_forward(module: nn.Module, args: tuple, output: tuple) -> tuple | None:
-            routing = Routing(*output)
+    def decide(self, router: Router, policy: Policy) -> Decide:
+        def decide(routing: Routing) -> Routing | None:
             self.nan[router.layer] = routing.logits_TE.isnan().any()
-            changed = policy(router, routing)
-            return None if changed is None else tuple(changed)
+            return policy(router, routing)
 
-        return on_forward
+        return decide
 
     def finish(self, model: nn.Module, args: tuple, output: object) -> None:
         for router in self.routers:

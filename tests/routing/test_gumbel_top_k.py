@@ -17,7 +17,7 @@ DRAWS = 20_000
 def route(policy, router, logits_E, count):
     logits_TE = logits_E.expand(count, -1)
     index_TK = logits_TE.topk(2, dim=-1).indices
-    weights_TK = router.family.weights(router.module, logits_TE, index_TK)
+    weights_TK = router.weights(logits_TE, index_TK)
     token = torch.arange(count)
     policy.expect(NoisyTokens(token, token * 0 + 5, token * 0, token * 0 + 1, token))
     return policy(router, Routing(logits_TE, weights_TK, index_TK))

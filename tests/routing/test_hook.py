@@ -35,7 +35,7 @@ def test_every_moe_layer_has_a_router(moe_model):
 
 def test_recomputed_weights_are_the_routers_own_bit_for_bit(moe_model):
     def recompute(router, routing):
-        weights = router.family.weights(router.module, routing.logits_TE, routing.index_TK)
+        weights = router.weights(routing.logits_TE, routing.index_TK)
         assert weights.dtype == routing.weights_TK.dtype
         assert torch.equal(weights, routing.weights_TK)
         return Routing(routing.logits_TE, weights, routing.index_TK)

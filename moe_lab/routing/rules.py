@@ -1,0 +1,215 @@
+"""How routers turn logits into chosen experts and combine weights: a small number of rules serves all families.
+
+Noise goes where a router forms the scores that it chooses by. Softmax routers choose by their logits (a softmax keeps
+the order), so noise is added to these, as the RoE paper has it. Routers that choose by a sigmoid, or by a probability
+plus a learned bias, get it there. Combine weights never see it: they come from the clean logits at the chosen experts.
+
+T = tokens, E = experts, G = groups of experts, K = experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+LOGITS = "logits"
+SCORES = "scores"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a router does with its logits."""
+
+    noise: str
+    """What noise is added to: LOGITS, or the SCORES that experts are chosen by."""
+    scores: Callable[[nn.Module, Tensor], Tensor]
+    """(router, logits_TE) -> float32 [T, E], before a bias is added."""
+    weights: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    """(router, logits_TE, index_TK) -> weights_TK, exactly as the router itself computes them."""
+    text: str
+    """The weight rule in words, for the table in docs/models.md."""
+    select: Callable[[nn.Module, Tensor, int], Tensor] | None = None
+    """(router, scores_TE, K) -> int64 [T, K]; None: the K largest."""
+
+    def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
+        """int64 [T, K]: the experts that a router with these scores (bias and noise included) takes."""
+        if self.select:
+            return self.select(router, scores_TE, k)
+        return scores_TE.topk(k, dim=-1).indices
+
+
+def _logits(router: nn.Module, logits_TE: Tensor) -> Tensor:
+    return logits_TE.float()
+
+
+def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
+    """Softmax over all experts in float32, gathered at the chosen ones.
+
+    Args:
+        renormalize: whether the weights of the chosen are scaled to sum to 1; None: `router.norm_topk_prob` says.
+        cast: whether weights take the logits' dtype.
+    """
+
+    def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+        weights_TK = torch.softmax(logits_TE, dim=-1, dtype=torch.float32).gather(-1, index_TK)
+        if router.norm_topk_prob if renormalize is None else renormalize:
+            weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+        return weights_TK.to(logits_TE.dtype) if cast else weights_TK
+
+    how = {None: ", renormalized if `norm_topk_prob`", True: ", renormalized", False: ""}[renormalize]
+    return Rule(LOGITS, _logits, weights, f"softmax over all, gathered{how}")
+
+
+def softmax_of_chosen(dtype: torch.dtype | None = None) -> Rule:
+    """Softmax over the logits of the chosen experts alone, in `dtype`; None: in the logits' own."""
+
+    def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+        return torch.softmax(logits_TE.gather(-1, index_TK), dim=-1, dtype=dtype)
+
+    return Rule(LOGITS, _logits, weights, "softmax over the chosen")
+
+
+def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float("-inf")) -> Rule:
+    """Sigmoid of each logit (or `router.score_fn`), gathered, renormalized unless `router.norm_topk_prob` is there and
+    false, scaled. Chosen within groups where the router has `num_group`.
+
+    Args:
+        eps: what is added to the sum that the weights are divided by.
+        scale: the router's attribute that the weights are multiplied by.
+        closed: score of experts in groups that are not open.
+    """
+
+    def scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
+        return getattr(router, "score_fn", torch.sigmoid)(logits_TE.float())
+
+    def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+        weights_TK = scores(router, logits_TE).gather(-1, index_TK)
+        if getattr(router, "norm_topk_prob", True):
+            weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + eps)
+        return weights_TK * getattr(router, scale) if scale else weights_TK
+
+    def select(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
+        """Within the `topk_group` groups whose two best scores have the largest sums (DeepSeek-V3)."""
+        if not getattr(router, "num_group", None):
+            return scores_TE.topk(k, dim=-1).indices
+        best_TG = _by_group(router, scores_TE).topk(2, dim=-1).values.sum(dim=-1)
+        return _top_k_of_groups(router, scores_TE, best_TG, k, closed)
+
+    text = "sigmoid, gathered, renormalized" + (", scaled" if scale else "")
+    return Rule(SCORES, scores, weights, text, select)
+
+
+def _by_group(router: nn.Module, scores_TE: Tensor) -> Tensor:
+    return scores_TE.unflatten(-1, (router.num_group, -1))
+
+
+def _top_k_of_groups(
+    router: nn.Module, scores_TE: Tensor, best_TG: Tensor, k: int, closed: float = float("-inf")
+) -> Tensor:
+    open_TG = torch.zeros_like(best_TG, dtype=torch.bool)
+    open_TG.scatter_(-1, best_TG.topk(router.topk_group, dim=-1).indices, True)
+    open_TE = open_TG.repeat_interleave(scores_TE.shape[-1] // router.num_group, dim=-1)
+    return scores_TE.masked_fill(~open_TE, closed).topk(k, dim=-1).indices
+
+
+def _scaled_softmax(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    return (
+        torch.softmax(logits_TE, dim=-1, dtype=torch.float32).gather(-1, index_TK)
+        * router.routed_scaling_factor
+    )
+
+
+def _groups_by_best(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
+    """DeepSeek-V2: within the groups that hold the best experts, where `topk_method` asks for it."""
+    if router.topk_method != "group_limited_greedy":
+        return scores_TE.topk(k, dim=-1).indices
+    return _top_k_of_groups(router, scores_TE, _by_group(router, scores_TE).amax(dim=-1), k)
+
+
+DEEPSEEK_V2 = Rule(LOGITS, _logits, _scaled_softmax, "softmax over all, gathered, scaled", _groups_by_best)
+
+
+def _softmax_scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
+    return torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
+
+
+def _ernie_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    weights_TK = _softmax_scores(router, logits_TE).gather(-1, index_TK)
+    return weights_TK / weights_TK.sum(dim=-1, keepdim=True).clamp(min=router.norm_min)
+
+
+ERNIE = Rule(SCORES, _softmax_scores, _ernie_weights, "softmax over all, gathered, renormalized")
+LONGCAT = Rule(SCORES, _softmax_scores, _scaled_softmax, "softmax over all, gathered, scaled")
+
+
+def _kolibri_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    weights_TK = logits_TE.gather(-1, index_TK).sigmoid()
+    return weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
+
+
+KOLIBRI = Rule(LOGITS, _logits, _kolibri_weights, "sigmoid, gathered, renormalized if `norm_topk_prob`")
+
+
+def _cohere_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    chosen_TK = logits_TE.gather(-1, index_TK)
+    if router.expert_selection_fn == "softmax":
+        return torch.softmax(chosen_TK, dim=-1, dtype=torch.float32)
+    weights_TK = chosen_TK.sigmoid()
+    return weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
+
+
+COHERE = Rule(LOGITS, _logits, _cohere_weights, "softmax over the chosen, or their sigmoids")
+
+
+def _gemma_logits(router: nn.Module, probs_TE: Tensor) -> Tensor:
+    """Gemma-4's router gives probabilities; their logarithms are its logits up to a constant per token."""
+    return probs_TE.float().log()
+
+
+def _gemma_weights(router: nn.Module, probs_TE: Tensor, index_TK: Tensor) -> Tensor:
+    weights_TK = probs_TE.gather(-1, index_TK)
+    return weights_TK / weights_TK.sum(dim=-1, keepdim=True) * router.per_expert_scale[index_TK]
+
+
+GEMMA = Rule(
+    LOGITS, _gemma_logits, _gemma_weights, "softmax over all, gathered, renormalized, scaled per expert"
+)
+
+
+def _llama_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    return logits_TE.gather(-1, index_TK).float().sigmoid().to(logits_TE.dtype)
+
+
+LLAMA4 = Rule(LOGITS, _logits, _llama_weights, "sigmoid, gathered (on the experts' input)")
+
+
+def _sparse_mixer_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """Each expert's share among those not chosen before it and not far below it ("SparseMixer-v2", in evaluation).
+
+    Clean logits choose the largest first. Where noise chose another one, "far below" is counted from that one.
+    """
+    left_TE, weights = logits_TE, []
+    for index_T1 in index_TK.split(1, dim=-1):
+        anchor_T1 = left_TE.gather(-1, index_T1)
+        scale_TE = logits_TE.abs().clamp(min=anchor_T1)
+        far_TE = (anchor_T1 - logits_TE) / scale_TE > 2 * router.router_jitter_noise
+        weights.append(left_TE.masked_fill(far_TE, float("-inf")).softmax(dim=-1).gather(-1, index_T1))
+        left_TE = left_TE.scatter(-1, index_T1, float("-inf"))
+    return torch.cat(weights, dim=-1)
+
+
+SPARSE_MIXER = Rule(
+    LOGITS, _logits, _sparse_mixer_weights, "each expert's softmax among those left and not far below it"
+)
+
+
+def _dbrx_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    weights_TK = torch.softmax(logits_TE, dim=-1, dtype=logits_TE.dtype).gather(-1, index_TK)
+    power = router.moe_normalize_expert_weights
+    return weights_TK if power is None else weights_TK / torch.norm(weights_TK, p=power, dim=-1, keepdim=True)
+
+
+DBRX = Rule(LOGITS, _logits, _dbrx_weights, "softmax over all, gathered, divided by a norm of the chosen")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
@@ -33,6 +34,8 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(
             source, revision=model.revision or "main", local_files_only=offline
         )
+    except StrictDataclassError as error:
+        raise ModelError(f"{source}/config.json is not valid: {error.__cause__ or error}") from error
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(explain(error, source, "model", offline)) from error
     if model.experts_per_token is not None:

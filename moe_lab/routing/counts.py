@@ -56,6 +56,11 @@ def llama(config: Any) -> int:
     return len(config.moe_layers)
 
 
+def deepseek(config: Any) -> int:
+    """As the configuration of the native DeepSeek-MoE says of each layer."""
+    return sum(config.is_moe_layer(layer) for layer in range(config.num_hidden_layers))
+
+
 def longcat(config: Any) -> int:
     """A decoder layer has one MoE block, and counts as two layers."""
     return config.num_layers

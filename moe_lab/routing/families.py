@@ -82,6 +82,8 @@ FAMILIES = (
     Family("Cohere2-MoE", "cohere2_moe", "Cohere2MoeTopKRouter", rules.COHERE, counts.listed),
     Family("DBRX", "dbrx", "DbrxFFN", rules.DBRX, counts.dbrx,
            experts="ffn_config.moe_num_experts", top_k="ffn_config.moe_top_k", seam=seams.dbrx),
+    Family("DeepSeek-MoE", "deepseek", "DeepseekTopKRouter", rules.softmax(), counts.deepseek,
+           experts="n_routed_experts", module="moe_lab.models.deepseek.modeling"),
     Family("DeepSeek-V2", "deepseek_v2", "DeepseekV2TopkRouter", rules.DEEPSEEK_V2,
            counts.after("first_k_dense_replace"), experts="n_routed_experts"),
     Family("DeepSeek-V3", "deepseek_v3", "DeepseekV3TopkRouter", _DEEPSEEK_V3, counts.after("first_k_dense_replace"),

@@ -1,0 +1,54 @@
+"""Makes the Auto classes of transformers know "deepseek", without importing transformers for it.
+
+transformers takes two seconds to import, which `--help` must not wait for. So the configuration is registered when
+transformers' own registry is imported, whether that was before `import moe_lab` or comes after it; the model is
+registered with the first configuration (`configuration.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+REGISTRY = "transformers.models.auto.configuration_auto"
+
+
+def register_deepseek() -> None:
+    """Register the configuration now if transformers' registry is imported, else once it is."""
+    if REGISTRY in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _AfterRegistry())
+
+
+class _AfterRegistry(MetaPathFinder):
+    """Finds the registry as Python would, and registers after it has run."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != REGISTRY:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        assert spec is not None and spec.loader is not None, "importing transformers.models.auto came before"
+        run = spec.loader.exec_module
+
+        def run_and_register(module: ModuleType) -> None:
+            run(module)
+            _register()
+
+        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def _register() -> None:
+    from transformers.models.auto.configuration_auto import AutoConfig
+
+    from moe_lab.models.deepseek.configuration import DeepseekConfig
+
+    AutoConfig.register(DeepseekConfig.model_type, DeepseekConfig)

@@ -1,0 +1,114 @@
+"""A small checkpoint as DeepSeek-MoE-16B is published: its configuration's keys, its parameters' names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+PUBLISHED = {
+    "architectures": ["DeepseekForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekConfig",
+        "AutoModel": "modeling_deepseek.DeepseekModel",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekForCausalLM",
+    },
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 100000,
+    "eos_token_id": 100001,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 4096,
+    "model_type": "deepseek",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 16,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "scoring_func": "softmax",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 102400,
+}
+"""The published config.json."""
+
+SMALL = PUBLISHED | {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+    "torch_dtype": "float32",
+}
+
+
+def parameter_shapes(config: dict) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, as published."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocab, hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"}
+        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        if layer < config["first_k_dense_replace"]:
+            shapes |= _mlp(f"{prefix}mlp.", hidden, config["intermediate_size"])
+            continue
+        width, experts = config["moe_intermediate_size"], config["n_routed_experts"]
+        shapes[f"{prefix}mlp.gate.weight"] = (experts, hidden)
+        shapes |= _mlp(f"{prefix}mlp.shared_experts.", hidden, width * config["n_shared_experts"])
+        for expert in range(experts):
+            shapes |= _mlp(f"{prefix}mlp.experts.{expert}.", hidden, width)
+    return shapes
+
+
+def _mlp(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    shapes = {f"{prefix}{name}_proj.weight": (width, hidden) for name in ("gate", "up")}
+    return shapes | {f"{prefix}down_proj.weight": (hidden, width)}
+
+
+def write_checkpoint(folder: Path, config: dict, seed: int = 0) -> dict[str, Tensor]:
+    """config.json and two shards of random float32 weights; returns the weights by name."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: 0.15 * torch.randn(shape, generator=generator) + (1.0 if len(shape) == 1 else 0.0)
+        for name, shape in parameter_shapes(config).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    names = list(weights)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: weights[name] for name in part}, folder / file, metadata={"format": "pt"})
+    places = {name: file for file, part in shards.items() for name in part}
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return weights

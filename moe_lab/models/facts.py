@@ -9,7 +9,7 @@ import torch
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError
-from moe_lab.models.hub import load_config
+from moe_lab.models.hub import load_config, model_commit
 from moe_lab.routing import family_of_type
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,7 +47,7 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         name=model.name,
         path=model.path,
         revision=model.revision,
-        commit=getattr(config, "_commit_hash", None),
+        commit=model_commit(model, offline=offline),
         family=config.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
         moe_layers=family.moe_layers(text) if family else 0,

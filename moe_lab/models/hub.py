@@ -1,67 +1,159 @@
-"""Where a model comes from: a folder, the hub, or the hub's cache on this machine."""
+"""Where a model comes from: a folder, or a repository of the hub, whose files become a folder of the cache."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
+from moe_lab.hub.failures import explain
 from moe_lab.models.experts_per_token import set_experts_per_token
+from moe_lab.models.identity import SMALL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from moe_lab.hub.repository import Repository
+
+__all__ = [
+    "TINY",
+    "explain",
+    "load_config",
+    "model_commit",
+    "model_folder",
+    "model_source",
+    "tokenizer_folder",
+]
+
 TINY = Path(__file__).parent / "tiny"
 """The model that comes with the package."""
 
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""In which files transformers looks for weights; it takes the first that is there."""
+
 
 def model_source(model: ModelConfig) -> str:
-    """What transformers loads: a hub id or a folder."""
+    """Where the model is: a hub id or a folder."""
     return str(Path(model.path).expanduser()) if model.path else str(TINY)
 
 
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """The model's configuration, with `experts_per_token` applied. Raises ModelError where there is none."""
-    source = model_source(model)
     transformers_logging.set_verbosity_error()
-    _check_folder(source)
+    folder = model_folder(model, offline=offline)
     try:
-        config = AutoConfig.from_pretrained(
-            source, revision=model.revision or "main", local_files_only=offline
-        )
-    except StrictDataclassError as error:
-        raise ModelError(f"{source}/config.json is not valid: {error.__cause__ or error}") from error
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(explain(error, source, "model", offline)) from error
+        raise ModelError(explain(error, model_source(model), "model", offline)) from error
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
     return config
 
 
-def _check_folder(source: str) -> None:
+def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
+    """The commit that `model.revision` stands for on the hub; None for a folder. Raises ModelError."""
+    source = model_source(model)
+    return None if _is_folder(source) else _find(source, model.revision, "model", offline).commit
+
+
+def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) -> Path:
+    """The folder to load from; of a hub model, what is missing in it is fetched, the weights only where wanted.
+
+    Raises ModelError with what to do where it cannot be had.
+    """
+    source = model_source(model)
+    if _is_folder(source):
+        if not (Path(source) / "config.json").is_file():
+            raise ModelError(
+                f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+            )
+        return Path(source)
+    repository = _find(source, model.revision, "model", offline)
+    if not repository.holds("config.json"):
+        raise ModelError(f"The repository {source} is no model: it has no config.json.")
+    folder = _fetch(repository, small_files, "model", offline)
+    return _fetch(repository, weight_files, "model", offline) if weights else folder
+
+
+def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
+    """The folder of the tokenizer's files: the model's, or that of `model.tokenizer` at its own default revision."""
+    if model.tokenizer is None:
+        return model_folder(model, offline=offline)
+    source = str(Path(model.tokenizer).expanduser())
+    if _is_folder(source):
+        return Path(source)
+    return _fetch(_find(source, None, "tokenizer", offline), small_files, "tokenizer", offline)
+
+
+def small_files(repository: Repository) -> list[str]:
+    """Configurations and tokenizer files; offline those that the cache has."""
+    if repository.files is None:
+        return []
+    return [
+        name
+        for name in repository.files
+        if name.endswith(SMALL) and not name.endswith(".index.json")
+        if "/" not in name or name.startswith("additional_chat_templates/")
+    ]
+
+
+def weight_files(repository: Repository) -> list[str]:
+    """The files that transformers loads weights from: a single one, or an index and its shards.
+
+    Raises ModelError where there are none.
+    """
+    from moe_lab.hub.download import fetch
+
+    first = next((name for name in WEIGHTS if repository.holds(name)), None)
+    if first is None:
+        if repository.files is None:
+            return list(WEIGHTS[:1])  # which of them the hub has is not known here
+        raise ModelError(f"The repository {repository.id} holds no weights that transformers loads.")
+    if not first.endswith(".index.json"):
+        return [first]
+    index = json.loads((fetch(repository, [first]) / first).read_text(encoding="utf-8"))
+    return [first, *sorted(set(index["weight_map"].values()))]
+
+
+def _is_folder(source: str) -> bool:
+    """Whether a source is a local folder; raises ModelError where it looks like one and there is none."""
     path = Path(source)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(
-            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
-        )
     looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
     if looks_local and not path.is_dir():
-        raise ModelError(
-            f"There is no folder {source}. model.path takes a local folder or a hub id like owner/name."
-        )
+        raise ModelError(f"There is no folder {source}. Give a local folder or a hub id like owner/name.")
+    return path.is_dir()
 
 
-def explain(error: Exception, source: str, what: str, offline: bool) -> str:
-    """A few lines for a failure of the hub's clients: what could not be had, why, and what to do."""
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    hint = (
-        "offline=true uses only what the Hugging Face cache holds."
-        if offline
-        else "Check the spelling and the connection; gated models need HF_TOKEN. model.path also takes a local folder."
-    )
-    return f"The {what} {source} could not be read: {first_line}\n{hint}"
+def _find(source: str, revision: str | None, what: str, offline: bool) -> Repository:
+    import httpx2
+
+    from moe_lab.hub.repository import find
+
+    try:
+        return find(source, "model", revision, offline=offline)
+    except (OSError, ValueError, httpx2.HTTPError) as error:
+        raise ModelError(explain(error, source, what, offline)) from error
+
+
+def _fetch(
+    repository: Repository, choose: Callable[[Repository], Iterable[str]], what: str, offline: bool
+) -> Path:
+    import httpx2
+
+    from moe_lab.hub.download import fetch
+
+    try:
+        return fetch(repository, choose(repository))
+    except (OSError, ValueError, httpx2.HTTPError) as error:
+        raise ModelError(explain(error, repository.id, what, offline)) from error

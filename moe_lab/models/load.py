@@ -14,7 +14,7 @@ from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
-from moe_lab.models.hub import load_config, model_source
+from moe_lab.models.hub import load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers
 
@@ -32,8 +32,9 @@ class LoadedModel:
 
 def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> LoadedModel:
     """Load weights and tokenizer; `trust_remote_code` is off. Raises ModelError where that fails."""
-    start = time.perf_counter()
     place = resolve_device(device)
+    folder = model_folder(model, offline=offline, weights=True)
+    start = time.perf_counter()
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     experts = model.experts_implementation
     if experts is None and facts.moe_layers and place.type == "cpu":
@@ -41,11 +42,10 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
     options = {"experts_implementation": experts} if experts else {}
     try:
         loaded, report = AutoModelForCausalLM.from_pretrained(
-            model_source(model),
+            folder,
             config=load_config(model, offline=offline),
-            revision=model.revision or "main",
             dtype=getattr(torch, facts.dtype),
-            local_files_only=offline,
+            local_files_only=True,
             ignore_mismatched_sizes=True,  # reported below, with the names
             output_loading_info=True,
             **options,

@@ -8,17 +8,18 @@ from transformers import AutoTokenizer
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.hub import model_source
+from moe_lab.models.hub import model_source, tokenizer_folder
 
 
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """The tokenizer alone. Raises ModelError where there is none."""
     source = model.tokenizer or model_source(model)
-    revision = "main" if model.tokenizer else model.revision or "main"
+    folder = tokenizer_folder(model, offline=offline)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(_no_tokenizer(source, str(error).strip().splitlines()[0])) from error
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(_no_tokenizer(source, reason)) from error
     if not tokenizer.encode("a", add_special_tokens=False):
         # transformers makes an empty one where a folder has no tokenizer files
         raise ModelError(_no_tokenizer(source, "it has no vocabulary"))

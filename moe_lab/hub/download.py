@@ -1,0 +1,176 @@
+"""Fetching a repository's files into the Hugging Face cache: nothing twice, an interrupted file continued.
+
+The hub's own client starts a file anew with every command; a shard of a large model has gigabytes. Here a file grows as
+`blobs/<etag>.incomplete` until it is complete, its SHA-256 is checked, and the client links it into the snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx2
+from filelock import FileLock
+from huggingface_hub import constants, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers
+
+from moe_lab.errors import ModelError
+from moe_lab.hub.repository import File, NotCached, Repository, unreachable
+
+TRIES = 3
+"""Attempts at a file that bring no byte before it is given up."""
+
+MAX_HEADER = 100_000_000
+"""Bytes of a safetensors header, as the format limits it."""
+
+
+def missing(repository: Repository, names: Iterable[str]) -> list[str]:
+    """Those of the files that the cache lacks, or holds in another size than the hub says."""
+    return [name for name in names if not _whole(repository, name)]
+
+
+def fetch(repository: Repository, names: Iterable[str]) -> Path:
+    """The snapshot folder with these files in it; what is missing is fetched.
+
+    Raises ModelError where the disk is too small or a file arrives damaged, NotCached where the hub may not
+    be asked, and what the hub's client raises.
+    """
+    absent = missing(repository, names)
+    if absent and repository.files is None:
+        named = ", ".join(absent[:3])
+        raise NotCached(
+            f"{len(absent)} of its files are absent or damaged in the cache {constants.HF_HUB_CACHE}: {named}"
+        )
+    if absent:
+        check_space(repository, absent)
+    for name in absent:
+        _fetch(repository, name)
+    if repository.files is not None and repository.revision != repository.commit:
+        _write_ref(repository)
+    return repository.snapshot
+
+
+def bytes_to_fetch(repository: Repository, names: Iterable[str]) -> int:
+    """Bytes that `fetch` would still receive."""
+    assert repository.files is not None
+    files = [repository.files[name] for name in missing(repository, names)]
+    return sum(file.size - _size(_partial(repository, file)) for file in files)
+
+
+def check_space(repository: Repository, names: Iterable[str]) -> None:
+    """Raise ModelError where the cache's disk cannot take the files."""
+    wanted, free = bytes_to_fetch(repository, names), free_bytes(repository.storage)
+    if wanted > free:
+        raise ModelError(
+            f"{repository.id} needs {wanted / 1e9:.2f} GB more in {constants.HF_HUB_CACHE}, "
+            f"and {free / 1e9:.2f} GB are free there.\n"
+            "Free some, or move the cache to another disk: HF_HOME=<folder>."
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk that a folder lies on or would lie on."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _whole(repository: Repository, name: str) -> bool:
+    file = repository.snapshot / name
+    if not file.exists():
+        return False
+    if repository.files is not None:
+        return file.stat().st_size == repository.files[name].size
+    return not name.endswith(".safetensors") or file.stat().st_size == safetensors_size(file)
+
+
+def safetensors_size(file: Path) -> int:
+    """Bytes that a safetensors file has by its header; 0 where the header itself is torn."""
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        try:
+            header = json.loads(content.read(min(length, MAX_HEADER)))
+        except ValueError:
+            return 0
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + length + max(ends, default=0)
+
+
+def _fetch(repository: Repository, name: str) -> None:
+    assert repository.files is not None
+    file = repository.files[name]
+    blob, pointer = _partial(repository, file).with_suffix(""), repository.snapshot / name
+    if pointer.exists():
+        print(f"{pointer} is damaged: fetching it again.", file=sys.stderr)
+        pointer.resolve().unlink()
+        pointer.unlink(missing_ok=True)
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    lock = repository.storage.parent / ".locks" / repository.storage.name / f"{file.etag}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock, is_singleton=False):
+        if not blob.exists():
+            _complete(repository, file)
+            _check(repository, file)
+            _partial(repository, file).replace(blob)
+    hf_hub_download(repository.id, name, repo_type=repository.kind, revision=repository.commit)
+
+
+def _complete(repository: Repository, file: File) -> None:
+    """Receive what a partial file lacks, again and again as long as something comes."""
+    url = hf_hub_url(repository.id, file.name, repo_type=repository.kind, revision=repository.commit)
+    partial, idle = _partial(repository, file), 0
+    while True:
+        had = _size(partial)
+        try:
+            with partial.open("ab") as out:
+                http_get(
+                    url,
+                    out,
+                    resume_size=had,
+                    headers=build_hf_headers(),
+                    expected_size=file.size,
+                    displayed_filename=file.name,
+                )
+            return
+        except (httpx2.TransportError, HfHubHTTPError) as error:
+            idle = 0 if _size(partial) > had else idle + 1
+            if idle == TRIES or not unreachable(error):
+                raise
+            time.sleep(idle)
+
+
+def _check(repository: Repository, file: File) -> None:
+    """Raise ModelError, and forget what was received, where it is not what the hub says it is."""
+    if not file.large:
+        return
+    partial = _partial(repository, file)
+    with partial.open("rb") as content:
+        received = hashlib.file_digest(content, "sha256").hexdigest()
+    if received != file.etag:
+        partial.unlink()
+        raise ModelError(
+            f"{file.name} of {repository.id} arrived damaged: its SHA-256 is not the hub's.\n"
+            "The same command fetches it again."
+        )
+
+
+def _partial(repository: Repository, file: File) -> Path:
+    return repository.storage / "blobs" / f"{file.etag}.incomplete"
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _write_ref(repository: Repository) -> None:
+    """Note which commit the branch or tag stands for, where the hub's client looks for it offline."""
+    ref = repository.storage / "refs" / repository.revision
+    if not ref.is_file() or ref.read_text(encoding="utf-8") != repository.commit:
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(repository.commit, encoding="utf-8")

@@ -24,6 +24,7 @@ LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("online", "offline", "disabled")
 SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
+PLACEMENTS = ("auto",)
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
 
@@ -38,9 +39,22 @@ class ModelConfig:
     experts_implementation: str | None = None
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
+    device_map: str | None = None
+    """How transformers spreads the layers; null: all of them on `device`."""
+    tp_plan: str | None = None
+    """How transformers splits each layer over the processes of torchrun; null: not at all."""
 
     def __post_init__(self) -> None:
         _at_least("model.experts_per_token", self.experts_per_token, 1)
+        if self.device_map is not None:
+            _one_of("model.device_map", self.device_map, PLACEMENTS)
+        if self.tp_plan is not None:
+            _one_of("model.tp_plan", self.tp_plan, PLACEMENTS)
+        if self.device_map is not None and self.tp_plan is not None:
+            raise ConfigError(
+                "model.device_map and model.tp_plan exclude each other: layers on several devices, or every layer "
+                "split over several processes."
+            )
         if self.experts_implementation is not None:
             _one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
 

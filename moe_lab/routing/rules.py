@@ -180,7 +180,7 @@ GEMMA = Rule(
 
 
 def _llama_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    return logits_TE.gather(-1, index_TK).float().sigmoid().to(logits_TE.dtype)
+    return logits_TE.float().sigmoid().gather(-1, index_TK).to(logits_TE.dtype)
 
 
 LLAMA4 = Rule(LOGITS, _logits, _llama_weights, "sigmoid, gathered (on the experts' input)")

@@ -1,0 +1,261 @@
+"""What routers do, one token at a time in Python's floats: written from the models' papers and code, for all families.
+
+Shares nothing with `moe_lab.routing` but the keyed noise, which the callers bring.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+
+_ROUTER = re.compile(r"(Top[kK]Router|TokenChoiceRouter|TextRouter|V1Gate|TopKGating|Llama4Router|DbrxFFN)$")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one family does with the logits of a token."""
+
+    score: str = "softmax"
+    """softmax, sigmoid, or chosen (softmax over the logits of the chosen)."""
+    noisy: str = "logits"
+    """What noise is added to: logits, or scores (with their bias)."""
+    bias: str | None = None
+    """Attribute path from the MoE block."""
+    renormalize: bool | str = False
+    """Yes, no, or the attribute of the configuration that says it."""
+    eps: float = 0.0
+    scale: str | None = None
+    """Attribute of the configuration."""
+    groups: int | None = None
+    """How many of a group's best are summed; None: no groups."""
+    logits_are_probabilities: bool = False
+
+
+_V3 = dict(
+    score="sigmoid", noisy="scores", eps=1e-20, renormalize="norm_topk_prob", scale="routed_scaling_factor"
+)
+_GATE_BIAS = "gate.e_score_correction_bias"
+_DEEPSEEK_V3 = Spec(**_V3, bias=_GATE_BIAS, groups=2)
+_NORM_KEY = Spec(renormalize="norm_topk_prob")
+_CHOSEN = Spec("chosen")
+
+SPECS = {
+    "afmoe": Spec("sigmoid", "scores", "expert_bias", True, 1e-20, "route_scale"),
+    "aria_text": _CHOSEN,
+    "axk1": _DEEPSEEK_V3,
+    "axk2": _DEEPSEEK_V3,
+    "bailing_hybrid": _DEEPSEEK_V3,
+    "beam": Spec("sigmoid", "scores", _GATE_BIAS, "norm_topk_prob", 1e-20, groups=2),
+    "cohere2_moe": _CHOSEN,
+    "dbrx": Spec(renormalize=True),  # the small configuration divides by the sum
+    "deepseek": _NORM_KEY,
+    "deepseek_v2": Spec(scale="routed_scaling_factor", groups=1),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_v32": _DEEPSEEK_V3,
+    "dots1": _DEEPSEEK_V3,
+    "dots3_note_text": _DEEPSEEK_V3,
+    "ernie4_5_moe": Spec("softmax", "scores", "gate.moe_statics.e_score_correction_bias", True),
+    "exaone_moe": _DEEPSEEK_V3,
+    "flex_olmo": _NORM_KEY,
+    "flint": Spec("sigmoid", "scores", None, "norm_topk_prob"),
+    "gemma4_text": Spec(renormalize=True, logits_are_probabilities=True),
+    "glm4_moe": _DEEPSEEK_V3,
+    "glm4_moe_lite": _DEEPSEEK_V3,
+    "glm_moe_dsa": _DEEPSEEK_V3,
+    "gpt_oss": _CHOSEN,
+    "granitemoe": _CHOSEN,
+    "granitemoe_swa": _CHOSEN,
+    "granitemoehybrid": _CHOSEN,
+    "granitemoeshared": _CHOSEN,
+    "hunyuan_v1_moe": Spec(renormalize=True),
+    "hy_v3": Spec("sigmoid", "scores", "e_score_correction_bias", True, 1e-20, "router_scaling_factor"),
+    "hy_v4": _DEEPSEEK_V3,
+    "inkling2_text": Spec("sigmoid", "scores", _GATE_BIAS, True, 1e-20, "routed_scaling_factor"),
+    "jamba": Spec(),
+    "jetmoe": _CHOSEN,
+    "kimi_linear": _DEEPSEEK_V3,
+    "kolibri1": Spec("sigmoid", "logits", _GATE_BIAS, "norm_topk_prob"),
+    "laguna": Spec("sigmoid", "scores", _GATE_BIAS, True),
+    "lfm2_moe": Spec("sigmoid", "scores", "expert_bias", "norm_topk_prob", 1e-6, "routed_scaling_factor"),
+    "llama4_text": Spec("sigmoid"),
+    "longcat_flash": Spec(
+        "softmax", "scores", "router.e_score_correction_bias", scale="routed_scaling_factor"
+    ),
+    "mellum": _NORM_KEY,
+    "mimo_v2_flash": _DEEPSEEK_V3,
+    "minimax": Spec(renormalize=True),
+    "minimax_m2": Spec("sigmoid", "scores", "e_score_correction_bias", True),
+    "minimax_m3_vl_text": Spec("sigmoid", "scores", _GATE_BIAS, True),
+    "mixtral": Spec(renormalize=True),
+    "nemotron_h": _DEEPSEEK_V3,
+    "olmoe": _NORM_KEY,
+    "phimoe": Spec("sparse mixer"),
+    "qwen2_moe": _NORM_KEY,
+    "qwen3_5_moe_text": Spec(renormalize=True),
+    "qwen3_moe": _NORM_KEY,
+    "qwen3_next": _NORM_KEY,
+    "qwen4_exp_text": _NORM_KEY,
+    "solar_open": _DEEPSEEK_V3,
+}
+
+
+def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+    """(router, its MoE block) in the order of layers; the routers of JetMoE's attention are none."""
+    found = []
+    for name, module in model.named_modules():
+        if _ROUTER.search(type(module).__name__) and "attention" not in name:
+            found.append((module, model.get_submodule(name.rpartition(".")[0])))
+    return found
+
+
+def route(spec, config, router, block, logits: list[float], noise: list[float], temperature: float, k: int):
+    """(chosen experts, their weights) of one token."""
+    if spec.logits_are_probabilities:
+        logits = [math.log(value) for value in logits]
+    scores = _scores(spec, logits)
+    base = logits if spec.noisy == "logits" else scores
+    if spec.bias is not None:
+        owner = block
+        for part in spec.bias.split("."):
+            owner = getattr(owner, part)
+        base = [value + float(b) for value, b in zip(base, owner.flatten(), strict=True)]
+    noisy = [value + temperature * g for value, g in zip(base, noise, strict=True)]
+    open_experts = _open(spec, config, noisy)
+    chosen = sorted(open_experts, key=lambda e: -noisy[e])[:k]
+    return chosen, _weights(spec, config, router, logits, scores, chosen)
+
+
+def _scores(spec, logits):
+    if spec.score == "sigmoid":
+        return [1 / (1 + math.exp(-value)) for value in logits]
+    top = max(logits)
+    total = sum(math.exp(value - top) for value in logits)
+    return [math.exp(value - top) / total for value in logits]
+
+
+def _open(spec, config, noisy):
+    """Experts of the best groups."""
+    count = getattr(config, "n_group", None)
+    if spec.groups is None or not count:
+        return range(len(noisy))
+    size = len(noisy) // count
+    groups = [range(g * size, (g + 1) * size) for g in range(count)]
+    best = sorted(
+        groups, key=lambda group: -sum(sorted((noisy[e] for e in group), reverse=True)[: spec.groups])
+    )
+    return [e for group in best[: config.topk_group] for e in group]
+
+
+def _weights(spec, config, router, logits, scores, chosen):
+    if spec.score == "chosen":
+        return _scores(Spec(), [logits[e] for e in chosen])
+    if spec.score == "sparse mixer":
+        return _sparse_mixer(logits, chosen, router.router_jitter_noise)
+    weights = [scores[e] for e in chosen]
+    renormalize = getattr(config, spec.renormalize) if isinstance(spec.renormalize, str) else spec.renormalize
+    if renormalize:
+        total = sum(weights) + spec.eps
+        weights = [value / total for value in weights]
+    if spec.scale:
+        weights = [value * getattr(config, spec.scale) for value in weights]
+    if spec.logits_are_probabilities:
+        weights = [
+            value * float(router.per_expert_scale[e]) for value, e in zip(weights, chosen, strict=True)
+        ]
+    return weights
+
+
+def _sparse_mixer(logits, chosen, jitter):
+    """Phi-MoE: a softmax over those left that are not too far below the chosen one."""
+    left, weights = dict(enumerate(logits)), []
+    for e in chosen:
+        near = [v for v in left.values() if (logits[e] - v) / max(abs(v), logits[e]) <= 2 * jitter]
+        weights.append(math.exp(logits[e]) / sum(math.exp(v) for v in near))
+        del left[e]
+    return weights
+
+
+def install(model, layer: int, spec, positions, noise, temperature: float) -> list:
+    """Route tokens `positions` of the next pass of one sequence with noise [positions, experts] at MoE layer `layer`."""
+    router, block = routers_of(model)[layer]
+    config = model.config
+
+    def again(logits, weights, index):
+        weights, index = weights.clone(), index.clone()
+        for position, own in zip(positions, noise, strict=True):
+            chosen, new = route(
+                spec,
+                config,
+                router,
+                block,
+                logits[position].tolist(),
+                own.tolist(),
+                temperature,
+                index.shape[-1],
+            )
+            index[position] = torch.tensor(chosen)
+            weights[position] = torch.tensor(new, dtype=weights.dtype)
+        return weights, index
+
+    return _HOOKS.get(config.model_type, _triple)(router, again)
+
+
+def _triple(router, again):
+    def hook(module, args, output):
+        logits, weights, index = output
+        return (logits, *again(logits, weights, index))
+
+    return [router.register_forward_hook(hook)]
+
+
+def _llama4(router, again):
+    def hook(module, args, output):
+        dense, logits = output
+        index = logits.topk(module.top_k).indices
+        weights, index = again(logits, dense.gather(1, index), index)
+        dense = torch.zeros_like(dense)
+        for token in range(len(dense)):
+            for e, weight in zip(index[token], weights[token], strict=True):
+                dense[token, e] = weight
+        return dense, logits
+
+    return [router.register_forward_hook(hook)]
+
+
+def _jetmoe(router, again):
+    def hook(module, args, output):
+        logits = output[-1]
+        index = logits.topk(module.top_k).indices
+        weights, index = again(logits, torch.zeros(index.shape, dtype=output[2].dtype), index)
+        own = logits.topk(module.top_k)
+        for token in range(len(logits)):  # tokens without noise keep the softmax over their chosen
+            if not weights[token].any():
+                weights[token] = own.values[token].softmax(-1).to(weights.dtype)
+        pairs = sorted(
+            (int(index[t, j]), t * module.top_k + j) for t in range(len(logits)) for j in range(module.top_k)
+        )
+        order = torch.tensor([pair for _, pair in pairs])
+        counts = [sum(e == expert for e, _ in pairs) for expert in range(logits.shape[-1])]
+        return order, order // module.top_k, weights.flatten()[order], counts, logits
+
+    return [router.register_forward_hook(hook)]
+
+
+def _dbrx(block, again):
+    seen = []
+
+    def experts_hook(module, args):
+        hidden, index, weights = args
+        weights, index = again(seen[-1], weights, index)
+        return hidden, index, weights
+
+    return [
+        block.router.register_forward_hook(lambda module, args, output: seen.append(output)),
+        block.experts.register_forward_pre_hook(experts_hook),
+    ]
+
+
+_HOOKS = {"llama4_text": _llama4, "jetmoe": _jetmoe, "dbrx": _dbrx}

@@ -1,0 +1,164 @@
+"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import moe_lab.models.experts  # noqa: F401 - registers weights_first
+
+from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
+from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
+from moe_lab.routing.gumbel_top_k import NoisyTokens
+from moe_lab.routing.rules import SCORES
+from tests.families import slow_routing
+from tests.families.zoo import VOCAB, ZOO, small_config, small_model
+
+IDS = torch.arange(2 * 14).reshape(2, 14) * 7 % VOCAB
+EXPERTS = ("eager", "grouped_mm", "batched_mm", "weights_first")
+ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
+"""Families whose experts transformers computes in one way only."""
+
+families = pytest.mark.parametrize("model_type", sorted(ZOO))
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model(IDS).logits
+
+
+def all_noisy(tokens):
+    n = torch.arange(tokens)
+    return NoisyTokens(n, torch.full_like(n, 77), torch.zeros_like(n), torch.full_like(n, 1), n)
+
+
+def left_behind(model):
+    """Everything that a context could leave on a model."""
+    hooks = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs",
+    )
+    return [
+        (name, sorted(vars(module)), *(len(getattr(module, hook)) for hook in hooks))
+        for name, module in model.named_modules()
+    ]
+
+
+def test_every_family_has_a_small_model():
+    assert sorted(ZOO) == sorted(family.model_type for family in FAMILIES)
+    assert sorted(slow_routing.SPECS) == sorted(ZOO)
+    assert not set(UNSUPPORTED) & set(ZOO)
+
+
+@families
+def test_what_the_configuration_says_is_what_the_model_has(model_type):
+    config, family = small_config(model_type), family_of_type(model_type)
+    with record(small_model(model_type)) as routes:
+        logits(small_model(model_type))
+    # LongCat's router chooses among its zero experts too, which compute nothing
+    experts = family.num_experts(config) + getattr(config, "zero_expert_num", 0)
+    assert len(routes.logits) == family.moe_layers(config) == len(find_routers(small_model(model_type)))
+    for layer_logits, index in zip(routes.logits, routes.index, strict=True):
+        assert layer_logits.shape == (IDS.numel(), experts)
+        assert index.shape == (IDS.numel(), family.experts_per_token(config))
+
+
+@families
+def test_policies_that_change_nothing_change_no_bit(model_type):
+    model = small_model(model_type)
+    before = left_behind(model)
+    for experts in (None,) if model_type in ONE_WAY else EXPERTS:
+        if experts:
+            model.set_experts_implementation(experts)
+        clean = logits(model)
+        fired = []
+        with routed(model, lambda router, routing: fired.append(router.layer)):
+            assert torch.equal(logits(model), clean)
+        assert fired == list(range(len(find_routers(model))))
+        with record(model):
+            assert torch.equal(logits(model), clean)
+        policy = GumbelTopK([0.0] * len(fired), seed=0)
+        policy.expect(all_noisy(IDS.numel()))
+        with routed(model, policy):
+            assert torch.equal(logits(model), clean)
+        with routed(model, lambda router, routing: Routing(*(tensor.clone() for tensor in routing))):
+            assert torch.equal(logits(model), clean)
+    if model_type not in ONE_WAY:
+        model.set_experts_implementation("grouped_mm")
+    assert left_behind(model) == before
+
+
+@families
+def test_weights_and_choice_are_the_routers_own(model_type):
+    def check(router, routing):
+        weights = router.weights(routing.logits_TE, routing.index_TK)
+        assert torch.equal(weights.to(routing.weights_TK.dtype), routing.weights_TK)
+        chosen = router.choose(router.scores(routing.logits_TE), routing.index_TK.shape[-1])
+        assert torch.equal(chosen.sort(dim=-1).values, routing.index_TK.sort(dim=-1).values)
+
+    with routed(small_model(model_type), check):
+        logits(small_model(model_type))
+
+
+@families
+def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
+    model, family = small_model(model_type), family_of_type(model_type)
+    temperature = 0.1 if family.rule.noise == SCORES else 1.0
+    spec, positions = slow_routing.SPECS[model_type], list(range(IDS.numel()))
+    policy = GumbelTopK([temperature] * len(find_routers(model)), seed=3)
+    policy.expect(all_noisy(IDS.numel()))
+    changed = []
+
+    def check(router, routing):
+        module, block = slow_routing.routers_of(model)[router.layer]
+        assert module is router.module
+        noisy = policy(router, routing)
+        noise = gumbel(3, 77, 0, 1, router.layer, positions, routing.logits_TE.shape[-1])
+        for token in positions:
+            chosen, weights = slow_routing.route(
+                spec,
+                model.config,
+                module,
+                block,
+                routing.logits_TE[token].tolist(),
+                noise[token].tolist(),
+                temperature,
+                routing.index_TK.shape[-1],
+            )
+            found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
+            assert found == pytest.approx(dict(zip(chosen, weights, strict=True)), abs=1e-5)
+            changed.append(set(chosen) != set(routing.index_TK[token].tolist()))
+
+    with routed(model, check):
+        logits(model)
+    assert 0.05 < sum(changed) / len(changed) < 0.95
+
+
+@families
+def test_a_changed_routing_reaches_the_output(model_type):
+    """Swapping experts by hand at one layer equals what the slow reference's own hooks do there."""
+    model = small_model(model_type)
+    layer = len(find_routers(model)) - 1
+    noise = gumbel(0, 77, 0, 1, layer, range(IDS.shape[1]), experts_of(model)).double()
+    handles = slow_routing.install(
+        model, layer, slow_routing.SPECS[model_type], range(IDS.shape[1]), noise, 1.0
+    )
+    with torch.inference_mode():
+        expected = model(IDS[:1]).logits
+    for handle in handles:
+        handle.remove()
+    policy = GumbelTopK([0.0] * layer + [1.0], seed=0)
+    policy.expect(all_noisy(IDS.shape[1]))
+    with torch.inference_mode(), routed(model, policy):
+        found = model(IDS[:1]).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        assert not torch.allclose(model(IDS[:1]).logits, found, atol=1e-3)
+
+
+def experts_of(model):
+    with record(model) as routes:
+        logits(model)
+    return routes.logits[0].shape[-1]

@@ -6,17 +6,23 @@ M = wanted tokens, n = rows of each.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from moe_lab.engine.cache import RowCache
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.layers import decoder_layers, parting_layer
-from moe_lab.engine.tokens import Tokens, additive_mask
+from moe_lab.engine.layers import PerToken, decoder_layers, gather_tokens, layer_inputs, parting_layer
+from moe_lab.engine.masks import LayerMasks, layer_reaches
+from moe_lab.engine.tokens import Tokens
 from moe_lab.routing.gumbel_top_k import NoisyTokens
+
+LATE = frozenset({"olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"})
+"""Families (by `model_type`) whose layers end in `residual + block(norm(residual))`, and whose block takes one
+tensor: it may be given more tokens than the layer's attention. Each is tested; others part in front of the layer."""
 
 
 @dataclass(frozen=True)
@@ -75,41 +81,36 @@ def split_rows(wanted_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
 class CleanHistoryRows:
     """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit.
 
-    A single new token per sequence parts as late as it can: in front of that layer's router, its attention still
-    computed once (the residual is then added to all rows). Several tokens part in front of the layer.
+    A single new token per sequence parts as late as it can: in models of `LATE`, in front of that layer's MoE block,
+    its attention still computed once (the residual is then added to all rows). Otherwise in front of the layer.
     """
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         first, router = parting_layer(model, ensemble.first_noisy)
-        layers = decoder_layers(model)
+        layers, reaches = decoder_layers(model), layer_reaches(model)
         self.n, self.dtype = ensemble.n, model.dtype
         self.columns = ensemble.n - 1
-        self.first, self.later = layers[first], layers[first + 1 :]
-        self.block = model.get_submodule(router.name.rpartition(".")[0])
+        self.first = layers[first]
+        self.reaches = dict(zip(layers[first:], reaches[first:], strict=True))
+        self.block = router.block
+        self.parts_late = model.config.get_text_config(decoder=True).model_type in LATE
         self._split: Split | None = None
-        self._mask: Tensor | None = None
-        self._single = False
-        self._position_embeddings: Any = None
-        self._handles: list[Any] = []
+        self._late = False
 
-    def install(self) -> None:
-        for layer in (self.first, *self.later):
-            self._handles.append(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True))
-        self._handles.append(self.block.register_forward_pre_hook(self._before_block))
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def install(self, stack: ExitStack) -> None:
+        for layer in self.reaches:
+            stack.callback(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove)
+        stack.callback(self.block.register_forward_pre_hook(self._before_block).remove)
 
     def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
         """Get ready for a pass; None: it has no rows (no noise, or no wanted tokens)."""
-        self._split, self._position_embeddings = None, None
-        self._single = tokens.ids_BS.shape[1] == 1
+        self._split = None
         if not noise or not len(tokens.wanted_M):
             return None
         split = split_rows(tokens.wanted_M, tokens.visible(cache.length), self.n)
-        self._split, self._mask = split, additive_mask(split.visible_BRK, self.dtype)
+        self._split, self._masks = split, LayerMasks(split.visible_BRK, self.dtype)
+        self._late = self.parts_late and tokens.ids_BS.shape[1] == 1
+        self._per_token = PerToken(partial(gather_tokens, source_BR=split.source_BR))
         return Rows(split.logits_at, self._noisy_tokens(tokens, split), len(split.noisy))
 
     def _noisy_tokens(self, tokens: Tokens, split: Split) -> NoisyTokens:
@@ -125,29 +126,15 @@ class CleanHistoryRows:
         )
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if self._split is None or (self._single and layer is self.first):
+        if self._split is None or (self._late and layer is self.first):
             return None
-        source_BR = self._split.source_BR
+        inputs = self._per_token(layer_inputs(layer, args, kwargs))
+        inputs["attention_mask"] = self._masks.of(self.reaches[layer])
         if layer is self.first:
-            args = (_gather(args[0], source_BR), *args[1:])
-        if self._position_embeddings is None:
-            self._position_embeddings = tuple(
-                _gather(part, source_BR) for part in kwargs["position_embeddings"]
-            )
-            self._position_ids = _gather(kwargs["position_ids"][..., None], source_BR)[..., 0]
-        return args, kwargs | {
-            "attention_mask": self._mask,
-            "position_ids": self._position_ids,
-            "position_embeddings": self._position_embeddings,
-        }
+            inputs["hidden_states"] = gather_tokens(inputs["hidden_states"], self._split.source_BR)
+        return (), inputs
 
     def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
-        if self._split is None or not self._single:
+        if self._split is None or not self._late:
             return None
-        return (_gather(args[0], self._split.source_BR), *args[1:])
-
-
-def _gather(tensor_BSD: Tensor, source_BR: Tensor) -> Tensor:
-    """Tokens `source_BR` of each sequence; a tensor with one sequence serves all."""
-    expanded = tensor_BSD.expand(source_BR.shape[0], -1, -1)
-    return expanded.gather(1, source_BR[..., None].expand(-1, -1, tensor_BSD.shape[-1]))
+        return (gather_tokens(args[0], self._split.source_BR), *args[1:])

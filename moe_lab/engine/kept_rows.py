@@ -18,9 +18,10 @@ from transformers.cache_utils import Cache
 
 from moe_lab.engine.cache import RowCache, RowLayer
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.layers import decoder_layers, only_layers_from, parting_layer
+from moe_lab.engine.layers import decoder_layers, layer_inputs, only_layers_from, parting_layer
+from moe_lab.engine.masks import FULL, LayerMasks, ReachHooks
 from moe_lab.engine.rows import RowForward
-from moe_lab.engine.tokens import Tokens, TreeRow, additive_mask
+from moe_lab.engine.tokens import Tokens, TreeRow
 from moe_lab.routing import routed
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
@@ -58,7 +59,7 @@ class CleanForward(RowForward):
         self.parted: list[Tensor] = []
         self.final: list[Tensor] = []
         layer = decoder_layers(self.model)[self.first]
-        self._stack.callback(layer.register_forward_pre_hook(self._note_parted).remove)
+        self._stack.callback(layer.register_forward_pre_hook(self._note_parted, with_kwargs=True).remove)
         return self
 
     def __call__(
@@ -67,8 +68,9 @@ class CleanForward(RowForward):
         self._wanted = tokens.wanted_M
         return super().__call__(tokens, cache, counted, noise)
 
-    def _note_parted(self, layer: nn.Module, args: tuple) -> None:
-        self.parted.append(args[0].flatten(0, 1)[self._wanted])
+    def _note_parted(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        hidden = layer_inputs(layer, args, kwargs)["hidden_states"]
+        self.parted.append(hidden.flatten(0, 1)[self._wanted])
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         self.final.append(args[0].flatten(0, 1)[self._wanted])
@@ -143,6 +145,7 @@ class KeptRowForward:
         self.model, self.ensemble = model, ensemble
         self.first, router = parting_layer(model, first_noisy)
         self.first_router = router.layer
+        self.reaches = ReachHooks(model)
         self.device = next(model.parameters()).device
         self.tokens_in = 0
         """Noisy rows put through the model so far, padding excluded."""
@@ -151,7 +154,8 @@ class KeptRowForward:
         self._stack = ExitStack()
         assert self.ensemble.routing is not None
         self._stack.enter_context(routed(self.model, self.ensemble.routing, self.first_router))
-        self._stack.enter_context(only_layers_from(self.model, self.first))
+        self._stack.enter_context(only_layers_from(self.model, self.first, lambda: self._parted_BRD))
+        self.reaches.install(self._stack)
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._join_clean).remove)
         return self
@@ -172,9 +176,12 @@ class KeptRowForward:
         self._clean_MD = torch.cat([piece.work.final_MD[piece.wanted] for piece in pieces])
         assert self.ensemble.routing is not None
         self.ensemble.routing.expect(self._noisy_tokens(pieces, counts))
+        self._parted_BRD = self._spread([p.work.parted_MD[p.wanted] for p in pieces], R)
+        masks = LayerMasks(self._visible(pieces, T, R), self.model.dtype)
+        self.reaches.expect(masks)
         logits = self.model(
-            inputs_embeds=self._spread([p.work.parted_MD[p.wanted] for p in pieces], R),
-            attention_mask=additive_mask(self._visible(pieces, T, R), self.model.dtype),
+            inputs_embeds=self._parted_BRD,
+            attention_mask=masks.of(FULL),
             position_ids=self._spread([p.work.position_M[p.wanted, None] for p in pieces], R)[..., 0],
             past_key_values=Cache(layers=[PastLayer(list(parts), T) for parts in layers]),
             use_cache=True,

@@ -1,32 +1,43 @@
-"""The decoder layers of a transformers model: which they are, what they take, and where rows may part."""
+"""The decoder layers of a transformers model: which they are, what they take, and where rows may part.
+
+B = sequences, S = new tokens.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import get_layer_types_and_kwargs
 
+from moe_lab.errors import RoutingError
 from moe_lab.routing import Router, find_routers
 
-_LAYER_INPUTS = {"attention_mask", "position_ids", "position_embeddings", "past_key_values"}
+_PER_TOKEN = ("position_ids", "position_embeddings")
+"""Inputs of a decoder layer that hold something for each token."""
+_LAYER_INPUTS = {
+    *("hidden_states", "attention_mask", "past_key_values", *_PER_TOKEN),
+    *("use_cache", "output_attentions", "output_router_logits"),
+    *("per_layer_input", "shared_kv_states"),
+}
+"""All that a layer may take if it is to be given rows. Gemma's last two are unused in its MoE models."""
+_MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers that remember keys and values alone, and read of them what a mask shows."""
 
 
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
+def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers of a transformers model, in order; empty where they cannot be told."""
-    place = _place_of_layers(model)
-    return list(getattr(*place)) if place else []
-
-
-def _place_of_layers(model: nn.Module) -> tuple[nn.Module, str] | None:
-    """(module, attribute) of the list of decoder layers."""
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        for name, child in module.named_children():
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.get_decoder().modules():
+        for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
-                return module, name
-    return None
+                return list(child)
+    return []
 
 
 def parting_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
@@ -34,38 +45,120 @@ def parting_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
     routers = find_routers(model)
     router = routers[min(first_noisy, len(routers) - 1)]
     layers = decoder_layers(model)
-    return next(
-        i for i, layer in enumerate(layers) if any(m is router.module for m in layer.modules())
-    ), router
+    return next(i for i, layer in enumerate(layers) if _holds(layer, router)), router
+
+
+def _holds(layer: nn.Module, router: Router) -> bool:
+    return any(module is router.module for module in layer.modules())
 
 
 @contextmanager
-def only_layers_from(model: nn.Module, first: int) -> Iterator[None]:
-    """Inside the context the model has its decoder layers from `first` on alone: give it their `inputs_embeds`."""
-    place = _place_of_layers(model)
-    assert place is not None
-    layers = getattr(*place)
-    setattr(*place, nn.ModuleList(list(layers)[first:]))
+def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor]) -> Iterator[None]:
+    """Inside the context `hidden()` is what decoder layer `first` takes; the layers before it are not computed.
+
+    Whatever the model does between its embeddings and its first layer has no effect.
+    """
+    layers = decoder_layers(model)
+    own = [layer.__dict__.get("forward") for layer in layers[:first]]
+    for layer in layers[:first]:
+        layer.forward = _unchanged
+
+    def start(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return (), layer_inputs(layer, args, kwargs) | {"hidden_states": hidden()}
+
+    handle = layers[first].register_forward_pre_hook(start, with_kwargs=True)
     try:
         yield
     finally:
-        setattr(*place, layers)
+        handle.remove()
+        for layer, forward in zip(layers[:first], own, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
-def runs_rows(model: nn.Module) -> bool:
-    """Whether this model can run over a `RowCache`: full attention in every layer, addressed by a mask.
+def _unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return hidden_states
 
-    Recurrent states, sliding windows and layers that take other inputs cannot be given rows this way.
+
+def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """What a decoder layer is called with, by name."""
+    return dict(zip(_names(type(layer).forward), args, strict=False)) | kwargs
+
+
+@cache
+def _names(forward: Callable) -> list[str]:
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+class PerToken:
+    """Changes what layers are given for each token, once for all layers that are given the same.
+
+    Args:
+        change: of a tensor whose first dimension is B, or 1 for all.
+        masks: change attention masks too.
     """
-    config = model.config.get_text_config()
+
+    def __init__(self, change: Callable[[Tensor], Tensor], masks: bool = False):
+        self.change = change
+        self.names = (*_PER_TOKEN, "attention_mask") if masks else _PER_TOKEN
+        self._changed: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs of a layer, its hidden states excepted.
+
+        Raises RoutingError for a tensor that may or may not be of this kind.
+        """
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and name not in (*_PER_TOKEN, "hidden_states", "attention_mask"):
+                raise RoutingError(
+                    f"Decoder layers that take `{name}` cannot be given rows; use method=base."
+                )
+        return inputs | {name: self._of(inputs[name]) for name in self.names if name in inputs}
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._of(part) for part in value)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._changed:
+            self._changed[id(value)] = value, self.change(value)
+        return self._changed[id(value)][1]
+
+
+def gather_tokens(tensor: Tensor, source_BR: Tensor) -> Tensor:
+    """Tokens `source_BR` of each sequence of [B or 1, S, ...]; what has one sequence serves all."""
+    B = source_BR.shape[0]
+    sequence_B1 = torch.arange(B, device=source_BR.device)[:, None]
+    return tensor.expand(B, *tensor.shape[1:])[sequence_B1, source_BR]
+
+
+def runs_rows(model: Any) -> bool:
+    """Whether this model can run over a `RowCache`, where columns are addressed by a mask.
+
+    Other models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), give their
+    layers more than we know to part, tell positions by what the cache holds, or take no masks.
+    """
+    config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
     if not layers or model.get_output_embeddings() is None or getattr(model, "_is_stateful", False):
         return False
     if config._attn_implementation not in ("sdpa", "eager"):
         return False
-    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+    kinds, _ = get_layer_types_and_kwargs(config)
+    if len(kinds) != len(layers) or not set(kinds) <= _MASKED_LAYERS:
         return False
-    if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None):
+    if not all(any(_holds(layer, router) for layer in layers) for router in find_routers(model)):
         return False
-    inputs = [set(inspect.signature(layer.forward).parameters) for layer in layers]
-    return all(_LAYER_INPUTS <= names for names in inputs)
+    if getattr(config, "hidden_size_per_layer_input", None) or _counts_columns(config):
+        return False
+    if "position_ids" not in _names(type(model).forward):
+        return False
+    inputs = [set(_names(type(layer).forward)) - {"args", "kwargs"} for layer in layers]
+    return all({"attention_mask", "past_key_values"} <= names <= _LAYER_INPUTS for names in inputs)
+
+
+def _counts_columns(config: Any) -> bool:
+    """Whether layers without rotary positions scale their queries by a position that they tell by the cache's length
+    (Llama 4)."""
+    return bool(getattr(config, "attn_temperature_tuning", False)) and not all(config.no_rope_layers)

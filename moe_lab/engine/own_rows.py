@@ -7,7 +7,7 @@ B = sequences, S = new tokens, M = wanted tokens, n = rows of each.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from moe_lab.engine.cache import RowCache
 from moe_lab.engine.clean_rows import Rows
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.layers import decoder_layers, parting_layer
+from moe_lab.engine.layers import PerToken, decoder_layers, layer_inputs, parting_layer
 from moe_lab.engine.tokens import Tokens
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
@@ -31,21 +31,16 @@ class OwnHistoryRows:
         self.first_layer, _ = parting_layer(model, ensemble.first_noisy)
         self.layers = decoder_layers(model)[self.first_layer :]
         self._parted = False
-        self._inputs: dict[str, Any] = {}
-        self._handles: list[Any] = []
+        self._per_token = PerToken(self._repeated, masks=True)
 
-    def install(self) -> None:
+    def install(self, stack: ExitStack) -> None:
         for layer in self.layers:
-            self._handles.append(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True))
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            hook = layer.register_forward_pre_hook(self._before_layer, with_kwargs=True)
+            stack.callback(hook.remove)
 
     def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
         """Get ready for a pass; None: it reads without noise, and all rows are still one."""
-        self._parted, self._inputs = noise, {}
+        self._parted, self._per_token = noise, PerToken(self._repeated, masks=True)
         if not noise:
             return None
         B, S = tokens.ids_BS.shape
@@ -76,14 +71,10 @@ class OwnHistoryRows:
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if not self._parted:
             return None
+        inputs = self._per_token(layer_inputs(layer, args, kwargs))
         if layer is self.layers[0]:
-            args = (args[0].repeat_interleave(self.n, dim=0), *args[1:])
-            mask = kwargs["attention_mask"]
-            self._inputs = {
-                "attention_mask": None if mask is None else mask.repeat_interleave(self.n, dim=0),
-                "position_ids": kwargs["position_ids"].repeat_interleave(self.n, dim=0),
-                "position_embeddings": tuple(
-                    part.repeat_interleave(self.n, dim=0) for part in kwargs["position_embeddings"]
-                ),
-            }
-        return args, kwargs | self._inputs
+            inputs["hidden_states"] = self._repeated(inputs["hidden_states"])
+        return (), inputs
+
+    def _repeated(self, tensor: Tensor) -> Tensor:
+        return tensor.repeat_interleave(self.n, dim=0)

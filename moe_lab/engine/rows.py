@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from moe_lab.engine.cache import RowCache
 from moe_lab.engine.clean_rows import CleanHistoryRows
 from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.masks import FULL, LayerMasks, ReachHooks
 from moe_lab.engine.own_rows import OwnHistoryRows
-from moe_lab.engine.tokens import Tokens, additive_mask
+from moe_lab.engine.tokens import Tokens
 from moe_lab.routing import routed
 
 
@@ -36,6 +37,7 @@ class RowForward:
         self.tokens_in = 0
         """Tokens put through the model so far, rows included, padding excluded."""
         self._head_at: Tensor | None = None
+        self._reaches = ReachHooks(model)
         self._rows: CleanHistoryRows | OwnHistoryRows | None = None
         if ensemble.n > 1:
             self._rows = (OwnHistoryRows if ensemble.own_history else CleanHistoryRows)(model, ensemble)
@@ -44,9 +46,9 @@ class RowForward:
         self._stack = ExitStack()
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._select).remove)
+        self._reaches.install(self._stack)
         if self._rows:
-            self._stack.callback(self._rows.remove)
-            self._rows.install()
+            self._rows.install(self._stack)
         if self.ensemble.routing:
             self._stack.enter_context(routed(self.model, self.ensemble.routing))
         return self
@@ -81,10 +83,13 @@ class RowForward:
         self._head_at = rows.logits_at.reshape(-1) if rows else tokens.wanted_M
         if not len(tokens.wanted_M):
             self._head_at = torch.zeros(1, dtype=torch.long, device=self.device)
-        visible = tokens.visible_BSK
+        masks = None
+        if tokens.visible_BSK is not None:
+            masks = LayerMasks(tokens.visible_BSK, self.model.dtype)
+        self._reaches.expect(masks)
         logits = self.model(
             input_ids=tokens.ids_BS,
-            attention_mask=None if visible is None else additive_mask(visible, self.model.dtype),
+            attention_mask=masks and masks.of(FULL),
             position_ids=tokens.position_BS,
             past_key_values=cache,
             use_cache=True,

@@ -40,12 +40,6 @@ class Tokens:
         return causal.expand(B, -1, -1)
 
 
-def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """bool [B, Q, K] -> what attention adds to its scores, [B, 1, Q, K] (understood by sdpa and eager alike)."""
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
-
-
 class TreeRow:
     """A chain of context tokens, then continuations that branch off its end.
 

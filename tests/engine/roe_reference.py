@@ -1,6 +1,7 @@
 """RoE computed slowly and obviously: one row at a time, no cache, float64, one Python loop per expert choice.
 
-Shares with the package the keyed noise alone (which has golden values of its own in tests/routing/test_noise.py).
+Shares with the package the keyed noise alone (which has golden values of its own in tests/routing/test_noise.py). For
+families with other rules than softmax and top-k it shares the rule too (tests/routing and tests/families see to these).
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import math
 
 import torch
 
-from moe_lab.routing import document_key, gumbel
+from moe_lab.routing import GumbelTopK, document_key, gumbel, routed
+from moe_lab.routing.gumbel_top_k import NoisyTokens
+
+SOFTMAX = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def routers_of(model):
@@ -35,6 +39,8 @@ def next_token_probs(model64, prompt, ids, n, temperatures, seed=0, repeat=0, pe
 
 
 def row_probs(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed):
+    if model64.config.model_type not in SOFTMAX:
+        return _row_by_rule(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed)
     handles = []
     for layer, router in enumerate(routers_of(model64)):
         if row == 0 or temperatures[layer] == 0:
@@ -45,6 +51,16 @@ def row_probs(model64, ids, positions, document, row, temperatures, seed, repeat
         logits = model64(torch.tensor([ids]), use_cache=False).logits[0, -1]
     for handle in handles:
         handle.remove()
+    return logits.softmax(-1)
+
+
+def _row_by_rule(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed):
+    policy = GumbelTopK(temperatures, seed, perturbed)
+    index = torch.tensor(positions)
+    keys = [torch.full_like(index, key) for key in (document, repeat, row)]
+    policy.expect(NoisyTokens(index, *keys, index) if row else None)
+    with torch.no_grad(), routed(model64, policy):
+        logits = model64(torch.tensor([ids]), use_cache=False).logits[0, -1]
     return logits.softmax(-1)
 
 

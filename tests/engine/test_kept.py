@@ -179,12 +179,24 @@ def test_tokens_that_requests_are_scored_on(olmoe, tokenizer):
 
 def test_later_layers_alone_and_the_model_restored():
     model = make_model("olmoe")
-    layers = decoder_layers(model)
+    ids = torch.tensor([[1, 2, 3]])
+    hidden = []
+    handle = model.model.layers[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]))
+    with torch.no_grad():
+        expected = model(ids).logits
+    handle.remove()
     names = list(model.state_dict())
-    with pytest.raises(KeyError), only_layers_from(model, 2):
-        assert list(model.model.layers) == layers[2:]
+    computed = []
+    for i, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_hook(lambda *_, i=i: computed.append(i))
+    with pytest.raises(KeyError), torch.no_grad(), only_layers_from(model, 2, lambda: hidden[0]):
+        assert model(inputs_embeds=torch.zeros(1, 3, 48)).logits.equal(expected)
+        assert computed == [2, 3]
         raise KeyError
-    assert decoder_layers(model) == layers and list(model.state_dict()) == names
+    with torch.no_grad():
+        assert model(ids).logits.equal(expected)
+    assert computed == [2, 3, 0, 1, 2, 3] and list(model.state_dict()) == names
+    assert not any("forward" in layer.__dict__ or layer._forward_pre_hooks for layer in decoder_layers(model))
 
 
 def test_rows_without_noise_are_computed_unless_work_is_kept(olmoe, tokenizer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
@@ -14,6 +13,7 @@ from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.errors import ConfigError
 from moe_lab.routing import GumbelTopK
 from tests.conftest import make_model
+from tests.engine import zoo
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 
@@ -104,12 +104,8 @@ def test_roe_is_the_same_from_any_batch_size(olmoe, tokenizer):
         assert other_texts == texts
 
 
-def test_a_model_with_sliding_windows_is_run_by_hf(tokenizer):
-    config = transformers.MistralConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=8, bos_token_id=256, eos_token_id=256, pad_token_id=256,
-    )  # fmt: skip
-    model = transformers.MistralForCausalLM(config).eval()
+def test_a_recurrent_model_is_run_by_hf(tokenizer):
+    model = zoo.make("qwen3_next", zoo.STATES["qwen3_next"])
     lm = EngineLM(model, tokenizer)
     assert lm.engine == "hf"
     hf = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8)

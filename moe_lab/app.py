@@ -16,6 +16,7 @@ from moe_lab.exits import exit_code, print_error, raise_on_sigterm
 
 if TYPE_CHECKING:
     from moe_lab.compose import Cell
+    from moe_lab.config import Config
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,6 +88,10 @@ def _dispatch(cells: list[Cell]) -> int:
 
         print(diagnose(configs[0]))
         return 0
+    if mode == "prefetch":
+        from moe_lab.prefetch import prefetch
+
+        return prefetch(_all_cells(configs, cells))
     if any(config.experiment for config in configs):
         from moe_lab.tables import run_experiments
 
@@ -96,3 +101,12 @@ def _dispatch(cells: list[Cell]) -> int:
     from moe_lab.grid import plan_grid, report_grid, run_grid
 
     return {"run": run_grid, "plan": plan_grid, "report": report_grid}[mode](configs)
+
+
+def _all_cells(configs: list[Config], cells: list[Cell]) -> list[Config]:
+    """The configurations of a grid, or of the experiments that its one cell names."""
+    if not any(config.experiment for config in configs):
+        return configs
+    from moe_lab.tables import experiment_configs
+
+    return experiment_configs(configs[0], cells[0])

@@ -13,7 +13,7 @@ from typing import Any
 
 from moe_lab.errors import ConfigError
 
-MODES = ("run", "plan", "doctor", "report")
+MODES = ("run", "plan", "doctor", "prefetch", "report")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")

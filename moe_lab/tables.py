@@ -74,6 +74,17 @@ def run_experiments(config: Config, cell: Cell) -> int:
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
 
 
+def experiment_configs(config: Config, cell: Cell) -> list[Config]:
+    """The configuration of every cell of the experiments that `config.experiment` names, and of their studies."""
+    assert config.experiment is not None
+    configs = []
+    for experiment in find_experiments(config.experiment):
+        scale = experiment.scale(config.scale)
+        studies = [scale.profile] if scale.profile else []
+        configs += [_composed(experiment, overrides, cell)[1] for overrides in [*scale.overrides(), *studies]]
+    return configs
+
+
 def prepare_cells(
     experiment: Experiment, config: Config, base: Cell, known: dict[str, Job]
 ) -> list[Prepared]:

@@ -1,7 +1,7 @@
 """Fetching a repository's files into the Hugging Face cache: nothing twice, an interrupted file continued.
 
 The hub's own client starts a file anew with every command; a shard of a large model has gigabytes. Here a file grows as
-`blobs/<etag>.incomplete` until it is complete, its SHA-256 is checked, and the client links it into the snapshot.
+`blobs/<etag>.incomplete` until it is complete, its hash is checked, and the client links it into the snapshot.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import httpx2
 from filelock import FileLock
 from huggingface_hub import constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
 from moe_lab.errors import ModelError
 from moe_lab.hub.repository import File, NotCached, Repository, unreachable
@@ -27,6 +26,7 @@ from moe_lab.hub.repository import File, NotCached, Repository, unreachable
 TRIES = 3
 """Attempts at a file that bring no byte before it is given up."""
 
+BLOCK_BYTES = 2**20
 MAX_HEADER = 100_000_000
 """Bytes of a safetensors header, as the format limits it."""
 
@@ -125,19 +125,9 @@ def _complete(repository: Repository, file: File) -> None:
     """Receive what a partial file lacks, again and again as long as something comes."""
     url = hf_hub_url(repository.id, file.name, repo_type=repository.kind, revision=repository.commit)
     partial, idle = _partial(repository, file), 0
-    while True:
-        had = _size(partial)
+    while (had := _size(partial)) < file.size:
         try:
-            with partial.open("ab") as out:
-                http_get(
-                    url,
-                    out,
-                    resume_size=had,
-                    headers=build_hf_headers(),
-                    expected_size=file.size,
-                    displayed_filename=file.name,
-                )
-            return
+            _receive(url, partial, file)
         except (httpx2.TransportError, HfHubHTTPError) as error:
             idle = 0 if _size(partial) > had else idle + 1
             if idle == TRIES or not unreachable(error):
@@ -145,17 +135,39 @@ def _complete(repository: Repository, file: File) -> None:
             time.sleep(idle)
 
 
+def _receive(url: str, partial: Path, file: File) -> None:
+    """Append to a partial file what the hub sends from there on, as it comes."""
+    had = _size(partial)
+    headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={had}-"}
+    with (
+        get_session().stream(
+            "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+        ) as response,
+        partial.open("ab") as out,
+    ):
+        hf_raise_for_status(response)
+        if response.status_code != 206:
+            out.truncate(0)  # a server that knows no ranges sends the whole file
+            had = 0
+        with tqdm(total=file.size, initial=had, unit="B", unit_scale=True, desc=file.name) as bar:
+            for chunk in response.iter_bytes():
+                out.write(chunk)
+                bar.update(len(chunk))
+
+
 def _check(repository: Repository, file: File) -> None:
     """Raise ModelError, and forget what was received, where it is not what the hub says it is."""
-    if not file.large:
-        return
     partial = _partial(repository, file)
+    partial.touch()  # an empty file needed no request
+    kind = "sha256" if file.large else "sha1"
     with partial.open("rb") as content:
-        received = hashlib.file_digest(content, "sha256").hexdigest()
-    if received != file.etag:
+        digest = hashlib.new(kind, b"" if file.large else f"blob {file.size}\0".encode())  # as git has it
+        while block := content.read(BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != file.etag:
         partial.unlink()
         raise ModelError(
-            f"{file.name} of {repository.id} arrived damaged: its SHA-256 is not the hub's.\n"
+            f"{file.name} of {repository.id} arrived damaged: its {kind.upper()} is not the hub's.\n"
             "The same command fetches it again."
         )
 

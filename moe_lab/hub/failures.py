@@ -18,11 +18,16 @@ def explain(error: Exception, source: str, what: str, offline: bool) -> str:
 
     The token is never part of it: only what the hub's clients say, which do not show it, and own words.
     """
+    known = known_reason(error, source, what, offline)
+    return known or f"The {what} {source} could not be read: {_first_line(error)}"
+
+
+def known_reason(error: Exception, source: str, what: str, offline: bool) -> str | None:
+    """The message where the error, or one that it came from, is of the hub; None for any other."""
     from moe_lab.offline import is_offline
 
     reasons = [_reason(cause, source, what, offline or is_offline()) for cause in _causes(error)]
-    known = [reason for reason in reasons if reason]
-    return known[-1] if known else f"The {what} {source} could not be read: {_first_line(error)}"
+    return next((reason for reason in reversed(reasons) if reason), None)
 
 
 def _reason(error: BaseException, source: str, what: str, offline: bool) -> str | None:
@@ -42,11 +47,16 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
     from moe_lab.hub.repository import unreachable
 
     page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{source}"
-    if isinstance(error, OfflineModeIsEnabled) or (offline and isinstance(error, LocalEntryNotFoundError)):
+    offline = offline or "OfflineModeIsEnabled" in str(error)  # as `datasets` says it
+    if isinstance(error, OfflineModeIsEnabled) or (offline and type(error) is ConnectionError):
+        return _not_cached(error, source, what)
+    if offline and isinstance(error, LocalEntryNotFoundError):
         return _not_cached(error, source, what)
     if isinstance(error, HFValidationError):
         return f"{source} is no hub id. The {what} is a local folder, or owner/name on the hub."
-    if isinstance(error, GatedRepoError):
+    # `datasets` raises an error of its own, and cuts off what it came from
+    gated = type(error).__name__ == "DatasetNotFoundError" and "is a gated dataset" in str(error)
+    if isinstance(error, GatedRepoError) or gated:
         return (
             f"The {what} {source} is gated: its owner lets in who has accepted the terms.\n"
             f"Accept them at {page}, then give your token: {LOGIN}."

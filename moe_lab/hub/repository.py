@@ -84,12 +84,32 @@ def find(id: str, kind: str = "model", revision: str | None = None, *, offline: 
         except Exception as error:
             if not unreachable(error) or cached_commit(id, kind, revision) is None:
                 raise
-            print(f"The hub cannot be reached ({error}): going on with the cache alone.", file=sys.stderr)
-            go_offline()
+            _go_on_offline(error)
     commit = cached_commit(id, kind, revision)
     if commit is None:
         raise NotCached(f"it is not in the cache {constants.HF_HUB_CACHE}")
     return Repository(id, kind, revision or "main", commit, None)
+
+
+def check_data_set(id: str, revision: str | None = None) -> None:
+    """Raise what the hub's client raises for a data set that is not there; asked once per process.
+
+    `datasets` asks several times, and waits long where nobody answers: where the hub cannot be reached, that is said
+    on stderr and the process goes on as with offline=true, with what the cache has.
+    """
+    if is_offline():
+        return
+    try:
+        _asked(id, "dataset", revision)
+    except Exception as error:
+        if not unreachable(error):
+            raise
+        _go_on_offline(error)
+
+
+def _go_on_offline(error: Exception) -> None:
+    print(f"The hub cannot be reached ({error}): going on with the cache alone.", file=sys.stderr)
+    go_offline()
 
 
 def cached_commit(id: str, kind: str, revision: str | None) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
@@ -54,6 +55,8 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     folder = model_folder(model, offline=offline)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except StrictDataclassError as error:  # neither of the others, and its own first line says nothing
+        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(explain(error, model_source(model), "model", offline)) from error
     if model.experts_per_token is not None:
@@ -61,10 +64,16 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     return config
 
 
+def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
+    """The hub's repository at the commit that `model.revision` stands for; None for a folder. Raises ModelError."""
+    source = model_source(model)
+    return None if _is_folder(source) else _find(source, model.revision, "model", offline)
+
+
 def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
     """The commit that `model.revision` stands for on the hub; None for a folder. Raises ModelError."""
-    source = model_source(model)
-    return None if _is_folder(source) else _find(source, model.revision, "model", offline).commit
+    repository = model_repository(model, offline=offline)
+    return None if repository is None else repository.commit
 
 
 def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) -> Path:
@@ -73,13 +82,13 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     Raises ModelError with what to do where it cannot be had.
     """
     source = model_source(model)
-    if _is_folder(source):
+    repository = model_repository(model, offline=offline)
+    if repository is None:
         if not (Path(source) / "config.json").is_file():
             raise ModelError(
                 f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
             )
         return Path(source)
-    repository = _find(source, model.revision, "model", offline)
     if not repository.holds("config.json"):
         raise ModelError(f"The repository {source} is no model: it has no config.json.")
     folder = _fetch(repository, small_files, "model", offline)

@@ -88,6 +88,8 @@ class _Factory(TaskFactory):
         config = dict(config)
         if callable(config.get("process_docs")):
             config["process_docs"] = _once(config["process_docs"])
+        if self._settings.data_dir is None and not config.get("custom_dataset"):
+            _check_hub(config)
         holdout = self._settings.holdout
         if holdout is not None:
             config["test_split"] = source_split(config, self._exists(config))
@@ -147,15 +149,22 @@ class _Factory(TaskFactory):
             raise TaskError(self._cannot_load(entry.name, unresolved, error)) from error
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
+        from moe_lab.hub.failures import known_reason
+
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         if self._settings.data_dir is not None:
             folder = Path(self._settings.data_dir) / (self._settings.folder or name)
             return f"Task {name} cannot use the files in {folder}: {reason}\nThey need the hub data set's columns."
         dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
+        files = f"data_dir=<folder> with {self._settings.folder or name}/<split>.jsonl"
+        known = known_reason(error, str(config.get("dataset_path")), "data set", False)
+        if known:
+            return f"Task {name}: {known}\nOr give {files}."
+        if isinstance(error, KeyError):
+            reason = f"It has no split {error}, which the task names."
         return (
             f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
-            "Connect to the hub once, or give data_dir=<folder> with "
-            f"{self._settings.folder or name}/<split>.jsonl."
+            f"Connect to the hub once, or give {files}."
         )
 
 
@@ -170,6 +179,23 @@ def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return done[id(split)][1]
 
     return processed
+
+
+def _check_hub(config: dict[str, Any]) -> None:
+    """Raise TaskError where the hub has no such data set, before `datasets` tries again and again."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
+    from httpx2 import HTTPError
+
+    from moe_lab.hub.failures import explain
+    from moe_lab.hub.repository import check_data_set
+
+    path = config.get("dataset_path")
+    if path is None or path in FORMATS or Path(path).exists():
+        return
+    try:
+        check_data_set(path, (config.get("dataset_kwargs") or {}).get("revision"))
+    except (OSError, ValueError, HTTPError) as error:
+        raise TaskError(f"Task {config['task']}: {explain(error, path, 'data set', False)}") from error
 
 
 def _from_hub(config: dict[str, Any], **_: Any) -> Any:

@@ -9,7 +9,8 @@ import torch
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError
-from moe_lab.models.hub import load_config, model_commit
+from moe_lab.models.hub import load_config, model_commit, model_source
+from moe_lab.models.quantized import check_quantization
 from moe_lab.routing import family_of_type
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,11 +39,13 @@ class ModelFacts:
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
     """Read the configuration; a dense model, or one of an unknown family, has no MoE layers.
 
-    Raises ModelError for a folder that holds no model.
+    Raises ModelError for a folder that holds no model, and for one that is quantized in a way that cannot run here.
     """
     config = load_config(model, offline=offline)
     text = config.get_text_config()
     family = family_of_type(text.model_type)
+    moe_layers = family.moe_layers(text) if family else 0
+    check_quantization(config, model_source(model), moe_layers)
     return ModelFacts(
         name=model.name,
         path=model.path,
@@ -50,7 +53,7 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         commit=model_commit(model, offline=offline),
         family=config.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
-        moe_layers=family.moe_layers(text) if family else 0,
+        moe_layers=moe_layers,
         experts=family.num_experts(text) if family else 0,
         top_k=family.experts_per_token(text) if family else 0,
         max_length=getattr(text, "max_position_embeddings", 2048),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,8 +19,15 @@ from moe_lab.errors import ModelError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
 from moe_lab.models.hub import load_config, model_folder, model_source
+from moe_lab.models.placement import main_device, placement
+from moe_lab.models.probe import prove_seam
+from moe_lab.models.quantized import loading_options, quantization_of
+from moe_lab.models.reading import reading_once
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -36,34 +47,59 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
     folder = model_folder(model, offline=offline, weights=True)
     start = time.perf_counter()
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
-    experts = model.experts_implementation
-    if experts is None and facts.moe_layers and place.type == "cpu":
-        experts = WEIGHTS_FIRST
-    options = {"experts_implementation": experts} if experts else {}
+    config = load_config(model, offline=offline)
+    disk = TemporaryDirectory(prefix="moe_lab-offload-")
+    with reading_once() if place.type == "cpu" else nullcontext():
+        loaded = _load_weights(
+            folder, config, facts, _experts(model, facts, place) | placement(model, place, disk)
+        )
+    weakref.finalize(loaded, disk.cleanup)
+    place = main_device(loaded, place)
+    _check_routers(loaded, facts, model_source(model))
+    if facts.moe_layers and (quantization_of(config) or model.device_map or model.tp_plan):
+        prove_seam(loaded, place, model_source(model))
+    tokenizer = load_tokenizer(model, offline=offline)
+    return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+
+
+def _experts(model: ModelConfig, facts: ModelFacts, place: torch.device) -> dict[str, str]:
+    """How experts are computed, as an option of `from_pretrained`."""
+    if model.experts_implementation:
+        return {"experts_implementation": model.experts_implementation}
+    return {"experts_implementation": WEIGHTS_FIRST} if facts.moe_layers and place.type == "cpu" else {}
+
+
+def _load_weights(
+    folder: Path, config: PreTrainedConfig, facts: ModelFacts, options: dict[str, Any]
+) -> PreTrainedModel:
+    source = facts.path or str(folder)
     try:
         loaded, report = AutoModelForCausalLM.from_pretrained(
             folder,
-            config=load_config(model, offline=offline),
+            config=config,
             dtype=getattr(torch, facts.dtype),
             local_files_only=True,
             ignore_mismatched_sizes=True,  # reported below, with the names
             output_loading_info=True,
+            **loading_options(config),
             **options,
         )
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"The weights of {model_source(model)} could not be loaded: {first_line}") from error
-    _check_complete(report, model_source(model))
-    loaded.to(place).eval()
-    if len(find_routers(loaded)) != facts.moe_layers:
+        raise ModelError(f"The weights of {source} could not be loaded: {first_line}") from error
+    _check_complete(report, source)
+    return loaded.eval()
+
+
+def _check_routers(loaded: PreTrainedModel, facts: ModelFacts, source: str) -> None:
+    found = len(find_routers(loaded))
+    if found != facts.moe_layers:
         raise ModelError(
-            f"{model_source(model)} should have {facts.moe_layers} MoE layers by its configuration, but "
-            f"{len(find_routers(loaded))} routers were found: these weights or this version of transformers differ."
+            f"{source} should have {facts.moe_layers} MoE layers by its configuration, but {found} routers were found: "
+            "these weights or this version of transformers differ."
         )
-    tokenizer = load_tokenizer(model, offline=offline)
-    return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
 
 
 def _check_complete(report: dict[str, Any], source: str) -> None:

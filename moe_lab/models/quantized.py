@@ -1,0 +1,98 @@
+"""Quantized checkpoints: which run, which are refused before their weights are fetched, and how they are loaded.
+
+`quantization_config` in a model's configuration names the method. Whatever is loaded is proven by `probe.py`: a fused
+kernel that goes by the router is refused, never run in silence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+LINEAR_ONLY = frozenset(
+    (
+        "aqlm",
+        "auto-round",
+        "awq",
+        "bitnet",
+        "bitsandbytes",
+        "eetq",
+        "gptq",
+        "higgs",
+        "hqq",
+        "quanto",
+        "spqr",
+        "vptq",
+    )
+)
+"""Methods that transformers loads into `nn.Linear` modules and nothing else."""
+
+
+def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """What the checkpoint says about its quantization; None for a plain one."""
+    stored = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if stored is None:
+        return None
+    return dict(stored if isinstance(stored, dict) else stored.to_dict())
+
+
+def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
+    """Raises ModelError, with the remedy, where this checkpoint cannot be loaded on this machine."""
+    stored = quantization_of(config)
+    if stored is None:
+        return
+    method = _method(stored)
+    if moe_layers and method in LINEAR_ONLY:
+        raise ModelError(
+            f"{source} is quantized with {method}, which transformers loads into linear layers only: the experts of "
+            f"{config.model_type} are fused tensors, and would be left without weights.\n{REMEDY}"
+        )
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    try:
+        if not AutoHfQuantizer.supports_quant_method(stored):
+            raise ModelError(
+                f"{source} is quantized with {method}, which transformers does not know.\n{REMEDY}"
+            )
+        quantizer = AutoHfQuantizer.from_config(_loading(stored) or stored, pre_quantized=True)
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except (ImportError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(
+            f"{source} is quantized with {method} and cannot run here: {reason}\n{REMEDY}"
+        ) from error
+
+
+REMEDY = (
+    "Use an unquantized checkpoint: model.device_map=auto spreads it over GPUs, memory and disk (Mixtral-8x7B takes 93 "
+    "GB in bfloat16). MXFP4 and FP8 checkpoints run as well."
+)
+
+
+def loading_options(config: PreTrainedConfig) -> dict[str, Any]:
+    """What `from_pretrained` has to be told for this checkpoint."""
+    stored = quantization_of(config)
+    quantization = _loading(stored) if stored else None
+    return {"quantization_config": quantization} if quantization else {}
+
+
+def _loading(stored: dict[str, Any]) -> Any:
+    """MXFP4 is dequantized: its fused experts compute the router's logits themselves, behind every hook's back."""
+    if _method(stored) != "mxfp4":
+        return None
+    from transformers import Mxfp4Config
+
+    return Mxfp4Config(dequantize=True, modules_to_not_convert=stored.get("modules_to_not_convert"))
+
+
+def _method(stored: dict[str, Any]) -> str:
+    if stored.get("load_in_4bit") or stored.get("load_in_8bit"):
+        return "bitsandbytes"
+    method = stored.get("quant_method", "an unnamed method")
+    return str(getattr(method, "value", method))

@@ -47,7 +47,8 @@ _GROUPS = dict(n_group=4, topk_group=2, routed_scaling_factor=1.5)
 _WINDOW = dict(sliding_window=WINDOW)
 _DENSE_FIRST = dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"])
 _DENSE_FIRST_K = dict(first_k_dense_replace=1)
-_INDEXER = dict(index_n_heads=2, index_head_dim=16, index_topk=4)
+_INDEXER = dict(index_n_heads=16, index_head_dim=16, index_topk=4)
+"""Many heads: with few of them many keys score an exact 0, and which of these are taken is not defined."""
 _LINEAR = dict(
     layer_types=["linear_attention", "full_attention"] * 2,
     linear_num_value_heads=4,
@@ -60,9 +61,11 @@ _SHARED = dict(shared_expert_intermediate_size=16)
 _ALTERNATING = dict(layer_types=["sliding_attention", "full_attention"] * 2)
 _HYBRID = dict(layer_types=["linear_attention", "full_attention"] * 2)
 _NONE_OF = dict.fromkeys(
-    ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    + ("max_position_embeddings", "num_experts", "num_local_experts", "n_routed_experts")
-    + ("num_experts_per_tok", "moe_intermediate_size"),
+    (
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+        "max_position_embeddings num_experts num_local_experts n_routed_experts num_experts_per_tok "
+        "moe_intermediate_size"
+    ).split(),
     ...,
 )
 
@@ -73,7 +76,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "axk2": _MLA | _GROUPS | _DENSE_FIRST | _INDEXER,
     "bailing_hybrid": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID,
     "beam": _GROUPS | _DENSE_FIRST | _WINDOW | _HEADS,
-    "cohere2_moe": _WINDOW | _HEADS | _DENSE_FIRST,
+    "cohere2_moe": _WINDOW | _HEADS | _DENSE_FIRST | dict(logit_scale=1.0),
     "dbrx": _NONE_OF
     | dict(
         d_model=32,
@@ -192,7 +195,7 @@ ZOO: dict[str, dict[str, Any]] = {
     | _SHARED
     | dict(
         layer_types=["linear_attention", "indexed_attention"] * 2,
-        indexer_n_heads=2,
+        indexer_n_heads=16,
         indexer_kv_heads=1,
         indexer_head_dim=16,
         indexer_budget=8,

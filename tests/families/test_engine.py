@@ -1,0 +1,156 @@
+"""Every family through the engine: `method=base` is the untouched model, RoE is the slow reference.
+
+Contexts are shorter and longer than windows and chunks; batches hold unlike lengths.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.routing import GumbelTopK, document_key, find_routers, gumbel
+from moe_lab.routing.families import family_of_type
+from moe_lab.routing.rules import SCORES
+from tests.conftest import make_tokenizer
+from tests.families import slow_routing
+from tests.families.zoo import ZOO, small_model
+
+families = pytest.mark.parametrize("model_type", sorted(ZOO))
+TOKENIZER = make_tokenizer()
+PAIRS = [
+    ("ab", "cd"),
+    ("what lies before", " and"),
+    ("what lies before", " or"),
+    ("what lies before it is longer than", " a window"),
+    ("x", "y"),
+]
+PROMPTS = ["what", "a prompt longer than the window", "of other size"]
+NEW = 4
+
+
+def pairs():
+    return [Request(pair) for pair in PAIRS]
+
+
+def prompts():
+    options = {"until": [], "max_gen_toks": NEW, "do_sample": False}
+    return [Request((prompt, options)) for prompt in PROMPTS]
+
+
+def answers(lm, kind, requests):
+    found = {}
+    lm.answer(kind, requests, found.__setitem__)
+    return [found[i] for i in range(len(requests))]
+
+
+def plain_log_probs(model, ids):
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+
+
+def greedy_by(log_probs_after, prompt):
+    """(greedy tokens, the smallest gap between the best two log-probabilities met on the way)."""
+    ids, gap = list(prompt), float("inf")
+    for _ in range(NEW):
+        best = log_probs_after(ids).topk(2)
+        gap = min(gap, float(best.values[0] - best.values[1]))
+        if int(best.indices[0]) == TOKENIZER.eos_token_id:
+            break
+        ids.append(int(best.indices[0]))
+    return ids[len(prompt) :], gap
+
+
+@families
+@pytest.mark.parametrize("batch_size", [1, 2, "auto"])
+def test_base_is_the_untouched_model(model_type, batch_size):
+    model = small_model(model_type)
+    lm = EngineLM(model, TOKENIZER, batch_size=batch_size, progress=False)
+    for (value, greedy), (context, continuation) in zip(
+        answers(lm, "loglikelihood", pairs()), PAIRS, strict=True
+    ):
+        ids, target = TOKENIZER.encode(context + continuation), TOKENIZER.encode(continuation)
+        log_probs = plain_log_probs(model, ids)[-len(target) - 1 : -1]
+        expected = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
+        assert value == pytest.approx(float(expected), abs=1e-5 * len(target))
+        assert greedy == bool((log_probs.argmax(-1) == torch.tensor(target)).all())
+    for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
+        expected, gap = greedy_by(lambda ids: plain_log_probs(model, ids)[-1], TOKENIZER.encode(prompt))
+        assert gap > 1e-4, "choose other prompts: this one is a tie"
+        assert text == TOKENIZER.decode(expected)
+
+
+@cache
+def exact(model_type):
+    """The model in float64, its experts computed in transformers' plain loop, where the family can do these."""
+    model = copy.deepcopy(small_model(model_type))
+    if model_type != "inkling2_text":  # mixes float32 into everything
+        model = model.double()
+    if model_type not in ("dbrx", "jetmoe", "llama4_text", "longcat_flash"):
+        model.set_experts_implementation("eager")
+    return model
+
+
+def reference_log_probs(model_type, prompt, ids, n, temperatures, cache_kind):
+    """float [V]: the log of the mean distribution of n rows after `ids`, each a pass of its own without a cache."""
+    model, spec = exact(model_type), slow_routing.SPECS[model_type]
+    positions = range(len(ids) - 1 if cache_kind == "clean" else 0, len(ids))
+    rows = []
+    for row in range(n):
+        handles = []
+        for layer, temperature in enumerate(temperatures):
+            if row and temperature:
+                experts = experts_of(model_type)
+                noise = gumbel(0, document_key(prompt), 0, row, layer, positions, experts).double()
+                handles += slow_routing.install(model, layer, spec, positions, noise, temperature)
+        with torch.inference_mode():
+            rows.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().softmax(-1))
+        for handle in handles:
+            handle.remove()
+    return torch.stack(rows).mean(0).log()
+
+
+@cache
+def experts_of(model_type):
+    config = small_model(model_type).config
+    return family_of_type(model_type).num_experts(config) + getattr(config, "zero_expert_num", 0)
+
+
+def ensemble_of(model_type, cache_kind):
+    """3 rows, noise in all MoE layers but the first (where there are several)."""
+    family, layers = family_of_type(model_type), len(find_routers(small_model(model_type)))
+    temperature = 0.2 if family.rule.noise == SCORES else 1.0
+    first = int(layers > 1)
+    temperatures = [0.0] * first + [temperature] * (layers - first)
+    routing = GumbelTopK(temperatures, seed=0)
+    return Ensemble(n=3, routing=routing, first_noisy=first, cache=cache_kind), temperatures
+
+
+@families
+@pytest.mark.parametrize("cache_kind", ["clean", "standard", "none"])
+def test_roe_is_the_slow_reference(model_type, cache_kind):
+    ensemble, temperatures = ensemble_of(model_type, cache_kind)
+    lm = EngineLM(small_model(model_type), TOKENIZER, ensemble=ensemble, progress=False)
+
+    def log_probs_after(prompt, ids):
+        return reference_log_probs(model_type, prompt, ids, 3, temperatures, cache_kind)
+
+    asked = PAIRS if cache_kind == "clean" else PAIRS[:2]
+    found = answers(lm, "loglikelihood", pairs()[: len(asked)])
+    for (value, _), (context, continuation) in zip(found, asked, strict=True):
+        prompt, target = TOKENIZER.encode(context), TOKENIZER.encode(continuation)
+        expected = sum(
+            float(log_probs_after(prompt, [*prompt, *target[:i]])[token]) for i, token in enumerate(target)
+        )
+        assert value == pytest.approx(expected, abs=1e-4)
+    for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
+        ids = TOKENIZER.encode(prompt)
+        expected, gap = greedy_by(lambda so_far: log_probs_after(ids, so_far), ids)
+        assert gap > 1e-4, "choose other prompts: this one is a tie"
+        assert text == TOKENIZER.decode(expected)
+    changed, decided = ensemble.routing.decisions
+    assert 0.02 < changed / decided < 0.98

@@ -186,6 +186,10 @@ class Config:
         self._check_documents()
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device} is not a device. Use auto, cpu, cuda or cuda:<index>.")
+        if self.model.device_map is not None and self.device != "auto":
+            raise ConfigError(
+                f"device={self.device} and model.device_map both say where the model goes. Leave one of them out."
+            )
         if isinstance(self.batch_size, int):
             _at_least("batch_size", self.batch_size, 1)
         elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +44,14 @@ def _tensor_parallel(plan: str) -> Any:
 
 
 def main_device(loaded: PreTrainedModel, asked: torch.device) -> torch.device:
-    """Where inputs go: the device asked for, or the first one that a device map computes on."""
+    """Where inputs go: the device asked for, or the first one that a device map computes on.
+
+    Raises ModelError where not even the embeddings found a place in memory.
+    """
     places = getattr(loaded, "hf_device_map", {}).values()
+    if next(loaded.parameters()).device.type == "meta":
+        raise ModelError(
+            "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
+        )
     computing = [torch.device(place) for place in places if place not in ("cpu", "disk")]
     return computing[0] if computing else torch.device("cpu") if places else asked

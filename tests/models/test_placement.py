@@ -1,0 +1,122 @@
+"""Models whose layers lie on disk answer as models in memory do.
+
+Broken by: a hook that reads a router's parameters after they went back to disk, rows that reach weights around their
+layer's hook, a folder of weights that outlives the model.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from moe_lab.config import Config, ModelConfig
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.load import load_model
+from moe_lab.results.cost import weight_bytes
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.conftest import make_tokenizer
+from tests.families.zoo import small_model
+
+PAIRS = [("ab", "cd"), ("what lies before", " and"), ("what lies before", " or it is longer")]
+PROMPTS = ["what", "a prompt that is longer"]
+
+
+@pytest.fixture
+def temporary(monkeypatch, tmp_path):
+    """Where temporary folders are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "tmp"
+
+
+@pytest.fixture
+def from_disk(monkeypatch, temporary, tmp_path):
+    """Loads a small model on a machine that, as transformers is told, has memory for a part of it."""
+
+    def load(model_type, part):
+        size = part * weight_bytes(small_model(model_type))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
+        return load_model(saved(model_type, tmp_path / "model"), dtype="float32", device="auto", offline=True)
+
+    return load
+
+
+def saved(model_type, folder):
+    small_model(model_type).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return ModelConfig(path=str(folder), device_map="auto", experts_implementation="eager")
+
+
+def roe_answers(model):
+    layers = len(find_routers(model))
+    ensemble = Ensemble(n=3, routing=GumbelTopK([0.5] * layers, seed=1), first_noisy=0)
+    lm = EngineLM(model, make_tokenizer(), ensemble=ensemble, progress=False)
+    found = {}
+    lm.answer(
+        "loglikelihood", [Request(pair) for pair in PAIRS], lambda i, value: found.update({i: value[0]})
+    )
+    options = {"until": [], "max_gen_toks": 3, "do_sample": False}
+    lm.answer(
+        "generate_until",
+        [Request((prompt, options)) for prompt in PROMPTS],
+        lambda i, text: found.update({-1 - i: text}),
+    )
+    return found
+
+
+@pytest.mark.parametrize("model_type", ["olmoe", "gpt_oss", "deepseek", "deepseek_v3"])
+def test_roe_is_the_same_from_disk(model_type, from_disk):
+    loaded = from_disk(model_type, 0.7)
+    assert set(loaded.model.hf_device_map.values()) == {"disk", "cpu"}
+    assert any(parameter.device.type == "meta" for parameter in loaded.model.parameters())
+    assert loaded.device == torch.device("cpu")
+    in_memory = small_model(model_type)
+    in_memory.set_experts_implementation("eager")
+    found, expected = roe_answers(loaded.model), roe_answers(in_memory)
+    in_memory.set_experts_implementation("grouped_mm")
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_folder_on_disk_goes_with_the_model(from_disk, temporary):
+    loaded = from_disk("olmoe", 0.5)
+    (folder,) = temporary.iterdir()
+    assert list(folder.glob("*experts*")), "fused experts are written again"
+    del loaded
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+
+
+def test_without_memory_for_embeddings_it_is_refused(from_disk, temporary):
+    with pytest.raises(ModelError, match="embeddings"):
+        from_disk("olmoe", 0.0)
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+
+
+def test_with_memory_for_all_a_device_map_changes_nothing(tmp_path):
+    loaded = load_model(saved("olmoe", tmp_path), dtype="float32", device="auto", offline=True)
+    assert {parameter.device.type for parameter in loaded.model.parameters()} == {"cpu"}
+    assert loaded.device == torch.device("cpu")
+
+
+def test_a_model_is_placed_in_one_way():
+    with pytest.raises(ConfigError, match="exclude each other"):
+        ModelConfig(device_map="auto", tp_plan="auto")
+    with pytest.raises(ConfigError, match="model.device_map=cpu"):
+        ModelConfig(device_map="cpu")
+    with pytest.raises(ConfigError, match="device=cpu.*model.device_map"):
+        Config(model=ModelConfig(device_map="auto"), device="cpu")
+
+
+def test_a_plan_needs_several_processes(tmp_path):
+    model = saved("olmoe", tmp_path)
+    model.device_map, model.tp_plan = None, "auto"
+    with pytest.raises(ConfigError, match="torchrun"):
+        load_model(model, dtype="float32", device="cpu", offline=True)

@@ -86,7 +86,7 @@ def _dispatch(cells: list[Cell]) -> int:
     if mode == "doctor":
         from moe_lab.doctor import diagnose
 
-        print(diagnose(configs[0]))
+        print(diagnose(_all_cells(configs, cells)))
         return 0
     if mode == "prefetch":
         from moe_lab.prefetch import prefetch

@@ -1,9 +1,10 @@
-"""mode=doctor: versions, devices, caches, offline flags, and which documented task lacks which data."""
+"""mode=doctor: what is installed, and what this command and the documented tasks lack."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,21 +12,25 @@ from pathlib import Path
 from moe_lab import __version__
 from moe_lab.config import Config
 from moe_lab.errors import MoeLabError
+from moe_lab.needs import command_needs, task_state
+from moe_lab.offline import go_offline
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
 OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
 
 
-def diagnose(config: Config) -> str:
-    """The whole report as text. Loads no weights, fetches and writes nothing."""
+def diagnose(configs: Sequence[Config]) -> str:
+    """The whole report on one command's configurations as text. Loads no weights, fetches and writes nothing."""
+    config = configs[0]
     flags = _flags(config)
-    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
+    go_offline()
     sections = {
         "Versions": [f"moe_lab {__version__}, Python {platform.python_version()}", *_versions()],
         "Devices": _devices(),
         "Caches and offline": [*_caches(), *flags],
         "Output folder": [_output(Path(config.output_dir))],
         "Executing programs that a model wrote": [_code_execution()],
+        "This command, without fetching anything": command_needs(configs),
         "Documented tasks, without fetching anything": _tasks(config),
     }
     return "\n".join(
@@ -93,15 +98,6 @@ def _tasks(config: Config) -> list[str]:
 
     names = [name for name in options("task", [resource_folder("conf")]) if name != "lm_eval"]
     tasks = {name: to_config(compose_cell([f"task={name}"], [])).task for name in names}
-    return [f"{name:<27} {_state(replace(config, task=task, offline=True))}" for name, task in tasks.items()]
-
-
-def _state(config: Config) -> str:
-    """Whether a task's documents are at hand; asked offline, so that nothing is fetched."""
-    from moe_lab.tasks import load_tasks
-
-    try:
-        tasks = load_tasks(config)["tasks"]
-    except MoeLabError as error:
-        return "MISSING " + " ".join(str(error).split())
-    return f"ready, {sum(len(task.task_docs) for task in tasks.values()):,} documents"
+    return [
+        f"{name:<27} {task_state(replace(config, task=task, offline=True))}" for name, task in tasks.items()
+    ]

@@ -13,6 +13,7 @@ from rich.table import Table
 from moe_lab.config import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.exits import exit_code, print_error
+from moe_lab.needs import size_text
 from moe_lab.plan import task_name
 from moe_lab.reports.terminal import print_table
 
@@ -114,15 +115,11 @@ def _size(folder: Path) -> int:
 
 
 def _state(fetched: int) -> str:
-    return f"fetched {_human(fetched)}" if fetched else "already there"
-
-
-def _human(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
+    return f"fetched {size_text(fetched)}" if fetched else "already there"
 
 
 def _print(items: Iterable[Item]) -> None:
     table = Table("what", "size", "where", "state", title="Caches")
     for item in items:
-        table.add_row(item.what, _human(item.size), item.where, item.state)
+        table.add_row(item.what, size_text(item.size), item.where, item.state)
     print_table(table)

@@ -7,7 +7,6 @@ The hub's own client starts a file anew with every command; a shard of a large m
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 import time
@@ -21,14 +20,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
 from moe_lab.errors import ModelError
+from moe_lab.hub.headers import is_whole
 from moe_lab.hub.repository import File, NotCached, Repository, unreachable
 
 TRIES = 3
 """Attempts at a file that bring no byte before it is given up."""
 
+WAIT = 2.0
+"""Seconds between them."""
 BLOCK_BYTES = 2**20
-MAX_HEADER = 100_000_000
-"""Bytes of a safetensors header, as the format limits it."""
 
 
 def missing(repository: Repository, names: Iterable[str]) -> list[str]:
@@ -87,19 +87,7 @@ def _whole(repository: Repository, name: str) -> bool:
         return False
     if repository.files is not None:
         return file.stat().st_size == repository.files[name].size
-    return not name.endswith(".safetensors") or file.stat().st_size == safetensors_size(file)
-
-
-def safetensors_size(file: Path) -> int:
-    """Bytes that a safetensors file has by its header; 0 where the header itself is torn."""
-    with file.open("rb") as content:
-        length = int.from_bytes(content.read(8), "little")
-        try:
-            header = json.loads(content.read(min(length, MAX_HEADER)))
-        except ValueError:
-            return 0
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + length + max(ends, default=0)
+    return not name.endswith(".safetensors") or is_whole(file)
 
 
 def _fetch(repository: Repository, name: str) -> None:
@@ -132,7 +120,7 @@ def _complete(repository: Repository, file: File) -> None:
             idle = 0 if _size(partial) > had else idle + 1
             if idle == TRIES or not unreachable(error):
                 raise
-            time.sleep(idle)
+            time.sleep(WAIT)
 
 
 def _receive(url: str, partial: Path, file: File) -> None:

@@ -94,8 +94,8 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
 def _refused(status: int, source: str, what: str) -> str:
     if status in (401, 403):
         return (
-            f"The hub refused your token for the {what} {source} (status {status}).\n"
-            f"Check that it is valid and may read this repository: {LOGIN}."
+            f"The hub refused access to the {what} {source} (status {status}).\n"
+            f"Check that your token is valid and may read this repository: {LOGIN}."
         )
     return f"The hub answered with status {status} for the {what} {source}. Try again later."
 

@@ -131,7 +131,19 @@ def weight_files(repository: Repository) -> list[str]:
         raise ModelError(f"The repository {repository.id} holds no weights that transformers loads.")
     if not first.endswith(".index.json"):
         return [first]
-    index = json.loads((fetch(repository, [first]) / first).read_text(encoding="utf-8"))
+    return _with_shards(fetch(repository, [first]), first)
+
+
+def known_weights(folder: Path) -> list[str]:
+    """The same of a folder, as far as it is there: shards are named that may be absent, nothing without an index."""
+    first = next((name for name in WEIGHTS if (folder / name).exists()), None)
+    return [] if first is None else _with_shards(folder, first)
+
+
+def _with_shards(folder: Path, first: str) -> list[str]:
+    if not first.endswith(".index.json"):
+        return [first]
+    index = json.loads((folder / first).read_text(encoding="utf-8"))
     return [first, *sorted(set(index["weight_map"].values()))]
 
 

@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 from tests.conftest import make_model, make_tokenizer
-from tests.hub.server import Hub, Repository
 
 OLMOE = "allenai/OLMoE-1B-7B-0924-Instruct"
 GSM8K = "openai/gsm8k"
@@ -68,10 +67,3 @@ def _parquet(config: str, split: str, count: int) -> bytes:
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(rows), file)
     return file.getvalue()
-
-
-def filled(hub: Hub, folder: Path) -> Hub:
-    """The hub with one commit of the model and one of the data set."""
-    hub.add(Repository(OLMOE)).commit(small_olmoe(folder))
-    hub.add(Repository(GSM8K, "datasets")).commit(gsm8k())
-    return hub

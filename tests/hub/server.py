@@ -56,6 +56,8 @@ class Fault:
     """Bytes of the body after which the connection ends."""
     stall: float | None = None
     """Seconds of silence before anything is sent."""
+    damage: bool = False
+    """Whether the body arrives with other bytes in it."""
     times: int = 1
 
 
@@ -92,6 +94,7 @@ class Hub:
         self.log: list[Answer] = []
         self.lock = threading.Lock()
         self.port = 0
+        self.ignores_ranges = False
 
     @property
     def url(self) -> str:
@@ -242,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_file(data, {"ETag": f'"{etag(path, data)}"'})
 
     def _send_file(self, data: bytes, headers: dict[str, str]) -> None:
-        wanted = self.headers.get("Range", "")
+        wanted = "" if self.hub.ignores_ranges else self.headers.get("Range", "")
         start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         if wanted:
             headers |= {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
@@ -256,6 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
         limit = self.failing.drop_after if self.failing else None
         sent = body if self.command != "HEAD" else b""
         sent = sent if limit is None else sent[:limit]
+        if self.failing and self.failing.damage:
+            sent = bytes(len(sent))
         self.hub.log.append(
             Answer(self.command, self.route, status, start, len(sent), "Authorization" in self.headers)
         )

@@ -1,0 +1,137 @@
+"""Breaks when a byte is fetched twice, a damaged file is kept, or a full disk is met in the middle of a download."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+
+import pytest
+
+from moe_lab.config import ModelConfig
+from moe_lab.errors import ModelError
+from moe_lab.hub import download
+from moe_lab.models.hub import model_folder
+from tests.hub.conftest import new_command
+from tests.hub.content import OLMOE
+from tests.hub.server import Fault
+
+MODEL = ModelConfig(name="olmoe", path=OLMOE)
+SHARD = "model-00002-of-00005.safetensors"
+
+
+def weights():
+    return model_folder(MODEL, offline=False, weights=True)
+
+
+def covered(ranges):
+    """How often each byte was sent."""
+    counts = {}
+    for start, sent in ranges:
+        for byte in range(start, start + sent):
+            counts[byte] = counts.get(byte, 0) + 1
+    return counts
+
+
+def exactly_once(hub, files, name=SHARD):
+    counts = covered(hub.ranges(name))
+    return set(counts) == set(range(len(files[name]))) and set(counts.values()) == {1}
+
+
+def test_a_dropped_connection_is_continued(client, hub, olmoe_files):
+    hub.faults = [Fault(f"GET cdn/models/{OLMOE}", drop_after=30_000, times=4)]
+    folder = weights()
+    for name in olmoe_files:
+        if name.endswith(".safetensors"):
+            assert (folder / name).read_bytes() == olmoe_files[name]
+            assert exactly_once(hub, olmoe_files, name)
+    assert len(hub.ranges("model-00001-of-00005.safetensors")) > 1
+
+
+def test_the_same_command_continues_the_file(client, hub, olmoe_files):
+    hub.faults = [
+        Fault(f"/{SHARD}", drop_after=40_000, times=1),  # the redirect, which has no body
+        Fault(f"/{SHARD}", drop_after=40_000, times=1),
+        Fault(f"/{SHARD}", status=503, times=3),
+    ]
+    with pytest.raises(ModelError, match="could not be reached|status 503"):
+        weights()
+    assert hub.ranges(SHARD) == [(0, 40_000)]
+    hub.faults = []
+    new_command()
+    assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
+    assert hub.ranges(SHARD)[1][0] == 40_000 and exactly_once(hub, olmoe_files)
+
+
+def test_a_stalled_download_ends(client, hub):
+    hub.faults = [Fault("cdn/models", stall=5, times=3)]
+    with pytest.raises(ModelError, match="could not be reached"):
+        weights()
+
+
+def test_a_server_without_ranges_sends_the_file_again(client, hub, olmoe_files, monkeypatch):
+    hub.faults = [Fault(f"GET cdn/models/{OLMOE}", drop_after=30_000)]
+    hub.ignores_ranges = True
+    assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
+
+
+def test_a_damaged_download_is_refused_and_fetched_again(client, hub, olmoe_files):
+    hub.faults = [Fault("GET cdn/models", damage=True)]
+    with pytest.raises(ModelError, match="arrived damaged"):
+        weights()
+    assert list(client.rglob("*.incomplete")) == []
+    assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
+
+
+def test_a_torn_file_in_the_cache_is_told_offline_and_fetched_again_online(client, olmoe_files, capsys):
+    shard = weights() / SHARD
+    blob = shard.resolve()
+    blob.write_bytes(blob.read_bytes()[:5000])
+    with pytest.raises(ModelError, match=f"absent or damaged.*{SHARD}"):
+        model_folder(MODEL, offline=True, weights=True)
+    new_command()
+    assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
+    assert "damaged: fetching it again" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_first_byte(client, hub, monkeypatch):
+    model_folder(MODEL, offline=False)
+    before = len(hub.log)
+    usage = shutil.disk_usage(client)._replace(free=300_000)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(ModelError, match=r"needs 0\.\d+ GB more.*\n.*HF_HOME"):
+        weights()
+    assert not [answer for answer in hub.log[before:] if answer.path.endswith(".safetensors")]
+
+
+def test_a_disk_that_runs_full_keeps_what_came(client, hub, olmoe_files, monkeypatch):
+    receive = download._receive
+
+    def full(url, partial, file):
+        if file.name == SHARD:
+            partial.write_bytes(olmoe_files[SHARD][:70_000])
+            raise OSError(errno.ENOSPC, "No space left on device", str(partial))
+        receive(url, partial, file)
+
+    monkeypatch.setattr(download, "_receive", full)
+    with pytest.raises(ModelError, match=r"No space left on device.*\n.*continues"):
+        weights()
+    monkeypatch.setattr(download, "_receive", receive)
+    weights()
+    assert hub.ranges(SHARD) == [(70_000, len(olmoe_files[SHARD]) - 70_000)]
+
+
+def test_only_one_format_is_fetched_and_no_token_leaves_the_hub(client, hub, monkeypatch):
+    from tests.hub.server import TOKEN
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    folder = weights()
+    assert not (folder / "pytorch_model.bin").exists()
+    assert any(answer.authorized for answer in hub.log)
+    assert not any(answer.authorized for answer in hub.log if answer.path.startswith("cdn/"))
+
+
+def test_the_hubs_own_client_finds_what_was_fetched(client):
+    from huggingface_hub import snapshot_download
+
+    folder = weights()
+    assert snapshot_download(OLMOE, local_files_only=True) == str(folder.resolve())

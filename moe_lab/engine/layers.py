@@ -141,12 +141,12 @@ def runs_rows(model: Any) -> bool:
     """
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
-    if not layers or model.get_output_embeddings() is None or getattr(model, "_is_stateful", False):
+    if not layers or model.get_output_embeddings() is None:
         return False
     if config._attn_implementation not in ("sdpa", "eager"):
         return False
     kinds, _ = get_layer_types_and_kwargs(config)
-    if len(kinds) != len(layers) or not set(kinds) <= _MASKED_LAYERS:
+    if len(kinds) != len(layers) or is_recurrent(model):
         return False
     if not all(any(_holds(layer, router) for layer in layers) for router in find_routers(model)):
         return False
@@ -156,6 +156,12 @@ def runs_rows(model: Any) -> bool:
         return False
     inputs = [set(_names(type(layer).forward)) - {"args", "kwargs"} for layer in layers]
     return all({"attention_mask", "past_key_values"} <= names <= _LAYER_INPUTS for names in inputs)
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether some layer keeps anything but the keys and values of each token."""
+    kinds, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
+    return getattr(model, "_is_stateful", False) or not set(kinds) <= _MASKED_LAYERS
 
 
 def _counts_columns(config: Any) -> bool:

@@ -7,24 +7,21 @@ tokenization, prompts, chat templates and truncation are lm-eval's own `hf` mode
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import torch
-from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
 
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
 from moe_lab.engine.encoding import Encoder
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer, generate
-from moe_lab.engine.kept import KeptQuestions
+from moe_lab.engine.generation import Answer
+from moe_lab.engine.hf import CountedHF, OnAnswer, Request
 from moe_lab.engine.layers import runs_rows
-from moe_lab.engine.pasts import CleanPasts
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget, Question, Scores, score
-from moe_lab.engine.store import Store, store_on
+from moe_lab.engine.row_engine import RowEngine
+from moe_lab.engine.scoring import Budget, Question, Scores
+from moe_lab.engine.state_engine import StateEngine
 from moe_lab.errors import ConfigError
 from moe_lab.routing.noise import document_key
 
@@ -32,26 +29,11 @@ PASS_TOKENS = {"cpu": 2048}
 """Tokens of one forward pass with batch_size=auto, by device type; 16384 elsewhere."""
 
 
-HF_PORTION = 64
-"""Requests that lm-eval's own code is given at a time, for models that only it can run."""
-
-
-class Request(NamedTuple):
-    """What lm-eval asks: the arguments of one `Instance`, and which of several answers to it this is."""
-
-    args: tuple
-    repeat: int = 0
-
-
-OnAnswer = Callable[[int, Any], None]
-"""(index of the request, its answer)"""
-
-
-class EngineLM(HFLM):
+class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared past once, then rows.
 
-    Models whose attention cannot be addressed row by row (recurrent states, sliding windows) are run by lm-eval's own
-    `hf` code; `engine` says which it is: "rows" or "hf".
+    `engine` says how: "rows" over a cache with columns (`rows.py`) wherever a model's layers can be given them; else
+    ensembles by "states", copies of the model's own cache (`states.py`), and the plain model by lm-eval's code, "hf".
 
     Args:
         model, tokenizer: of transformers; the model keeps its device and dtype.
@@ -64,7 +46,7 @@ class EngineLM(HFLM):
         seed: of sampling, where `gen_kwargs` ask for it.
         reuse: keep the clean work of every question and prompt, within a share of the free memory, for later calls of
             `answer`; `set_ensemble` changes the temperatures between them. Answers are the same within float error.
-            `ensemble.first_noisy` says from which MoE layer on any of them may have noise.
+            `ensemble.first_noisy` says from which MoE layer on any of them may have noise. "states" keep nothing.
         progress: show a bar.
     """
 
@@ -85,12 +67,7 @@ class EngineLM(HFLM):
         self.ensemble = ensemble or Ensemble()
         self.progress = progress
         self.seed = seed
-        self.engine = "rows" if runs_rows(model) else "hf"
-        if self.engine == "hf" and self.ensemble.n > 1:
-            raise ConfigError(
-                f"{type(model).__name__} has layers that cannot be run row by row (recurrent states, sliding windows "
-                "or another attention implementation than sdpa and eager); only method=base runs it."
-            )
+        self.engine = "rows" if runs_rows(model) else "states" if self.ensemble.n > 1 else "hf"
         auto = str(batch_size).startswith("auto")
         super().__init__(
             pretrained=model,
@@ -103,28 +80,21 @@ class EngineLM(HFLM):
         tokens = PASS_TOKENS.get(self._device.type, 16384)
         self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
-        self.forward = RowForward(model, self.ensemble) if self.engine == "rows" else None
-        self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
-        self._kept: KeptQuestions | None = None
-        self._pasts = CleanPasts(store_on(self._device)) if reuse and self.forward else None
-        if self.forward and (reuse or (self.ensemble.n > 1 and not self.ensemble.own_history)):
-            store = store_on(self._device) if reuse else Store(0)
-            self._kept = KeptQuestions(model, self.ensemble.first_noisy, store, spare=reuse)
+        self._engine: RowEngine | StateEngine | None = None
+        if self.engine == "rows":
+            self._engine = RowEngine(model, self.ensemble, self.budget, reuse)
+        elif self.engine == "states":
+            self._engine = StateEngine(model, self.ensemble)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Answer with another ensemble from now on; `cost` goes on counting.
 
         Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one.
         """
-        assert self.forward is not None
-        kept_rows = self._kept and ensemble.n > 1 and ensemble.cache == "clean"
-        if self._kept and kept_rows and ensemble.first_noisy < self._kept.first_noisy:
-            raise ValueError(
-                f"first_noisy={ensemble.first_noisy}, but kept work parts at MoE layer {self._kept.first_noisy}."
-            )
-        self._counted.update(self._of_ensemble())
+        assert self._engine is not None
+        self._engine.set_ensemble(ensemble)
+        self._counted.update(self._decisions)
         self.ensemble = ensemble
-        self.forward = RowForward(self.model, ensemble)
 
     @property
     def cost(self) -> dict[str, int]:
@@ -135,17 +105,19 @@ class EngineLM(HFLM):
         otherwise. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
         """
         cost = Counter(self._counted)
-        cost.update(self._of_ensemble())
-        if self._kept:
-            cost["tokens_in"] += self._kept.tokens_in
+        cost.update(self._decisions)
+        if self._engine:
+            cost["tokens_in"] += self._engine.tokens_in
         return dict(cost)
 
-    def _of_ensemble(self) -> dict[str, int]:
-        """What the present ensemble's own counters say."""
-        counted = {"tokens_in": self.forward.tokens_in} if self.forward else {}
-        if self.ensemble.routing:
-            counted["changed_decisions"], counted["noisy_decisions"] = self.ensemble.routing.decisions
-        return counted
+    @property
+    def _decisions(self) -> dict[str, int]:
+        """What the present ensemble has counted."""
+        if not self.ensemble.routing:
+            return {}
+        return dict(
+            zip(("changed_decisions", "noisy_decisions"), self.ensemble.routing.decisions, strict=True)
+        )
 
     # What lm-eval calls ------------------------------------------------------------------------------------------
 
@@ -190,10 +162,10 @@ class EngineLM(HFLM):
                 on_answer(index, answer)
                 bar.update()
 
-            if self.forward:
+            if self._engine:
                 run(requests, report)
             else:
-                self._answer_by_hf(kind, requests, report)
+                self.answer_by_hf(kind, requests, report)
 
     def count_tokens(self, kind: str, request: Request) -> int:
         """Tokens that a "loglikelihood" or "loglikelihood_rolling" request is scored on."""
@@ -202,14 +174,6 @@ class EngineLM(HFLM):
         if kind == "loglikelihood_rolling":
             return sum(len(continuation) for _, continuation in self._encoder.windows(request.args[0]))
         raise ValueError(f"{kind} requests are not scored on tokens.")
-
-    def _score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
-        if self._kept and self.ensemble.cache == "clean":
-            self._kept.score(self.ensemble, questions, self.budget, on_scores)
-        else:
-            assert self.forward is not None
-            with self.forward as forward:
-                score(forward, questions, self.budget, on_scores)
 
     def _score_pairs(self, requests: Sequence[Request], report: OnAnswer) -> None:
         pairs = [self._encoder.pair(*request.args) for request in requests]
@@ -227,7 +191,8 @@ class EngineLM(HFLM):
                 for i in indices:
                     report(i, answer)
 
-        self._score(questions, on_scores)
+        assert self._engine is not None
+        self._engine.score(questions, on_scores)
 
     def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
@@ -250,7 +215,8 @@ class EngineLM(HFLM):
                 report(i, float(total[i]))
 
         if windows:
-            self._score(windows, on_scores)
+            assert self._engine is not None
+            self._engine.score(windows, on_scores)
 
     def _generate(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Requests with the same generation options together."""
@@ -286,36 +252,6 @@ class EngineLM(HFLM):
 
         decoder = Decoder(self.model, config, self.seed)
         finished = StopCondition(self.tokenizer, stop, config)
-        assert self.forward is not None
-        with self.forward as forward:
-            generate(forward, answers, self.budget, decoder, finished, max_new_tokens, on_done, self._pasts)
+        assert self._engine is not None
+        self._engine.generate(answers, decoder, finished, max_new_tokens, on_done)
         self._counted["near_ties"] += decoder.near_ties
-
-    # Models that cannot be run row by row ------------------------------------------------------------------------
-
-    def _answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
-        """In portions, so that what is answered is known before the last one is."""
-        from lm_eval.api.instance import Instance
-
-        for start in range(0, len(requests), HF_PORTION):
-            portion = requests[start : start + HF_PORTION]
-            instances = [
-                Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
-                for request in portion
-            ]
-            with torch.inference_mode():
-                answers = getattr(super(), kind)(instances, disable_tqdm=True)
-            for i, answer in enumerate(answers, start):
-                report(i, answer)
-
-    def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
-        self._counted["tokens_in"] += sum(
-            len(context) + len(continuation) - 1 for _, context, continuation in requests
-        )
-        return super()._loglikelihood_tokens(requests, **kwargs)
-
-    def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        generated = super()._model_generate(context, **kwargs)
-        self._counted["tokens_in"] += context.numel()
-        self._counted["tokens_out"] += (generated.shape[1] - context.shape[1]) * generated.shape[0]
-        return generated

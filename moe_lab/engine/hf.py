@@ -1,0 +1,61 @@
+"""lm-eval's own `hf` model for models that only it can run, in portions and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from moe_lab.engine.layers import is_recurrent
+
+PORTION = 64
+"""Requests that lm-eval's code is given at a time, so that what is answered is known before the last one is."""
+
+
+class Request(NamedTuple):
+    """What lm-eval asks: the arguments of one `Instance`, and which of several answers to it this is."""
+
+    args: tuple
+    repeat: int = 0
+
+
+OnAnswer = Callable[[int, Any], None]
+"""(index of the request, its answer)"""
+
+
+class CountedHF(HFLM):
+    """`hf` that counts tokens and reports answers as they come."""
+
+    def __init__(self, **options: Any):
+        self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
+        super().__init__(**options)
+
+    def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
+        """Answer all requests; prompts one by one where padding before them might move a recurrent state."""
+        from lm_eval.api.instance import Instance
+
+        size = 1 if kind == "generate_until" and is_recurrent(self.model) else PORTION
+        for start in range(0, len(requests), size):
+            instances = [
+                Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
+                for request in requests[start : start + size]
+            ]
+            with torch.inference_mode():
+                answers = getattr(HFLM, kind)(self, instances, disable_tqdm=True)
+            for i, answer in enumerate(answers, start):
+                report(i, answer)
+
+    def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
+        self._counted["tokens_in"] += sum(
+            len(context) + len(continuation) - 1 for _, context, continuation in requests
+        )
+        return super()._loglikelihood_tokens(requests, **kwargs)
+
+    def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        generated = super()._model_generate(context, **kwargs)
+        self._counted["tokens_in"] += context.numel()
+        self._counted["tokens_out"] += (generated.shape[1] - context.shape[1]) * generated.shape[0]
+        return generated

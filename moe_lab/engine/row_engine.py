@@ -1,0 +1,70 @@
+"""Scoring and generation for models that are run as rows over a cache with columns (`rows.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.generation import Answer, Choose, Finished, generate
+from moe_lab.engine.kept import KeptQuestions
+from moe_lab.engine.pasts import CleanPasts
+from moe_lab.engine.rows import RowForward
+from moe_lab.engine.scoring import Budget, Question, Scores, score
+from moe_lab.engine.store import Store, store_on
+
+
+class RowEngine:
+    """Batches of prompts and questions, over pasts that they share.
+
+    Args:
+        reuse: keep clean work between calls, within a share of the free memory.
+    """
+
+    def __init__(self, model: Any, ensemble: Ensemble, budget: Budget, reuse: bool):
+        self.budget = budget
+        self.forward = RowForward(model, ensemble)
+        self._tokens_before = 0
+        device = self.forward.device
+        self._pasts = CleanPasts(store_on(device)) if reuse else None
+        self._kept: KeptQuestions | None = None
+        if reuse or (ensemble.n > 1 and not ensemble.own_history):
+            store = store_on(device) if reuse else Store(0)
+            self._kept = KeptQuestions(model, ensemble.first_noisy, store, spare=reuse)
+
+    @property
+    def tokens_in(self) -> int:
+        """Tokens put through the model so far, rows included, padding excluded."""
+        kept = self._kept.tokens_in if self._kept else 0
+        return self._tokens_before + self.forward.tokens_in + kept
+
+    def set_ensemble(self, ensemble: Ensemble) -> None:
+        """Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one."""
+        kept_rows = self._kept and ensemble.n > 1 and ensemble.cache == "clean"
+        if self._kept and kept_rows and ensemble.first_noisy < self._kept.first_noisy:
+            raise ValueError(
+                f"first_noisy={ensemble.first_noisy}, but kept work parts at MoE layer {self._kept.first_noisy}."
+            )
+        self._tokens_before += self.forward.tokens_in
+        self.forward = RowForward(self.forward.model, ensemble)
+
+    def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
+        """Score all questions; `on_scores(index, scores)` is called as soon as a question is done."""
+        ensemble = self.forward.ensemble
+        if self._kept and ensemble.cache == "clean":
+            self._kept.score(ensemble, questions, self.budget, on_scores)
+        else:
+            with self.forward as forward:
+                score(forward, questions, self.budget, on_scores)
+
+    def generate(
+        self,
+        answers: list[Answer],
+        choose: Choose,
+        finished: Finished,
+        max_new_tokens: int,
+        on_done: Callable[[Answer], None],
+    ) -> None:
+        """Continue all prompts; `on_done` is called for each as soon as it ends."""
+        with self.forward as forward:
+            generate(forward, answers, self.budget, choose, finished, max_new_tokens, on_done, self._pasts)

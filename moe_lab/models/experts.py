@@ -1,7 +1,8 @@
 """A faster way to compute experts on a CPU when each has few tokens, as in decoding and in RoE's rows.
 
-With few tokens the work is reading the experts' weights. Multiplying weights by tokens (instead of tokens by weights,
-as `grouped_mm` does on a CPU) reads them up to twice as fast; see `docs/benchmarks.md`.
+With few tokens the work is reading the experts' weights. In float32, multiplying weights by tokens (instead of tokens
+by weights, as `grouped_mm` does on a CPU) reads them up to twice as fast; see `docs/benchmarks.md`. The rest is left to
+`grouped_mm`: bfloat16, where it is the faster one (up to twice, too), and experts with biases or in other layouts.
 
 S = token-expert pairs, E = experts, K = experts per token, H = hidden size.
 """
@@ -27,7 +28,7 @@ def weights_first_experts_forward(
     experts: Any, hidden_TH: Tensor, index_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:
     """The sum of each token's experts, [T, H]; the same as `grouped_mm` up to rounding."""
-    if not _applies(experts, index_TK):
+    if not _applies(experts, hidden_TH, index_TK):
         return grouped_mm_experts_forward(experts, hidden_TH, index_TK, weights_TK)
     expert_S, order_S = index_TK.reshape(-1).sort()
     counts = torch.bincount(expert_S, minlength=experts.num_experts).tolist()
@@ -39,12 +40,13 @@ def weights_first_experts_forward(
     return (out_TKH * weights_TK[..., None]).sum(dim=1).to(hidden_TH.dtype)
 
 
-def _applies(experts: Any, index_TK: Tensor) -> bool:
+def _applies(experts: Any, hidden_TH: Tensor, index_TK: Tensor) -> bool:
     plain = experts.has_gate and not (
         experts.has_bias or experts.is_transposed or experts.has_post_expert_norm
     )
     few = index_TK.numel() <= MAX_TOKENS_PER_EXPERT * experts.num_experts
-    return plain and few and index_TK.device.type == "cpu" and not torch.is_grad_enabled()
+    float32_on_cpu = hidden_TH.device.type == "cpu" and hidden_TH.dtype == torch.float32
+    return plain and few and float32_on_cpu and not torch.is_grad_enabled()
 
 
 def _by_expert(weights: Tensor, rows_SH: Tensor, counts: list[int]) -> Tensor:

@@ -1,0 +1,58 @@
+"""A model split over two processes answers as one in one process does, with the same noise in both.
+
+Broken by: a router whose logits are partial sums, noise that depends on the process, rows that reach split weights.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import make_tokenizer
+from tests.families.zoo import small_model
+from tests.models.test_placement import roe_answers
+
+FAMILIES = ("olmoe", "deepseek")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Results of either process, by family."""
+    folder = tmp_path_factory.mktemp("tp")
+    for family in FAMILIES:
+        small_model(family).save_pretrained(folder / family)
+        make_tokenizer().save_pretrained(folder / family)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.models.tensor_parallel_rank", str(folder)]
+    ended = subprocess.run(
+        command + [str(folder / family) for family in FAMILIES],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_are_one_model(family, ranks):
+    model = small_model(family)
+    before = model.config._experts_implementation
+    model.set_experts_implementation("eager")
+    with torch.no_grad():
+        logits = model(torch.arange(12)[None]).logits[0]
+    expected = {str(i): answer for i, answer in roe_answers(model).items()}
+    model.set_experts_implementation(before)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    for rank in ranks:
+        found = rank[family]
+        assert found["local"] < 0.6 * whole, "the weights are split, not copied"
+        torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=1e-5, atol=1e-5)
+        assert found["roe"] == pytest.approx(expected, abs=1e-5)
+    assert ranks[0][family]["roe"] == ranks[1][family]["roe"], "bit for bit: both go on with the same tokens"

@@ -87,6 +87,8 @@ class RoE(Method):
 
     def check(self, facts: ModelFacts) -> None:
         self.temperatures(facts.moe_layers)
+        if self.config.weights == "perturbed":
+            _check_noise_on_logits(facts.family)
 
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer. Raises ConfigError where list or L do not fit the model."""
@@ -177,6 +179,19 @@ class RoE(Method):
                 "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
             },
         }
+
+
+def _check_noise_on_logits(model_type: str) -> None:
+    """Raise ConfigError for a family whose noise never reaches the logits that weights are made of."""
+    from moe_lab.routing import family_of_type
+    from moe_lab.routing.rules import LOGITS
+
+    family = family_of_type(model_type)
+    if family and family.rule.noise != LOGITS:
+        raise ConfigError(
+            f"method.weights=perturbed: routers of {family.name} choose by a {family.rule.noise}, which is where the "
+            "noise goes; their weights are made of logits, which have none.\nLeave it out (method.weights=clean)."
+        )
 
 
 def _check_temperatures(given: Any) -> None:

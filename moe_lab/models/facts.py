@@ -27,7 +27,7 @@ class ModelFacts:
     commit: str | None
     """Commit on the hub that `revision` stood for; None for a folder."""
     family: str
-    """`model_type` of transformers."""
+    """`model_type` of its text model in transformers."""
     dtype: str
     moe_layers: int
     experts: int
@@ -51,7 +51,7 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         path=model.path,
         revision=model.revision,
         commit=model_commit(model, offline=offline),
-        family=config.model_type,
+        family=text.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
         moe_layers=moe_layers,
         experts=family.num_experts(text) if family else 0,

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 LOGITS = "logits"
-SCORES = "scores"
+SIGMOID = "sigmoid"
+PROBABILITY = "probability"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Rule:
     """What a router does with its logits."""
 
     noise: str
-    """What noise is added to: LOGITS, or the SCORES that experts are chosen by."""
+    """What experts are chosen by, and noise is added to: LOGITS, SIGMOID or PROBABILITY."""
     scores: Callable[[nn.Module, Tensor], Tensor]
     """(router, logits_TE) -> float32 [T, E], before a bias is added."""
     weights: Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -99,7 +100,7 @@ def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float
         return _top_k_of_groups(router, scores_TE, best_TG, k, closed)
 
     text = "sigmoid, gathered, renormalized" + (", scaled" if scale else "")
-    return Rule(SCORES, scores, weights, text, select)
+    return Rule(SIGMOID, scores, weights, text, select)
 
 
 def _by_group(router: nn.Module, scores_TE: Tensor) -> Tensor:
@@ -141,8 +142,8 @@ def _ernie_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Te
     return weights_TK / weights_TK.sum(dim=-1, keepdim=True).clamp(min=router.norm_min)
 
 
-ERNIE = Rule(SCORES, _softmax_scores, _ernie_weights, "softmax over all, gathered, renormalized")
-LONGCAT = Rule(SCORES, _softmax_scores, _scaled_softmax, "softmax over all, gathered, scaled")
+ERNIE = Rule(PROBABILITY, _softmax_scores, _ernie_weights, "softmax over all, gathered, renormalized")
+LONGCAT = Rule(PROBABILITY, _softmax_scores, _scaled_softmax, "softmax over all, gathered, scaled")
 
 
 def _kolibri_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:

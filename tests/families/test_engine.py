@@ -6,7 +6,7 @@ Contexts are shorter and longer than windows and chunks; batches hold unlike len
 from __future__ import annotations
 
 import copy
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.routing import GumbelTopK, document_key, find_routers, gumbel
 from moe_lab.routing.families import family_of_type
-from moe_lab.routing.rules import SCORES
+from moe_lab.routing.rules import LOGITS
 from tests.conftest import make_tokenizer
 from tests.families import slow_routing
 from tests.families.zoo import ZOO, small_model
@@ -123,7 +123,7 @@ def experts_of(model_type):
 def ensemble_of(model_type, cache_kind):
     """3 rows, noise in all MoE layers but the first (where there are several)."""
     family, layers = family_of_type(model_type), len(find_routers(small_model(model_type)))
-    temperature = 0.2 if family.rule.noise == SCORES else 1.0
+    temperature = 1.0 if family.rule.noise == LOGITS else 0.2
     first = int(layers > 1)
     temperatures = [0.0] * first + [temperature] * (layers - first)
     routing = GumbelTopK(temperatures, seed=0)
@@ -149,7 +149,7 @@ def test_roe_is_the_slow_reference(model_type, cache_kind):
         assert value == pytest.approx(expected, abs=1e-4)
     for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
         ids = TOKENIZER.encode(prompt)
-        expected, gap = greedy_by(lambda so_far: log_probs_after(ids, so_far), ids)
+        expected, gap = greedy_by(partial(log_probs_after, ids), ids)
         assert gap > 1e-4, "choose other prompts: this one is a tie"
         assert text == TOKENIZER.decode(expected)
     changed, decided = ensemble.routing.decisions

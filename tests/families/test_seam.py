@@ -6,11 +6,10 @@ import pytest
 import torch
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
-
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
 from moe_lab.routing.gumbel_top_k import NoisyTokens
-from moe_lab.routing.rules import SCORES
+from moe_lab.routing.rules import LOGITS
 from tests.families import slow_routing
 from tests.families.zoo import VOCAB, ZOO, small_config, small_model
 
@@ -115,7 +114,7 @@ def test_weights_and_choice_are_the_routers_own(model_type):
 @families
 def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
     model, family = small_model(model_type), family_of_type(model_type)
-    temperature = 0.1 if family.rule.noise == SCORES else 1.0
+    temperature = 1.0 if family.rule.noise == LOGITS else 0.1
     spec, positions = slow_routing.SPECS[model_type], list(range(IDS.numel()))
     policy = GumbelTopK([temperature] * len(find_routers(model)), seed=3)
     policy.expect(all_noisy(IDS.numel()))

@@ -137,7 +137,12 @@ def _receive(url: str, partial: Path, file: File) -> None:
         if response.status_code != 206:
             out.truncate(0)  # a server that knows no ranges sends the whole file
             had = 0
-        with tqdm(total=file.size, initial=had, unit="B", unit_scale=True, desc=file.name) as bar:
+        small = (
+            file.size < BLOCK_BYTES or None
+        )  # no bar; None: one, unless stderr is no terminal or bars are off
+        with tqdm(
+            total=file.size, initial=had, unit="B", unit_scale=True, desc=file.name, disable=small
+        ) as bar:
             for chunk in response.iter_bytes():
                 out.write(chunk)
                 bar.update(len(chunk))

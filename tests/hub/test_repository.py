@@ -96,6 +96,15 @@ def test_offline_asks_nobody(client, hub):
     assert hub.log == []
 
 
+def test_the_environment_forbids_the_network_as_offline_does(client, hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(NotCached):
+        find(OLMOE)
+    assert hub.log == []
+
+
 def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository):
     files = weight_files(find(OLMOE))
     assert files[0] == "model.safetensors.index.json" and len(files) > SHARDS

@@ -1,0 +1,77 @@
+"""Breaks when mode=doctor fetches something, or calls a model ready whose files are absent, torn, or too large."""
+
+from __future__ import annotations
+
+import pytest
+
+from moe_lab import needs
+from moe_lab.config import Config, ModelConfig
+from moe_lab.methods import get_method
+from moe_lab.models.hub import known_weights, model_folder
+from moe_lab.needs import command_needs, weight_memory
+from tests.hub.conftest import new_command
+from tests.hub.content import OLMOE
+
+MODEL = ModelConfig(name="olmoe", path=OLMOE)
+SHARD = "model-00003-of-00005.safetensors"
+
+
+def lines(**keys):
+    config = Config(
+        method=get_method("base").Config(name="base"), model=MODEL, device="cpu", offline=True, **keys
+    )
+    new_command()
+    return "\n".join(command_needs([config]))
+
+
+@pytest.fixture
+def fetched(client, hub):
+    """The cached folder, after which the hub may not be asked any more."""
+    folder = model_folder(MODEL, offline=False, weights=True)
+    hub.log.clear()
+    yield folder
+    assert hub.log == []
+
+
+def test_a_model_that_was_never_fetched(client, hub):
+    text = lines()
+    assert "MISSING" in text and "mode=prefetch" in text and "task toy_math: ready" in text
+    assert hub.log == []
+
+
+def test_a_model_that_is_ready(fetched):
+    text = lines()
+    assert "main is commit" in text and "olmoe, 4 MoE layers" in text
+    assert "tokenizer: ready, 257 tokens" in text and "weights: ready, 5 files, 0.73 MB" in text
+    assert "weights take 0.71 MB in float32" in text and "MISSING" not in text and "NOT ENOUGH" not in text
+
+
+def test_a_shard_that_is_missing(fetched):
+    (fetched / SHARD).unlink()
+    text = lines()
+    assert f"MISSING 1 of 5 files: {SHARD}" in text and "disk: about 0.1" in text  # headers aside
+    assert "weights take 0.71 MB in float32" in text  # by the index
+
+
+def test_a_shard_that_is_torn(fetched):
+    blob = (fetched / SHARD).resolve()
+    blob.write_bytes(blob.read_bytes()[:3000])
+    assert f"DAMAGED {SHARD}" in lines()
+
+
+def test_a_configuration_without_weights(client):
+    model_folder(MODEL, offline=False)
+    assert "weights: MISSING, none are in" in lines()
+
+
+def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
+    monkeypatch.setattr(needs, "_free_memory", lambda device: 100_000)
+    assert "0.10 MB are free on cpu NOT ENOUGH" in lines()
+    (fetched / SHARD).unlink()
+    monkeypatch.setattr("moe_lab.hub.download.free_bytes", lambda folder: 1000)
+    assert "HF_HOME=<folder>" in lines()
+
+
+def test_memory_follows_the_dtype(fetched):
+    names = known_weights(fetched)
+    assert weight_memory(fetched, names, "float32") == 2 * weight_memory(fetched, names, "bfloat16")

@@ -1,0 +1,66 @@
+"""Breaks when prefetching loads weights, stops at the first failure, or goes on where the network is forbidden."""
+
+from __future__ import annotations
+
+import pytest
+
+from moe_lab.config import Config, ModelConfig
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods import get_method
+from moe_lab.prefetch import prefetch
+from tests.hub.conftest import new_command
+from tests.hub.content import OLMOE
+from tests.hub.server import Fault
+
+MODEL = ModelConfig(name="olmoe", path=OLMOE)
+
+
+def config(**keys):
+    return Config(method=get_method("base").Config(name="base"), **{"model": MODEL, "device": "cpu", **keys})
+
+
+def test_every_model_of_a_grid_is_fetched_and_none_is_loaded(client, hub, loads, capsys):
+    assert prefetch([config(), config(seed=1), config(model=ModelConfig())]) == 0
+    out = capsys.readouterr().out
+    assert OLMOE in out and "fetched 0.75 MB" in out and "local folder" in out and "made by its code" in out
+    assert loads == []
+    assert len([answer for answer in hub.log if answer.path == f"api/models/{OLMOE}"]) == 1
+    new_command()
+    assert prefetch([config()]) == 0
+    assert "already there" in capsys.readouterr().out
+
+
+def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
+    wrong = config(model=ModelConfig(name="x", path="allenai/nothing"))
+    assert prefetch([wrong, config()]) == 2
+    captured = capsys.readouterr()
+    assert "There is no model allenai/nothing" in captured.err and "fetched" in captured.out
+
+
+def test_the_same_command_continues(client, hub, olmoe_files, capsys):
+    hub.faults = [Fault("cdn/models", drop_after=60_000), Fault("cdn/models", status=503, times=3)]
+    assert prefetch([config()]) == 2
+    hub.faults = []
+    new_command()
+    assert prefetch([config()]) == 0
+    name = "model-00001-of-00005.safetensors"
+    assert hub.ranges(name) == [(0, 60_000), (60_000, len(olmoe_files[name]) - 60_000)]
+
+
+def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
+    def missing(config):
+        raise TaskError("no data")
+
+    monkeypatch.setattr("moe_lab.tasks.load_tasks", missing)
+    assert prefetch([config(model=ModelConfig())]) == 2
+    assert "no data" in capsys.readouterr().err
+
+
+def test_it_is_refused_offline(client, monkeypatch):
+    from huggingface_hub import constants
+
+    with pytest.raises(ConfigError, match="needs the network"):
+        prefetch([config(offline=True)])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE=1"):
+        prefetch([config()])

@@ -92,15 +92,23 @@ def _dispatch(cells: list[Cell]) -> int:
         from moe_lab.prefetch import prefetch
 
         return prefetch(_all_cells(configs, cells))
+    if mode != "run":
+        return _at_once(configs, cells[0])
+    from moe_lab.processes import in_step
+
+    return in_step(configs, lambda: _at_once(configs, cells[0]))
+
+
+def _at_once(configs: list[Config], cell: Cell) -> int:
     if any(config.experiment for config in configs):
         from moe_lab.tables import run_experiments
 
         if len(configs) > 1:
             raise ConfigError("experiment= brings its own grid. Leave out -m and name one value per key.")
-        return run_experiments(configs[0], cells[0])
+        return run_experiments(configs[0], cell)
     from moe_lab.grid import plan_grid, report_grid, run_grid
 
-    return {"run": run_grid, "plan": plan_grid, "report": report_grid}[mode](configs)
+    return {"run": run_grid, "plan": plan_grid, "report": report_grid}[configs[0].mode](configs)
 
 
 def _all_cells(configs: list[Config], cells: list[Cell]) -> list[Config]:

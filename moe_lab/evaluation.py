@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from moe_lab.processes import Leading, tell_to_load
 from moe_lab.results.files import plain, write_atomically, write_json, writing
 from moe_lab.results.responses import ResponseLog
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config import Config
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
     from moe_lab.run import ModelPool, Run
 
@@ -107,13 +107,16 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
     config = run.config
     with ExitStack() as opened:
 
-        def open_model() -> EngineLM:
+        def open_model() -> Any:
+            if config.model.tp_plan:
+                tell_to_load(config)
             loaded = models.get(config)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
-            return opened.enter_context(run.method.open(loaded, config))
+            lm = opened.enter_context(run.method.open(loaded, config))
+            return Leading(lm, config) if config.model.tp_plan else lm
 
         lm = RecordedLM(
             log,

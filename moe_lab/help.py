@@ -40,6 +40,9 @@ Where results go:
   The same command again continues an interrupted run, or shows the stored result. The path of
   results.json is the last line on stdout. output_dir=elsewhere moves all of it.
 
+A machine without network: mode=prefetch with the same overrides fetches what the command needs (weights,
+  tokenizers, data sets) where there is one; offline=true then runs it. mode=doctor says what it lacks.
+
 Flags (before the overrides):
   -m, --multirun        a grid: values separated by commas make one run each
   --cfg job             print the composed configuration and stop

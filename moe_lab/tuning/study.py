@@ -100,6 +100,8 @@ def prepare_study(config: Config) -> Study:
     )
     searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
     content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
+    if facts.commit is not None:  # trials of another state of the model are another study
+        content["commit"] = facts.commit
     digest = run_id(content)
     return Study(
         config=config,

@@ -44,6 +44,25 @@ def test_a_command_keeps_its_commit_and_the_next_one_sees_the_new(client, olmoe_
     assert model_commit(MODEL, offline=False) == after != before
 
 
+def test_a_moved_branch_is_another_study(client, olmoe_repository, olmoe_files, tmp_path):
+    from moe_lab.config import Config, TuningConfig
+    from moe_lab.methods import get_method
+    from moe_lab.tuning.study import prepare_study
+
+    config = Config(
+        model=MODEL,
+        method=get_method("roe").Config(name="roe", n=2),
+        tuning=TuningConfig(name="tpe", n_trials=2, num_samples=4, metric="perplexity", max_temperature=1.0),
+        output_dir=str(tmp_path),
+        device="cpu",
+    )
+    before = prepare_study(config).study_id
+    assert prepare_study(config).study_id == before
+    olmoe_repository.commit(olmoe_files | {"README.md": b"Moved.\n"})
+    new_command()
+    assert prepare_study(config).study_id != before
+
+
 def test_the_hub_is_asked_once_and_nothing_is_fetched_again(client, hub):
     model_folder(MODEL, offline=False, weights=True)
     before = len(hub.log)

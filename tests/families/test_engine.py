@@ -29,13 +29,13 @@ PAIRS = [
     ("what lies before it is longer than", " is"),
     ("x", "y"),
 ]
-SHORT_AND_LONG = [0, 3]
-"""Two of them, of which one is longer than all windows."""
+ALL, SHORT_AND_LONG = range(5), [0, 3]
+"""Which of them; of the two, one is longer than all windows."""
 PROMPTS = ["what", "a prompt longer than the window"]
 NEW = 3
 
 
-def pairs(which=range(len(PAIRS))):
+def pairs(which=ALL):
     return [Request(PAIRS[i]) for i in which]
 
 

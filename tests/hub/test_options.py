@@ -1,0 +1,95 @@
+"""The options of conf/model: each plans by its real id, and runs with a small folder in the place of its weights.
+
+Broken by: an id or a configuration that transformers cannot read, a family that does not run from the command line, a
+quantization that is refused though it can be loaded, weights that are fetched to plan.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import GptOssConfig, MixtralConfig, Qwen3MoeConfig
+
+from moe_lab.models.hub import load_config
+from tests.cli import run_command
+from tests.conftest import make_tokenizer
+from tests.families.zoo import small_model
+from tests.hub.server import Repository
+from tests.models.deepseek.checkpoint import PUBLISHED
+
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+MODELS = {
+    "gpt-oss": ("openai/gpt-oss-20b", "gpt_oss", 24),
+    "mixtral": ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral", 32),
+    "deepseek-moe": ("deepseek-ai/deepseek-moe-16b-base", "deepseek", 27),
+    "qwen3-moe": ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe", 48),
+}
+"""Option -> hub id, family, MoE layers of the published model."""
+
+
+def published(family):
+    """config.json in its published shape."""
+    if family == "deepseek":
+        return PUBLISHED
+    config = {
+        "gpt_oss": GptOssConfig(num_hidden_layers=24, num_local_experts=32),
+        "mixtral": MixtralConfig(rope_parameters=ROPE),
+        "qwen3_moe": Qwen3MoeConfig(num_hidden_layers=48, hidden_size=2048, rope_parameters=ROPE),
+    }[family].to_dict()
+    return config | ({"quantization_config": MXFP4} if family == "gpt_oss" else {})
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """GSM8K as `data_dir` has it."""
+    rows = [{"question": f"Eve has {i} cups. How many?", "answer": f"{i}\n#### {i}"} for i in range(8)]
+    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
+    for split in ("train", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "data" / "gsm8k" / f"{split}.jsonl").write_text(text)
+    return tmp_path / "data"
+
+
+def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
+    make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    tokenizer = {file.name: file.read_bytes() for file in (tmp_path / "tokenizer").iterdir()}
+    for name, family, _ in MODELS.values():
+        files = tokenizer | {"config.json": json.dumps(published(family)).encode()}
+        hub.add(Repository(name)).commit(files | {"model.safetensors": b"never fetched"})
+    options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", f"output_dir={tmp_path / 'outputs'}"]
+    ended = run_command(capsys, "-m", "mode=plan", "method=roe", f"model={','.join(MODELS)}", *options)
+    assert ended.code == 0, ended.err
+    for option, (name, _, _) in MODELS.items():
+        assert option in ended.out and name in json.dumps(hub.log, default=str)
+    assert not any("safetensors" in answer.path and answer.method == "GET" for answer in hub.log)
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("option", MODELS)
+def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
+    _, family, _ = MODELS[option]
+    small_model(family).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", "num_fewshot=1", "gen_kwargs=max_gen_toks=4"]
+    options += [f"model.path={tmp_path / 'model'}", f"output_dir={tmp_path / 'outputs'}", "device=cpu"]
+    method = ["method=roe", "method.n=3", "method.skip_layers=0", "method.temperature=0.5"]
+    ended = run_command(capsys, *method, f"model={option}", *options)
+    assert ended.code == 0, ended.err
+    block = json.loads(Path(ended.out.strip().splitlines()[-1]).read_text(encoding="utf-8"))["moe_lab"]
+    assert block["model"]["family"] == family
+    assert block["roe"]["changed_fraction"] > 0 and len(block["baseline"]["run_id"]) == 64
+
+
+@pytest.mark.parametrize("option", MODELS)
+def test_the_published_shape_is_read(option, tmp_path):
+    from moe_lab.config import ModelConfig
+    from moe_lab.models.facts import model_facts
+
+    _, family, layers = MODELS[option]
+    (tmp_path / "config.json").write_text(json.dumps(published(family)))
+    model = ModelConfig(path=str(tmp_path))
+    assert load_config(model, offline=True).model_type == family
+    assert model_facts(model, dtype="auto", device="cpu", offline=True).moe_layers == layers

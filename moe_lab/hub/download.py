@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-import time
 from collections.abc import Iterable
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
 
 import httpx2
 from filelock import FileLock
@@ -23,6 +24,8 @@ from moe_lab.errors import ModelError
 from moe_lab.hub.headers import is_whole
 from moe_lab.hub.repository import File, NotCached, Repository, unreachable
 
+WORKERS = 4
+"""Files that are fetched at a time."""
 TRIES = 3
 """Attempts at a file that bring no byte before it is given up."""
 
@@ -42,6 +45,12 @@ def fetch(repository: Repository, names: Iterable[str]) -> Path:
     Raises ModelError where the disk is too small or a file arrives damaged, NotCached where the hub may not
     be asked, and what the hub's client raises.
     """
+    names = list(names)
+    unknown = [name for name in names if repository.files is not None and name not in repository.files]
+    if unknown:
+        raise ModelError(
+            f"{repository.id} lacks {unknown[0]}, which its own index names. Try another revision."
+        )
     absent = missing(repository, names)
     if absent and repository.files is None:
         named = ", ".join(absent[:3])
@@ -50,8 +59,7 @@ def fetch(repository: Repository, names: Iterable[str]) -> Path:
         )
     if absent:
         check_space(repository, absent)
-    for name in absent:
-        _fetch(repository, name)
+        _fetch_all(repository, absent)
     if repository.files is not None and repository.revision != repository.commit:
         _write_ref(repository)
     return repository.snapshot
@@ -90,7 +98,20 @@ def _whole(repository: Repository, name: str) -> bool:
     return not name.endswith(".safetensors") or is_whole(file)
 
 
-def _fetch(repository: Repository, name: str) -> None:
+def _fetch_all(repository: Repository, names: list[str]) -> None:
+    """Several files at a time; where one fails, or the user stops, the others keep what they have."""
+    stop = Event()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            for one in as_completed([pool.submit(_fetch, repository, name, stop) for name in names]):
+                one.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _fetch(repository: Repository, name: str, stop: Event) -> None:
     assert repository.files is not None
     file = repository.files[name]
     blob, pointer = _partial(repository, file).with_suffix(""), repository.snapshot / name
@@ -103,27 +124,29 @@ def _fetch(repository: Repository, name: str) -> None:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, is_singleton=False):
         if not blob.exists():
-            _complete(repository, file)
+            _complete(repository, file, stop)
             _check(repository, file)
             _partial(repository, file).replace(blob)
     hf_hub_download(repository.id, name, repo_type=repository.kind, revision=repository.commit)
 
 
-def _complete(repository: Repository, file: File) -> None:
+def _complete(repository: Repository, file: File, stop: Event) -> None:
     """Receive what a partial file lacks, again and again as long as something comes."""
     url = hf_hub_url(repository.id, file.name, repo_type=repository.kind, revision=repository.commit)
     partial, idle = _partial(repository, file), 0
     while (had := _size(partial)) < file.size:
+        if stop.is_set():
+            raise CancelledError
         try:
-            _receive(url, partial, file)
+            _receive(url, partial, file, stop)
         except (httpx2.TransportError, HfHubHTTPError) as error:
             idle = 0 if _size(partial) > had else idle + 1
             if idle == TRIES or not unreachable(error):
                 raise
-            time.sleep(WAIT)
+            stop.wait(WAIT)
 
 
-def _receive(url: str, partial: Path, file: File) -> None:
+def _receive(url: str, partial: Path, file: File, stop: Event) -> None:
     """Append to a partial file what the hub sends from there on, as it comes."""
     had = _size(partial)
     headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={had}-"}
@@ -137,13 +160,13 @@ def _receive(url: str, partial: Path, file: File) -> None:
         if response.status_code != 206:
             out.truncate(0)  # a server that knows no ranges sends the whole file
             had = 0
-        small = (
-            file.size < BLOCK_BYTES or None
-        )  # no bar; None: one, unless stderr is no terminal or bars are off
+        no_bar = file.size < BLOCK_BYTES or None  # None: as the user set it
         with tqdm(
-            total=file.size, initial=had, unit="B", unit_scale=True, desc=file.name, disable=small
+            total=file.size, initial=had, unit="B", unit_scale=True, desc=file.name, disable=no_bar
         ) as bar:
             for chunk in response.iter_bytes():
+                if stop.is_set():
+                    raise CancelledError
                 out.write(chunk)
                 bar.update(len(chunk))
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.hub import download
+from moe_lab.hub.download import fetch
+from moe_lab.hub.repository import find
 from moe_lab.models.hub import model_folder
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
-from tests.hub.server import Fault
+from tests.hub.server import Fault, Repository, etag
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 SHARD = "model-00002-of-00005.safetensors"
@@ -63,7 +67,7 @@ def test_the_same_command_continues_the_file(client, hub, olmoe_files):
 
 
 def test_a_stalled_download_ends(client, hub):
-    hub.faults = [Fault("cdn/models", stall=5, times=3)]
+    hub.faults = [Fault("cdn/models", stall=5, times=99)]
     with pytest.raises(ModelError, match="could not be reached"):
         weights()
 
@@ -75,10 +79,11 @@ def test_a_server_without_ranges_sends_the_file_again(client, hub, olmoe_files, 
 
 
 def test_a_damaged_download_is_refused_and_fetched_again(client, hub, olmoe_files):
-    hub.faults = [Fault("GET cdn/models", damage=True)]
-    with pytest.raises(ModelError, match="arrived damaged"):
+    hub.faults = [Fault(f"/{SHARD}", damage=True, times=99)]
+    with pytest.raises(ModelError, match=f"{SHARD}.*arrived damaged"):
         weights()
-    assert list(client.rglob("*.incomplete")) == []
+    assert list(client.rglob(f"{etag(SHARD, olmoe_files[SHARD])}*.incomplete")) == []
+    hub.faults = []
     assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
 
 
@@ -91,6 +96,47 @@ def test_a_torn_file_in_the_cache_is_told_offline_and_fetched_again_online(clien
     new_command()
     assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
     assert "damaged: fetching it again" in capsys.readouterr().err
+
+
+def test_two_that_fetch_the_same_fetch_it_once(client, hub, olmoe_files):
+    repository = find(OLMOE)
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(lambda _: fetch(repository, [SHARD]), range(2)))
+    assert (folders[0] / SHARD).read_bytes() == (folders[1] / SHARD).read_bytes() == olmoe_files[SHARD]
+    assert exactly_once(hub, olmoe_files)
+
+
+def test_an_index_that_names_what_is_not_there_is_told(client, hub, olmoe_files):
+    lacking = {name: data for name, data in olmoe_files.items() if name != SHARD}
+    hub.add(Repository("someone/lacking")).commit(lacking)
+    with pytest.raises(ModelError, match=f"lacks {SHARD}"):
+        model_folder(ModelConfig(path="someone/lacking"), offline=False, weights=True)
+
+
+def test_a_stopped_download_ends_with_the_next_bytes_and_is_continued(client, hub, olmoe_files, monkeypatch):
+    """Ctrl-C comes while 40 kB are there and the server is silent."""
+    partial = (
+        client / f"models--{OLMOE.replace('/', '--')}/blobs/{etag(SHARD, olmoe_files[SHARD])}.incomplete"
+    )
+
+    def interrupted(futures):
+        while not partial.exists() or partial.stat().st_size < 40_000:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    repository = find(OLMOE)
+    cdn = f"cdn/models/{OLMOE}"
+    hub.faults = [Fault(cdn, drop_after=40_000), Fault(cdn, stall=9, times=9)]
+    with monkeypatch.context() as patched:
+        patched.setattr(download, "as_completed", interrupted)
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            fetch(repository, [SHARD])
+    assert time.monotonic() - start < 2.5  # one time-out, no further attempt
+    assert partial.stat().st_size == 40_000
+    hub.faults = []
+    assert (fetch(repository, [SHARD]) / SHARD).read_bytes() == olmoe_files[SHARD]
+    assert hub.ranges(SHARD)[0] == (0, 40_000) and hub.ranges(SHARD)[-1][0] == 40_000
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_first_byte(client, hub, monkeypatch):
@@ -106,11 +152,11 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_byte(client, hub, mon
 def test_a_disk_that_runs_full_keeps_what_came(client, hub, olmoe_files, monkeypatch):
     receive = download._receive
 
-    def full(url, partial, file):
+    def full(url, partial, file, stop):
         if file.name == SHARD:
             partial.write_bytes(olmoe_files[SHARD][:70_000])
             raise OSError(errno.ENOSPC, "No space left on device", str(partial))
-        receive(url, partial, file)
+        receive(url, partial, file, stop)
 
     monkeypatch.setattr(download, "_receive", full)
     with pytest.raises(ModelError, match=r"No space left on device.*\n.*continues"):

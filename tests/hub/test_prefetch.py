@@ -38,12 +38,13 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
 
 
 def test_the_same_command_continues(client, hub, olmoe_files, capsys):
-    hub.faults = [Fault("cdn/models", drop_after=60_000), Fault("cdn/models", status=503, times=3)]
+    name = "model-00001-of-00005.safetensors"
+    path = f"cdn/models/{OLMOE}/{hub.repositories['models', OLMOE.lower()].branches['main']}/{name}"
+    hub.faults = [Fault(path, drop_after=60_000), Fault(path, status=503, times=3)]
     assert prefetch([config()]) == 2
     hub.faults = []
     new_command()
     assert prefetch([config()]) == 0
-    name = "model-00001-of-00005.safetensors"
     assert hub.ranges(name) == [(0, 60_000), (60_000, len(olmoe_files[name]) - 60_000)]
 
 

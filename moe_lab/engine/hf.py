@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from moe_lab.engine.layers import is_recurrent
+from moe_lab.engine.layers import reads_padding
 
 PORTION = 64
 """Requests that lm-eval's code is given at a time, so that what is answered is known before the last one is."""
@@ -34,10 +34,10 @@ class CountedHF(HFLM):
         super().__init__(**options)
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Answer all requests; prompts one by one where padding before them might move a recurrent state."""
+        """Answer all requests; prompts one by one where the model might read the padding before them."""
         from lm_eval.api.instance import Instance
 
-        size = 1 if kind == "generate_until" and is_recurrent(self.model) else PORTION
+        size = 1 if kind == "generate_until" and reads_padding(self.model) else PORTION
         for start in range(0, len(requests), size):
             instances = [
                 Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]

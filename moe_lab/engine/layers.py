@@ -129,8 +129,8 @@ class PerToken:
 def gather_tokens(tensor: Tensor, source_BR: Tensor) -> Tensor:
     """Tokens `source_BR` of each sequence of [B or 1, S, ...]; what has one sequence serves all."""
     B = source_BR.shape[0]
-    sequence_B1 = torch.arange(B, device=source_BR.device)[:, None]
-    return tensor.expand(B, *tensor.shape[1:])[sequence_B1, source_BR]
+    sequence_B1 = torch.arange(B, device=tensor.device)[:, None]
+    return tensor.expand(B, *tensor.shape[1:])[sequence_B1, source_BR.to(tensor.device)]
 
 
 def runs_rows(model: Any) -> bool:
@@ -162,6 +162,12 @@ def is_recurrent(model: Any) -> bool:
     """Whether some layer keeps anything but the keys and values of each token."""
     kinds, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
     return getattr(model, "_is_stateful", False) or not set(kinds) <= _MASKED_LAYERS
+
+
+def reads_padding(model: Any) -> bool:
+    """Whether padding before a prompt may change what the model makes of it: it may move a recurrent state, and moves
+    positions that are told by columns."""
+    return is_recurrent(model) or _counts_columns(model.config.get_text_config(decoder=True))
 
 
 def _counts_columns(config: Any) -> bool:

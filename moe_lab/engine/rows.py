@@ -36,7 +36,7 @@ class RowForward:
         self.num_layers = model.config.get_text_config().num_hidden_layers
         self.tokens_in = 0
         """Tokens put through the model so far, rows included, padding excluded."""
-        self._head_at: Tensor | None = None
+        self._head_at = torch.zeros(0, dtype=torch.long)
         self._reaches = ReachHooks(model)
         self._rows: CleanHistoryRows | OwnHistoryRows | None = None
         if ensemble.n > 1:
@@ -104,4 +104,4 @@ class RowForward:
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, wanted rows, hidden]."""
         hidden = args[0]
-        return (hidden.reshape(-1, hidden.shape[-1])[self._head_at][None], *args[1:])
+        return (hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None], *args[1:])

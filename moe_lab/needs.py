@@ -82,7 +82,7 @@ def _weights(folder: Path, dtype: str, device: torch.device, config: Config) -> 
     ]
     there = sum((folder / name).stat().st_size for name in tensors if name not in absent)
     if torn:
-        return [f"  weights: DAMAGED {', '.join(torn)} in {folder}; {FETCH} again"]
+        return [f"  weights: DAMAGED {_named(torn)} in {folder}; {FETCH} again"]
     total = _indexed_bytes(folder, names)
     if not absent:
         return [
@@ -90,7 +90,7 @@ def _weights(folder: Path, dtype: str, device: torch.device, config: Config) -> 
             _memory(folder, names, dtype, device, config),
         ]
     return [
-        f"  weights: MISSING {len(absent)} of {_files(tensors)}: {', '.join(absent)}; {FETCH}",
+        f"  weights: MISSING {len(absent)} of {_files(tensors)}: {_named(absent)}; {FETCH}",
         _disk(folder, None if total is None else total - there),
         _memory(folder, names, dtype, device, config),
     ]
@@ -98,6 +98,10 @@ def _weights(folder: Path, dtype: str, device: torch.device, config: Config) -> 
 
 def _files(names: list[str]) -> str:
     return "1 file" if len(names) == 1 else f"{len(names)} files"
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _disk(folder: Path, wanted: int | None) -> str:
@@ -164,4 +168,7 @@ def _one_line(error: Exception) -> str:
 
 def size_text(size: int) -> str:
     """Bytes as people write them."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"

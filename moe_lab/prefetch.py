@@ -119,7 +119,9 @@ def _state(fetched: int) -> str:
 
 
 def _print(items: Iterable[Item]) -> None:
-    table = Table("what", "size", "where", "state", title="Caches")
+    table = Table("what", "size", title="Caches")
+    table.add_column("where", overflow="fold")  # a path is there to be copied
+    table.add_column("state")
     for item in items:
         table.add_row(item.what, size_text(item.size), item.where, item.state)
     print_table(table)

@@ -121,7 +121,7 @@ def _close(source: str, what: str) -> str:
         if found:
             ids[found[1]] = name
     near = did_you_mean(source, ids)
-    close = re.search(r"'(.+)'", near)
+    close = None if source in ids else re.search(r"'(.+)'", near)
     return f" Did you mean model={ids[close[1]]} ({close[1]})?" if close else ""
 
 

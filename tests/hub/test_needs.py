@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from safetensors.torch import load
 
 from moe_lab import needs
 from moe_lab.config import Config, ModelConfig
 from moe_lab.methods import get_method
 from moe_lab.models.hub import known_weights, model_folder
-from moe_lab.needs import command_needs, weight_memory
+from moe_lab.needs import command_needs, size_text, weight_memory
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
 
@@ -39,18 +42,30 @@ def test_a_model_that_was_never_fetched(client, hub):
     assert hub.log == []
 
 
-def test_a_model_that_is_ready(fetched):
+@pytest.fixture
+def parameters(olmoe_files):
+    """How many numbers the model has."""
+    shards = [load(data) for name, data in olmoe_files.items() if name.endswith(".safetensors")]
+    return sum(tensor.numel() for shard in shards for tensor in shard.values())
+
+
+def test_a_model_that_is_ready(fetched, olmoe_files, parameters):
+    stored = sum(len(data) for name, data in olmoe_files.items() if name.endswith(".safetensors"))
     text = lines()
     assert "main is commit" in text and "olmoe, 4 MoE layers" in text
-    assert "tokenizer: ready, 257 tokens" in text and "weights: ready, 5 files, 0.73 MB" in text
-    assert "weights take 0.71 MB in float32" in text and "MISSING" not in text and "NOT ENOUGH" not in text
+    assert "tokenizer: ready, 257 tokens" in text and f"weights: ready, 5 files, {size_text(stored)}" in text
+    assert (
+        f"weights take {size_text(4 * parameters)} in float32" in text
+        and "MISSING" not in text
+        and "NOT ENOUGH" not in text
+    )
 
 
-def test_a_shard_that_is_missing(fetched):
+def test_a_shard_that_is_missing(fetched, parameters):
     (fetched / SHARD).unlink()
     text = lines()
-    assert f"MISSING 1 of 5 files: {SHARD}" in text and "disk: about 0.1" in text  # headers aside
-    assert "weights take 0.71 MB in float32" in text  # by the index
+    assert f"MISSING 1 of 5 files: {SHARD}" in text and re.search(r"disk: about 1[345]\d\.\d\d kB", text)
+    assert f"weights take {size_text(4 * parameters)} in float32" in text  # by the index
 
 
 def test_a_shard_that_is_torn(fetched):
@@ -66,7 +81,7 @@ def test_a_configuration_without_weights(client):
 
 def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
     monkeypatch.setattr(needs, "_free_memory", lambda device: 100_000)
-    assert "0.10 MB are free on cpu NOT ENOUGH" in lines()
+    assert "100.00 kB are free on cpu NOT ENOUGH" in lines()
     (fetched / SHARD).unlink()
     monkeypatch.setattr("moe_lab.hub.download.free_bytes", lambda folder: 1000)
     assert "HF_HOME=<folder>" in lines()

@@ -51,7 +51,7 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     with reading_once() if place.type == "cpu" else nullcontext():
         loaded = _load_weights(
-            folder, config, facts, _experts(model, facts, place) | placement(model, place, disk)
+            folder, config, facts, _experts(model, facts, place) | placement(model, config, place, disk)
         )
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)

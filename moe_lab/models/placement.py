@@ -14,24 +14,26 @@ import torch
 from moe_lab.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from moe_lab.config import ModelConfig
 
 
-def placement(model: ModelConfig, device: torch.device, disk: TemporaryDirectory) -> dict[str, Any]:
+def placement(
+    model: ModelConfig, config: PreTrainedConfig, device: torch.device, disk: TemporaryDirectory
+) -> dict[str, Any]:
     """What `from_pretrained` has to be told; `disk` is for weights that fit nowhere else.
 
-    Raises ConfigError for `tp_plan` without torchrun.
+    Raises ConfigError for `tp_plan` without torchrun, ModelError where transformers has no plan for the model.
     """
     if model.tp_plan:
-        return {"distributed_config": _tensor_parallel(model.tp_plan)}
+        return {"distributed_config": _tensor_parallel(model.tp_plan, config)}
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}
     return {} if device.type == "cpu" else {"device_map": device}
 
 
-def _tensor_parallel(plan: str) -> Any:
+def _tensor_parallel(plan: str, config: PreTrainedConfig) -> Any:
     from transformers.distributed import DistributedConfig
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -39,6 +41,11 @@ def _tensor_parallel(plan: str) -> Any:
         raise ConfigError(
             f"model.tp_plan={plan} splits a model over the processes of torchrun, and this is a single one. Use "
             "model.device_map=auto for several GPUs in one process."
+        )
+    if not config.get_text_config().base_model_tp_plan:
+        raise ModelError(
+            f"model.tp_plan={plan}: transformers has no plan for splitting a {config.model_type}, so every process "
+            "would hold all of it. Use model.device_map=auto."
         )
     return DistributedConfig(tp_plan=plan, tp_size=processes)
 

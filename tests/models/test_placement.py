@@ -120,3 +120,11 @@ def test_a_plan_needs_several_processes(tmp_path):
     model.device_map, model.tp_plan = None, "auto"
     with pytest.raises(ConfigError, match="torchrun"):
         load_model(model, dtype="float32", device="cpu", offline=True)
+
+
+def test_a_family_without_a_plan_is_not_copied_to_every_process(tmp_path, monkeypatch):
+    model = saved("gpt_oss", tmp_path)
+    model.device_map, model.tp_plan = None, "auto"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ModelError, match="no plan for splitting a gpt_oss"):
+        load_model(model, dtype="float32", device="cpu", offline=True)

@@ -26,10 +26,18 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     """
     return {
         "model": source_identity(source, model.revision),
-        "tokenizer": source_identity(model.tokenizer, None) if model.tokenizer else None,
+        "tokenizer": _tokenizer_identity(model.tokenizer) if model.tokenizer else None,
         "experts_per_token": model.experts_per_token,
         "add_bos_token": model.add_bos_token,
     }
+
+
+def _tokenizer_identity(source: str) -> dict[str, Any]:
+    """Of the hub: with the commit that its default branch stands for, as nothing else tells that it moved."""
+    from moe_lab.hub.repository import find
+
+    folder = Path(source).expanduser().is_dir()
+    return source_identity(source, None if folder else find(source).commit)
 
 
 def source_identity(source: str, revision: str | None) -> dict[str, Any]:

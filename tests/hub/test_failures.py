@@ -8,7 +8,9 @@ from moe_lab.config import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.hub.failures import known_reason
 from moe_lab.models.hub import load_config, model_folder
+from moe_lab.models.identity import model_identity
 from moe_lab.models.tokenizer import load_tokenizer
+from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
 from tests.hub.server import TOKEN, Fault, Repository
 
@@ -94,6 +96,11 @@ def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files)
     model = ModelConfig(path=OLMOE, revision=first, tokenizer="someone/tokenizer")
     assert load_tokenizer(model, offline=False).encode("a") == [64]
     assert not [answer for answer in hub.log if OLMOE in answer.path]
+    before = model_identity(OLMOE, model)
+    assert model_identity(OLMOE, model) == before
+    other.commit(tokenizer | {"README.md": b"Moved."})
+    new_command()
+    assert model_identity(OLMOE, model) != before
     with pytest.raises(ModelError, match=r"There is no tokenizer someone/none"):
         load_tokenizer(ModelConfig(path=OLMOE, tokenizer="someone/none"), offline=False)
 

@@ -23,6 +23,9 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     if not tokenizer.encode("a", add_special_tokens=False):
         # transformers makes an empty one where a folder has no tokenizer files
         raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
+    if model.add_bos_token and tokenizer.bos_token_id not in tokenizer.encode("a"):
+        # transformers 5 passes over add_bos_token in tokenizer_config.json where there is a tokenizer.json
+        tokenizer.add_bos_token = True
     return tokenizer
 
 

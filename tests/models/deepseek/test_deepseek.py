@@ -20,6 +20,7 @@ from moe_lab.engine.layers import runs_rows
 from moe_lab.errors import ModelError
 from moe_lab.models.hub import load_config
 from moe_lab.models.load import load_model
+from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers, record
 from tests.conftest import make_tokenizer
 from tests.models.deepseek.checkpoint import PUBLISHED, SMALL, parameter_shapes, write_checkpoint
@@ -143,6 +144,21 @@ def test_it_is_loaded_like_any_other_model(folder):
         f"model.layers.{i}.mlp.gate" for i in (1, 2, 3)
     ]
     assert runs_rows(loaded.model)
+
+
+def test_the_published_tokenizer_is_byte_level_and_begins_with_its_token(tmp_path):
+    """It calls itself a LlamaTokenizerFast, whose words begin otherwise, and asks for the token in its configuration."""
+    write_checkpoint(tmp_path, SMALL)
+    make_tokenizer().save_pretrained(tmp_path)
+    says = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "add_eos_token": False}
+    says |= {"bos_token": "<|end|>", "eos_token": "<|end|>", "legacy": True, "unk_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(says))
+    plain = make_tokenizer().encode("x  y?")
+    found = load_tokenizer(ModelConfig(path=str(tmp_path), add_bos_token=True), offline=True)
+    assert found.encode("x  y?") == [found.bos_token_id, *plain]
+    assert found.encode("x  y?", add_special_tokens=False) == plain
+    without = load_tokenizer(ModelConfig(path=str(tmp_path)), offline=True)
+    assert without.encode("x  y?") == plain
 
 
 def test_the_published_configuration_is_the_default(tmp_path):

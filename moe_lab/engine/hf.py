@@ -31,7 +31,8 @@ class CountedHF(HFLM):
 
     def __init__(self, **options: Any):
         self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
-        super().__init__(**options)
+        # Else log-probabilities have the model's dtype: in bfloat16 a step of an eighth at -20.
+        super().__init__(softmax_dtype="float32", **options)
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
         """Answer all requests; prompts one by one where the model might read the padding before them."""

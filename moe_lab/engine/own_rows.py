@@ -30,8 +30,8 @@ class OwnHistoryRows:
         self.n = ensemble.n
         self.first_layer, _ = parting_layer(model, ensemble.first_noisy)
         self.layers = decoder_layers(model)[self.first_layer :]
-        self._parted = False
-        self._per_token = PerToken(self._repeated, masks=True)
+        self._per_token: PerToken | None = None
+        """Of this pass; None: it has no noise, and all rows are still one."""
 
     def install(self, stack: ExitStack) -> None:
         for layer in self.layers:
@@ -40,7 +40,7 @@ class OwnHistoryRows:
 
     def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
         """Get ready for a pass; None: it reads without noise, and all rows are still one."""
-        self._parted, self._per_token = noise, PerToken(self._repeated, masks=True)
+        self._per_token = PerToken(self._repeated, masks=True) if noise else None
         if not noise:
             return None
         B, S = tokens.ids_BS.shape
@@ -69,7 +69,7 @@ class OwnHistoryRows:
         )
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if not self._parted:
+        if self._per_token is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
         if layer is self.layers[0]:

@@ -120,6 +120,13 @@ def test_a_recurrent_model_is_run_by_hf(tokenizer):
     assert lm.cost["tokens_in"] > 0
 
 
+def test_log_probabilities_by_hf_are_float32(tokenizer):
+    model = zoo.make("lfm2_moe", zoo.STATES["lfm2_moe"]).bfloat16()
+    requests = requests_of("loglikelihood", [("abcdefgh", f" {letter}bcd") for letter in "abcdefg"])
+    values = [value for value, _ in EngineLM(model, tokenizer).loglikelihood(requests)]
+    assert not any((value * 32).is_integer() for value in values)
+
+
 def test_answers_too_long_for_the_model_are_refused(olmoe, tokenizer):
     lm = EngineLM(olmoe, tokenizer, max_length=20)
     with pytest.raises(ConfigError, match="max_length"):

@@ -70,7 +70,7 @@ def test_scores_equal_the_slow_reference(model, double, history):
     # Continuations that begin alike: their states part where they do.
     context = [3, 7, 9, 100, 20, 21, 22, 23, 24, 25, 26]
     questions = [
-        Question(context, [[5, 6, 7], [5, 6, 8], [5, 9], [11]], document_key(context)),
+        Question(context, [[5, 6, 7], [5, 8, 9], [4, 3, 2], [5, 6, 1], [11]], document_key(context)),
         Question([4], [[1, 2]], document_key([4])),
     ]
     switches = dict(seed=SEED, cache=history[0], prefill=history[1])

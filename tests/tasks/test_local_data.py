@@ -146,7 +146,7 @@ def test_shared_files_are_filtered(tmp_path: Path) -> None:
 def test_offline_names_the_hub_data_set_at_once() -> None:
     start = time.perf_counter()
     with pytest.raises(
-        TaskError, match=r"gsm8k: its data set openai/gsm8k main could not be loaded(.|\n)*data_dir="
+        TaskError, match=r"gsm8k: The data set openai/gsm8k cannot be had offline(.|\n)*data_dir="
     ):
         load(None, "gsm8k")
     assert time.perf_counter() - start < 5

@@ -142,7 +142,7 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
 
     with routed(model, check):
         logits(model)
-    assert 0.05 < sum(changed) / len(changed) < 0.95
+    assert 0.05 < sum(changed) / len(changed) < 1
 
 
 @families

@@ -144,7 +144,7 @@ ZOO: dict[str, dict[str, Any]] = {
         mamba_dt_rank=4,
     ),
     "jetmoe": dict(kv_channels=8, num_attention_heads=...),
-    "kimi_linear": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID,
+    "kimi_linear": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID | dict(linear_head_dim=8, linear_num_heads=4),
     "kolibri1": _WINDOW | _HEADS,
     "laguna": _WINDOW | _HEADS | _DENSE_FIRST | _ALTERNATING,
     "lfm2_moe": dict(num_dense_layers=1, layer_types=["conv", "full_attention"] * 2),

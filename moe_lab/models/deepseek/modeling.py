@@ -74,6 +74,8 @@ class DeepseekPreTrainedModel(OlmoePreTrainedModel):
     """What both classes below say to transformers."""
 
     config_class = DeepseekConfig
+    # transformers reads the module's source for its decorator to know this; the decorated class is Qwen2-MoE's.
+    _can_set_experts_implementation_cached_value: ClassVar[bool] = True
     _no_split_modules: ClassVar[list[str]] = ["DeepseekDecoderLayer"]
     _can_record_outputs: ClassVar[dict[str, Any]] = {
         "router_logits": OutputRecorder(DeepseekTopKRouter, index=0),

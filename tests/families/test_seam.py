@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -109,6 +111,29 @@ def test_weights_and_choice_are_the_routers_own(model_type):
 
     with routed(small_model(model_type), check):
         logits(small_model(model_type))
+
+
+@pytest.mark.parametrize(
+    "model_type", sorted(set(ZOO) - {"inkling2_text"})
+)  # its router must be left in float32
+def test_in_bfloat16_weights_are_the_routers_own_and_noise_acts(model_type):
+    model = copy.deepcopy(small_model(model_type)).to(torch.bfloat16)
+    policy = GumbelTopK([0.5] * len(find_routers(model)), seed=3)
+    policy.expect(all_noisy(IDS.numel()))
+
+    def check(router, routing):
+        weights = router.weights(routing.logits_TE, routing.index_TK).to(routing.weights_TK.dtype)
+        torch.testing.assert_close(weights, routing.weights_TK, rtol=1e-2, atol=1e-3)
+        noisy = policy(router, routing)
+        assert [tensor.dtype for tensor in noisy] == [tensor.dtype for tensor in routing]
+        return noisy
+
+    clean = logits(model)
+    with routed(model, check):
+        noisy = logits(model)
+    assert noisy.dtype == clean.dtype
+    assert noisy.isfinite().all()
+    assert not torch.equal(noisy, clean)
 
 
 @families

@@ -136,5 +136,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+    """What an error says first, without the queries of addresses, which may hold signatures."""
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    first = next(lines, type(error).__name__)
+    return re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first).rstrip(".")

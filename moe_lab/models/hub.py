@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 __all__ = [
     "TINY",
     "explain",
+    "known_weights",
     "load_config",
     "model_commit",
     "model_folder",
+    "model_repository",
     "model_source",
+    "small_files",
     "tokenizer_folder",
+    "weight_files",
 ]
 
 TINY = Path(__file__).parent / "tiny"
@@ -176,5 +180,5 @@ def _fetch(
 
     try:
         return fetch(repository, choose(repository))
-    except (OSError, ValueError, httpx2.HTTPError) as error:
+    except (OSError, ValueError, KeyError, httpx2.HTTPError) as error:  # KeyError: an index that is none
         raise ModelError(explain(error, repository.id, what, offline)) from error

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
-from tests.hub.server import Hub, Repository
+from tests.hub.repositories import Repository
+from tests.hub.server import Hub
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,12 +1,11 @@
 """A small hub on 127.0.0.1 that speaks what huggingface_hub, transformers and datasets ask of the real one.
 
-Repositories are files by commit; large files are redirected to another origin, as the hub does with its CDN. Faults
-can be ordered, and every answer is logged with the bytes that were sent, so that tests can tell what was fetched twice.
+Large files are redirected to another origin, as the hub does with its CDN. Faults can be ordered, and every answer is
+logged with the bytes that were sent, so that tests can tell what was fetched twice.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 import sys
@@ -14,37 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LARGE = (".safetensors", ".parquet", ".bin")
-"""Kept as LFS files: known by their SHA-256 and served by the other origin."""
+from tests.hub.repositories import Repository, entry_of, etag, large, sibling_of, tree_of
+
 TOKEN = "hf_loopbackSecret"
-
-
-@dataclass
-class Repository:
-    """A model or data set with all its commits."""
-
-    id: str
-    kind: str = "models"
-    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    branches: dict[str, str] = field(default_factory=dict)
-    """Branches and tags: the commit that each stands for."""
-    gated: bool = False
-
-    def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
-        """Add a commit with these files alone and move the branch to it."""
-        content = json.dumps({name: hashlib.sha1(data).hexdigest() for name, data in files.items()})
-        name = hashlib.sha1(f"{self.id} {content} {len(self.commits)}".encode()).hexdigest()
-        self.commits[name] = files
-        self.branches[branch] = name
-        return name
-
-    def resolve(self, revision: str) -> str | None:
-        return self.branches.get(revision) or (revision if revision in self.commits else None)
 
 
 @dataclass
@@ -73,17 +49,6 @@ class Answer:
     """First byte of the file that was sent."""
     sent: int = 0
     authorized: bool = False
-
-
-def large(name: str) -> bool:
-    return name.endswith(LARGE)
-
-
-def etag(name: str, data: bytes) -> str:
-    """As the hub has it: SHA-256 of large files, git's object id of all others."""
-    if large(name):
-        return hashlib.sha256(data).hexdigest()
-    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
 
 
 class Hub:
@@ -213,13 +178,15 @@ class _Handler(BaseHTTPRequestHandler):
         files = repository.commits[commit]
         if verb == "tree":
             below = "/".join(rest[2:])
-            return self._json(_tree(files, below, "recursive" in self.query or "recursive=True" in self.path))
+            return self._json(
+                tree_of(files, below, "recursive" in self.query or "recursive=True" in self.path)
+            )
         if verb == "paths-info":
             wanted = parse_qs(self.body.decode()).get("paths") or json.loads(self.body or b"{}").get(
                 "paths", []
             )
-            return self._json([_entry(path, files) for path in wanted if _entry(path, files)])
-        siblings = [_sibling(path, data, "blobs" in self.query) for path, data in files.items()]
+            return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
+        siblings = [sibling_of(path, data, "blobs" in self.query) for path, data in files.items()]
         about = {"_id": "0", "id": repository.id, "sha": commit, "private": False, "siblings": siblings}
         self._json(about | {"gated": "manual" if repository.gated else False, "tags": [], "downloads": 0})
 
@@ -285,40 +252,3 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
         except OSError:  # the client has gone
             self.close_connection = True
-
-
-def _sibling(path: str, data: bytes, blobs: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": path}
-    if blobs:
-        entry |= {"size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
-        if large(path):
-            entry["lfs"] = {"size": len(data), "sha256": etag(path, data), "pointerSize": 134}
-        else:
-            entry["blobId"] = etag(path, data)
-    return entry
-
-
-def _entry(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
-    """What the tree says of a path: a file, a folder, or nothing."""
-    if path in files:
-        data = files[path]
-        entry = {"type": "file", "path": path, "size": len(data), "oid": etag(path, data)}
-        if large(path):
-            entry["oid"] = hashlib.sha1(data).hexdigest()
-            entry["lfs"] = {"size": len(data), "oid": etag(path, data), "pointerSize": 134}
-        return entry
-    if any(name.startswith(f"{path}/") for name in files):
-        return {"type": "directory", "path": path, "size": 0, "oid": hashlib.sha1(path.encode()).hexdigest()}
-    return None
-
-
-def _tree(files: dict[str, bytes], below: str, recursive: bool) -> list[Any]:
-    inside = [name for name in files if not below or name.startswith(f"{below}/")]
-    folders = {
-        "/".join(name.split("/")[:depth]) for name in inside for depth in range(1, name.count("/") + 1)
-    }
-    paths = sorted(folders | set(inside))
-    depth = below.count("/") + 1 if below else 0
-    return [
-        _entry(path, files) for path in paths if path != below and (recursive or path.count("/") == depth)
-    ]

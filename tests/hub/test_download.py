@@ -17,7 +17,8 @@ from moe_lab.hub.repository import find
 from moe_lab.models.hub import model_folder
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
-from tests.hub.server import Fault, Repository, etag
+from tests.hub.repositories import Repository, etag
+from tests.hub.server import Fault
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 SHARD = "model-00002-of-00005.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 
 from moe_lab.config import ModelConfig
@@ -12,7 +13,8 @@ from moe_lab.models.identity import model_identity
 from moe_lab.models.tokenizer import load_tokenizer
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
-from tests.hub.server import TOKEN, Fault, Repository
+from tests.hub.repositories import Repository
+from tests.hub.server import TOKEN, Fault
 
 
 def message(**keys):
@@ -103,6 +105,12 @@ def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files)
     assert model_identity(OLMOE, model) != before
     with pytest.raises(ModelError, match=r"There is no tokenizer someone/none"):
         load_tokenizer(ModelConfig(path=OLMOE, tokenizer="someone/none"), offline=False)
+
+
+def test_no_signature_of_an_address_is_shown():
+    signed = httpx2.ConnectError("refused: 'https://cdn.example/a?Signature=abc&Key=d'")
+    text = known_reason(signed, OLMOE, "model", False)
+    assert "https://cdn.example/a'" in text and "Signature" not in text
 
 
 def test_an_error_of_something_else_is_no_failure_of_the_hub():

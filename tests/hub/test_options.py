@@ -16,7 +16,7 @@ from moe_lab.models.hub import load_config
 from tests.cli import run_command
 from tests.conftest import make_tokenizer
 from tests.families.zoo import small_model
-from tests.hub.server import Repository
+from tests.hub.repositories import Repository
 from tests.models.deepseek.checkpoint import PUBLISHED
 
 ROPE = {"rope_type": "default", "rope_theta": 1e6}

@@ -101,7 +101,7 @@ ZOO: dict[str, dict[str, Any]] = {
     | _WINDOW
     | {f"swa_{key}": value for key, value in _MLA.items()}
     | dict(swa_num_attention_heads=4, swa_head_dim=16, swa_qk_rope_head_dim=8),
-    "ernie4_5_moe": dict(moe_num_shared_experts=1, moe_k=2),
+    "ernie4_5_moe": dict(moe_num_shared_experts=1, moe_k=2, moe_layer_start_index=1, moe_layer_interval=2),
     "exaone_moe": _GROUPS | _DENSE_FIRST | _WINDOW | _HEADS,
     "flex_olmo": {},
     "flint": _WINDOW | _HEADS | dict(decoder_sparse_step=1),
@@ -234,6 +234,8 @@ def small_model(model_type: str) -> Any:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "bias" in name or "sinks" in name:
                 tensor.normal_(0, 0.2)
+            elif "per_expert_scale" in name:
+                tensor.uniform_(0.5, 2)
             elif tensor.dim() > 1 and isinstance(tensor, torch.nn.Parameter):
                 tensor.normal_(0, 0.15)
     return model

@@ -21,8 +21,9 @@ import torch
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer, generate
+from moe_lab.engine.generation import generate
 from moe_lab.engine.lm import PASS_TOKENS
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget
 from moe_lab.results.cost import energy_joules

@@ -20,9 +20,17 @@ from moe_lab.engine.masks import LayerMasks, layer_reaches
 from moe_lab.engine.tokens import Tokens
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
-LATE = frozenset({"olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"})
-"""Families (by `model_type`) whose layers end in `residual + block(norm(residual))`, and whose block takes one
-tensor: it may be given more tokens than the layer's attention. Each is tested; others part in front of the layer."""
+# fmt: off
+LATE = frozenset({
+    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
+    "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jetmoe", "kolibri1", "laguna", "mellum", "mimo_v2_flash",
+    "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+})
+# fmt: on
+"""Families (by `model_type`) whose layers add what their MoE block returns to a residual, token by token: the block may
+be given more tokens than the layer's attention. A test holds each against rows that part in front of the layer, as
+all other families do (Llama-4's layers reshape to the residual, DBRX's block is the layer itself)."""
 
 
 @dataclass(frozen=True)

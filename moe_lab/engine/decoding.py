@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from moe_lab.engine.generation import Answer
+from moe_lab.engine.reading import Answer
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing.noise import gumbel_for_tokens
 

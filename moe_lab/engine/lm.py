@@ -16,9 +16,9 @@ from tqdm import tqdm
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
 from moe_lab.engine.encoding import Encoder
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
 from moe_lab.engine.layers import runs_rows
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.row_engine import RowEngine
 from moe_lab.engine.scoring import Budget, Question, Scores
 from moe_lab.engine.state_engine import StateEngine

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer, Choose, Finished, generate
+from moe_lab.engine.generation import Choose, Finished, generate
 from moe_lab.engine.kept import KeptQuestions
 from moe_lab.engine.pasts import CleanPasts
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, Question, Scores, score
 from moe_lab.engine.store import Store, store_on

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer, Choose, Finished
+from moe_lab.engine.generation import Choose, Finished
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.scoring import Question, Scores, read_scores
 from moe_lab.engine.states import Key, Past, StateForward
 from moe_lab.engine.tokens import TreeRow

@@ -9,7 +9,8 @@ import torch
 
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer, generate
+from moe_lab.engine.generation import generate
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError

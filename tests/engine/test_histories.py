@@ -11,8 +11,9 @@ import random
 import pytest
 
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer, generate
+from moe_lab.engine.generation import generate
 from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, Question
 from moe_lab.routing import GumbelTopK, document_key, find_routers

@@ -121,7 +121,7 @@ def test_a_recurrent_model_is_run_by_hf(tokenizer):
 
 
 def test_log_probabilities_by_hf_are_float32(tokenizer):
-    model = zoo.make("lfm2_moe", zoo.STATES["lfm2_moe"]).bfloat16()
+    model = zoo.make("qwen3_next", zoo.STATES["qwen3_next"]).bfloat16()
     requests = requests_of("loglikelihood", [("abcdefgh", f" {letter}bcd") for letter in "abcdefg"])
     values = [value for value, _ in EngineLM(model, tokenizer).loglikelihood(requests)]
     assert not any((value * 32).is_integer() for value in values)

@@ -13,9 +13,9 @@ import torch
 
 from moe_lab.engine.decoding import Decoder, generation_config
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Answer
 from moe_lab.engine.layers import runs_rows
 from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.reading import Answer
 from moe_lab.engine.scoring import Question
 from moe_lab.engine.state_engine import StateEngine
 from moe_lab.routing import GumbelTopK, document_key, find_routers

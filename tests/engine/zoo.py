@@ -78,8 +78,6 @@ ROWS = {
     ),
     "deepseek_v3": _MLA,
     "granitemoe": dict(num_local_experts=6, embedding_multiplier=3.0, residual_multiplier=0.5),
-    "cohere2_moe": dict(num_experts=6, sliding_window=WINDOW, layer_types=[_SLIDING, _FULL] * 2, head_dim=8),
-    "phimoe": dict(num_local_experts=6, sliding_window=WINDOW),
 }
 """Run over a `RowCache`."""
 
@@ -114,14 +112,6 @@ STATES = {
         mamba_expand=2,
         mamba_dt_rank=4,
         use_mamba_kernels=False,
-    ),
-    "lfm2_moe": dict(
-        num_experts=6,
-        num_dense_layers=1,
-        layer_types=["conv", "conv", _FULL, "conv"],
-        norm_topk_prob=True,
-        use_expert_bias=True,
-        conv_L_cache=3,
     ),
     "llama4_text": _LLAMA4 | dict(attn_temperature_tuning=True),
 }

@@ -1,0 +1,52 @@
+"""Rows of a single token part in front of the MoE block only where that means the same as in front of its layer.
+
+Broken by a family in `LATE` whose layer makes of its block's output anything but an addition to each token.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from moe_lab.engine import clean_rows
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.rows import RowForward
+from moe_lab.engine.tokens import TreeRow, collate
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.families.zoo import small_model
+
+
+def logits_of_steps(model):
+    """[M, n, V] of two steps of three sequences, all MoE layers with noise."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(250) for _ in range(9)] for _ in range(3)]
+    routing = GumbelTopK([2.0] * len(find_routers(model)), 1)
+    logits = []
+    with RowForward(model, Ensemble(4, routing)) as forward:
+        cache = forward.new_cache()
+        forward(collate([TreeRow(prompt, []) for prompt in prompts], 0, forward.device), cache, noise=False)
+        for step in range(2):
+            trees = [
+                TreeRow([*prompt, 5, 5][: 10 + step], [[0]], 9 + step, document)
+                for document, prompt in enumerate(prompts)
+            ]
+            logits.append(forward(collate(trees, 9 + step, forward.device), cache))
+    assert routing.decisions[0] > 0
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("family", sorted(clean_rows.LATE))
+def test_late_is_the_same_as_in_front_of_the_layer(family, monkeypatch):
+    model = small_model(family)
+    late = logits_of_steps(model)
+    monkeypatch.setattr(clean_rows, "LATE", frozenset())
+    torch.testing.assert_close(late, logits_of_steps(model), atol=2e-5, rtol=0)
+
+
+def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):
+    model = small_model("dbrx")
+    right = logits_of_steps(model)
+    monkeypatch.setattr(clean_rows, "LATE", frozenset({"dbrx"}))
+    assert (right - logits_of_steps(model)).abs().max() > 0.1

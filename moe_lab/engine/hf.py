@@ -57,6 +57,8 @@ class CountedHF(HFLM):
 
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         generated = super()._model_generate(context, **kwargs)
-        self._counted["tokens_in"] += context.numel()
-        self._counted["tokens_out"] += (generated.shape[1] - context.shape[1]) * generated.shape[0]
+        new = generated.shape[1] - context.shape[1]
+        # The last new token is not read.
+        self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
+        self._counted["tokens_out"] += new * len(context)
         return generated

@@ -156,3 +156,5 @@ def test_prompts_of_a_recurrent_base_model_are_not_padded(tokenizer):
             with torch.no_grad():
                 ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         assert answers[i] == tokenizer.decode(ids[len(text) :])
+    assert lm.cost["tokens_out"] == 6 * len(texts)
+    assert lm.cost["tokens_in"] == sum(map(len, texts)) + 5 * len(texts)

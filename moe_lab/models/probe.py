@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from moe_lab.errors import ModelError, RoutingError
-from moe_lab.routing import Router, Routing, routed
+from moe_lab.routing import Router, Routing, find_routers, routed
 
 TOKENS = 4
+ON_DISK = (
+    "cannot be routed with layers on disk: parameters of its routers are read when they are not in memory. It needs "
+    "memory for all of its weights."
+)
 
 
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
     """One forward pass of four tokens: every router is called, gives its rule's weights, and the logits are numbers.
 
     Raises ModelError where that is not so: a quantized kernel bypasses the routers, say, or parameters of a router
-    are elsewhere when its rule needs them.
+    are on disk when they are read.
     """
     ids = torch.arange(TOKENS, device=device)[None]
     try:
-        with torch.no_grad(), routed(model, _as_the_rule_says):
+        with torch.no_grad(), _reads_what_is_in_memory(model, source), routed(model, _as_the_rule_says):
             logits = model(ids, use_cache=False).logits
     except RoutingError as error:
         raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        raise ModelError(f"{source} {ON_DISK}") from error
     if not logits.isfinite().all():
         raise ModelError(
             f"{source} gives logits that are no numbers, as it was loaded. Try another dtype, or another checkpoint."
@@ -36,3 +48,36 @@ def _as_the_rule_says(router: Router, routing: Routing) -> None:
         raise RoutingError(
             f"The router {router.name} weighs its experts otherwise than {router.family.name} does."
         )
+
+
+@contextmanager
+def _reads_what_is_in_memory(model: nn.Module, source: str) -> Iterator[None]:
+    """Offloaded parameters come to memory when their own module is called: a router that reads them itself is refused.
+
+    torch may multiply with such a parameter, a meta tensor, without an error, and give what lies in memory.
+    """
+    handles = [handle for router in find_routers(model) for handle in _watch_parts(router.module, source)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_parts(router: nn.Module, source: str) -> list[RemovableHandle]:
+    parts = [part for part in router.children() if _offloaded(part)]
+    called: set[nn.Module] = set()
+
+    def after_router(module: nn.Module, args: tuple, out: object) -> None:
+        if not called.issuperset(parts):
+            raise ModelError(f"{source} {ON_DISK}")
+
+    def after_part(part: nn.Module, args: tuple, out: object) -> None:
+        called.add(part)
+
+    handles = [part.register_forward_hook(after_part) for part in parts]
+    return [*handles, router.register_forward_hook(after_router)]
+
+
+def _offloaded(module: nn.Module) -> bool:
+    return any(parameter.device.type == "meta" for parameter in module.parameters(recurse=False))

@@ -22,7 +22,7 @@ from moe_lab.models.load import load_model
 from moe_lab.results.cost import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
+from tests.families.zoo import ZOO, small_model
 
 PAIRS = [("ab", "cd"), ("what lies before", " and"), ("what lies before", " or it is longer")]
 PROMPTS = ["what", "a prompt that is longer"]
@@ -82,6 +82,20 @@ def test_roe_is_the_same_from_disk(model_type, from_disk):
     found, expected = roe_answers(loaded.model), roe_answers(in_memory)
     in_memory.set_experts_implementation("grouped_mm")
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+READS_PARAMETERS = {"dbrx", "gemma4_text", "jetmoe", "longcat_flash"}
+"""Families that read parameters of a router which are not in memory then."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(ZOO))
+def test_every_family_is_routed_from_disk_or_refused(model_type, from_disk):
+    if model_type in READS_PARAMETERS:
+        with pytest.raises(ModelError, match="cannot be routed with layers on disk"):
+            from_disk(model_type, 0.6)
+    else:
+        assert "disk" in from_disk(model_type, 0.6).model.hf_device_map.values()
 
 
 def test_the_folder_on_disk_goes_with_the_model(from_disk, temporary):

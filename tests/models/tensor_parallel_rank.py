@@ -17,7 +17,7 @@ from tests.models.test_placement import roe_answers
 
 def measured(folder: str) -> dict:
     """This rank's results for one model."""
-    model = ModelConfig(path=folder, tp_plan="auto", experts_implementation="eager")
+    model = ModelConfig(path=folder, tp_plan="auto")
     loaded = load_model(model, dtype="float32", device="cpu", offline=True).model
     local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in loaded.parameters())
     with torch.no_grad():

@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
+from tests.families.zoo import ZOO, small_model
 from tests.models.test_placement import roe_answers
 
-FAMILIES = ("olmoe", "deepseek")
+FAMILIES = sorted(ZOO.keys() - {"dbrx", "gpt_oss", "jetmoe"})
+"""All but those for which transformers has no plan."""
+HALVED = ("olmoe", "mixtral", "deepseek")
+"""Families with little beside attention and experts."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def ranks(tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
@@ -43,16 +46,13 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_are_one_model(family, ranks):
     model = small_model(family)
-    before = model.config._experts_implementation
-    model.set_experts_implementation("eager")
     with torch.no_grad():
         logits = model(torch.arange(12)[None]).logits[0]
     expected = {str(i): answer for i, answer in roe_answers(model).items()}
-    model.set_experts_implementation(before)
     whole = sum(parameter.numel() for parameter in model.parameters())
     for rank in ranks:
         found = rank[family]
-        assert found["local"] < 0.6 * whole, "the weights are split, not copied"
-        torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=1e-5, atol=1e-5)
+        assert found["local"] < (0.6 if family in HALVED else 1) * whole, "the weights are split, not copied"
+        torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=1e-5, atol=5e-5)
         assert found["roe"] == pytest.approx(expected, abs=1e-5)
     assert ranks[0][family]["roe"] == ranks[1][family]["roe"], "bit for bit: both go on with the same tokens"

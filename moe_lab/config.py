@@ -17,6 +17,7 @@ MODES = ("run", "plan", "doctor", "prefetch", "report")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
+ANSWERS = ("text", "letters")
 METRICS = ("none",)
 TUNINGS = ("none", "tpe", "uniform")
 TUNING_METRICS = ("perplexity", "accuracy")
@@ -77,8 +78,14 @@ class TaskConfig:
     """Row of the RoE paper's Table 1 that gives tuning its settings; null: none."""
     allow_code_execution: bool = False
     """Whether programs that the model wrote may be executed, in a cage (`moe_lab.sandbox`)."""
+    answer: str | None = None
+    """How a multiple-choice task is asked: "text", as lm-eval does, or "letters" (`tasks/letters.py`); null: text."""
 
     def __post_init__(self) -> None:
+        if self.answer is not None:
+            _one_of("task.answer", self.answer, ANSWERS)
+        if self.answer == "letters" and self.metric == "acc_norm,none":
+            self.metric = "acc,none"  # letters are equally long
         if self.category is not None:
             _one_of("task.category", self.category, CATEGORIES)
         if not self.name:

@@ -13,6 +13,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
 from moe_lab.tasks.held_out import HeldOutDataset, Holdout, held_out_config, source_split
+from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class TaskSettings:
     """Column of a shared file whose value is the task's `dataset_name`; None: files are not shared."""
     fewshot_split: str | None
     num_fewshot: int | None
+    letters: bool
+    """Whether choices are answered by letters (`letters.py`)."""
     holdout: Holdout | None
     """Evaluate documents held out for tuning instead of the test; None: the test."""
 
@@ -50,6 +53,7 @@ class TaskSettings:
             filter_column=config.task.data_filter,
             fewshot_split=config.task.fewshot_split,
             num_fewshot=config.num_fewshot,
+            letters=config.task.answer == "letters",
             holdout=holdout,
         )
 
@@ -85,7 +89,7 @@ class _Factory(TaskFactory):
         if split is not None:
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
-        config = dict(config)
+        config = in_letters(config) if self._settings.letters else dict(config)
         if callable(config.get("process_docs")):
             config["process_docs"] = _once(config["process_docs"])
         if self._settings.data_dir is None and not config.get("custom_dataset"):

@@ -1,0 +1,126 @@
+"""`task.answer=letters`: a multiple-choice task asked as a question with lettered options, answered by a letter.
+
+    Question: What do plants breathe in?
+    A. Carbon dioxide
+    B. Helium
+    Answer:
+
+Every answer is one token, which C3PO's "last token" presupposes. The question and the options are the task's own, taken
+from its lm-eval configuration; tasks whose options are letters already (MMLU) stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from hashlib import sha256
+from itertools import takewhile
+from string import ascii_uppercase
+from typing import Any
+
+from moe_lab.errors import TaskError
+
+PROMPT, LETTERS, GOLD = "letters_prompt", "letters", "letters_gold"
+"""Columns that are added to every document."""
+_ASKS = re.compile(r"\b(Answer|A):\s*$")
+"""What a task's own prompt ends with, before the options."""
+_ASKED_AGAIN = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
+
+
+def in_letters(config: dict[str, Any]) -> dict[str, Any]:
+    """An lm-eval task's configuration with letters for answers. Raises TaskError where it has no choices."""
+    if config.get("output_type") != "multiple_choice" or config.get("doc_to_choice") is None:
+        raise TaskError(
+            f"task.answer=letters: {config['task']} is no multiple-choice task of lm-eval.\n"
+            "Leave it out (task.answer=text asks the task as lm-eval does)."
+        )
+    if _has_letters(config["doc_to_choice"]):
+        return config
+    own = {key: config.get(key) for key in _ASKED_AGAIN}
+    fewshot = {k: v for k, v in (config.get("fewshot_config") or {}).items() if k not in _ASKED_AGAIN}
+    return {
+        **config,
+        "process_docs": partial(_add_columns, own),
+        "doc_to_text": PROMPT,
+        "doc_to_choice": LETTERS,
+        "doc_to_target": GOLD,
+        "target_delimiter": " ",
+        "fewshot_config": fewshot or None,
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+
+
+def _has_letters(choices: Any) -> bool:
+    return isinstance(choices, list) and choices == list(ascii_uppercase[: len(choices)])
+
+
+def _add_columns(own: dict[str, Any], split: Any) -> Any:
+    """An lm-eval `process_docs`: the documents with their lettered question."""
+    if own["process_docs"] is not None:
+        split = own["process_docs"](split)
+    rows = [lettered(own, document) for document in split]
+    for column in (PROMPT, LETTERS, GOLD):
+        split = split.add_column(column, [row[column] for row in rows])
+    return split
+
+
+def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """The added columns of one document; `own` are the task's own `doc_to_text`, `doc_to_target`, `doc_to_choice`."""
+    text, target = (_value(own[key], document) for key in ("doc_to_text", "doc_to_target"))
+    choices = [str(choice).strip() for choice in _value(own["doc_to_choice"], document)]
+    if isinstance(text, int):
+        question, choices, gold = _blank(choices, str(target), text)
+    else:
+        question = _ASKS.sub("", str(text)).strip()
+        gold = target if isinstance(target, int) else choices.index(str(target).strip())
+    if isinstance(own["doc_to_target"], int):  # the same place in every document: a letter would give it away
+        choices, gold = _shuffled(choices, gold, question)
+    options = "".join(
+        f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, choices, strict=False)
+    )
+    return {
+        PROMPT: f"{question}\n{options}Answer:",
+        LETTERS: list(ascii_uppercase[: len(choices)]),
+        GOLD: gold,
+    }
+
+
+def _value(field: Any, document: dict[str, Any]) -> Any:
+    """What lm-eval makes of a `doc_to_...` field: a function, a column, a template, or a value."""
+    if isinstance(field, Callable):  # type: ignore[arg-type]
+        return field(document)
+    if isinstance(field, dict):
+        return list(field.values())
+    if not isinstance(field, str):
+        return field
+    if field in document:
+        return document[field]
+    text = _template(field).render(**document)
+    if text.isdigit():
+        return int(text)
+    return ast.literal_eval(text) if text.startswith("[") and text.endswith("]") else text
+
+
+@cache
+def _template(text: str) -> Any:
+    from lm_eval.utils import env
+
+    return env.from_string(text)
+
+
+def _blank(contexts: list[str], ending: str, gold: int) -> tuple[str, list[str], int]:
+    """WinoGrande's form, contexts that differ in their end before one ending: a sentence with a blank, its fillers."""
+    words = [context.split(" ") for context in contexts]
+    same = list(takewhile(lambda together: len(set(together)) == 1, zip(*words, strict=False)))
+    begin = " ".join([together[0] for together in same] + ["_"])
+    return f"Question: {begin} {ending}", [" ".join(own[len(same) :]) for own in words], gold
+
+
+def _shuffled(choices: list[str], gold: int, question: str) -> tuple[list[str], int]:
+    """Another order, which depends on the question alone."""
+    order = list(range(len(choices)))
+    random.Random(sha256(question.encode()).hexdigest()).shuffle(order)
+    return [choices[i] for i in order], order.index(gold)

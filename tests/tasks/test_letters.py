@@ -1,0 +1,134 @@
+"""`task.answer=letters`: breaks if a question, an option or the right letter is not the document's, or if a letter or a
+fixed place gives the answer away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config import Config, TaskConfig
+from moe_lab.errors import TaskError
+from moe_lab.tasks import load_tasks
+from moe_lab.tasks.letters import lettered
+from tests.runs import choices, write_jsonl
+
+WINOGRANDE = {
+    "sentence": "Sandra thanked Sam because _ had helped.",
+    "option1": "Sandra",
+    "option2": "Sam",
+    "answer": "2",
+}
+SCIQ = {
+    "question": "What is wet?",
+    "distractor1": "fire",
+    "distractor2": "sand",
+    "distractor3": "iron",
+    "correct_answer": "water",
+    "support": "",
+}
+COPA = {
+    "premise": "It rained.",
+    "question": "effect",
+    "choice1": "The sun shone.",
+    "choice2": "It got wet.",
+    "label": 1,
+}
+PIQA = {"goal": "Boil water.", "sol1": "Freeze it.", "sol2": "Heat it.", "label": 1}
+MMLU = {"question": "1 + 1 = ?", "choices": list("1234"), "answer": 1, "subject": "x"}
+CASES = {
+    "winogrande": (
+        "validation",
+        WINOGRANDE,
+        "Question: Sandra thanked Sam because _ had helped.\nA. Sandra\nB. Sam\nAnswer:",
+        1,
+    ),
+    "copa": ("validation", COPA, "It rained therefore\nA. the sun shone.\nB. it got wet.\nAnswer:", 1),
+    "piqa": ("validation", PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:", 1),
+}
+
+
+def load(folder: Path, name: str, **keys):
+    task = TaskConfig(name=name, answer=keys.pop("answer", "letters"))
+    return load_tasks(Config(task=task, data_dir=str(folder), **keys))["tasks"][name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_prompt_is_the_one_written_by_hand(name, tmp_path):
+    split, document, prompt, gold = CASES[name]
+    write_jsonl(tmp_path / name / f"{split}.jsonl", [document])
+    task = load(tmp_path, name, num_fewshot=0)
+    own = task.task_docs[0]
+    assert task.doc_to_text(own) == prompt
+    assert task.doc_to_choice(own) == ["A", "B"]
+    assert task.doc_to_target(own) == gold
+    assert [metric["metric"] for metric in task.config.metric_list] == ["acc"]
+    [first, second, *_] = task.construct_requests(own, prompt, doc_id=0)
+    assert (first.args, second.args) == ((prompt, " A"), (prompt, " B"))
+
+
+def test_the_right_letter_is_the_right_choice_in_every_document(tmp_path):
+    rows = choices(50)
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", rows)
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", rows[:5])
+    letters, text = load(tmp_path, "arc_easy"), load(tmp_path, "arc_easy", answer="text")
+    for document, plain in zip(letters.task_docs, text.task_docs, strict=True):
+        right = text.doc_to_choice(plain)[text.doc_to_target(plain)]
+        letter = letters.doc_to_choice(document)[letters.doc_to_target(document)]
+        assert f"\n{letter}. {right}\n" in letters.doc_to_text(document)
+
+
+def test_examples_are_in_letters_too(tmp_path):
+    rows = choices(6)
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", rows[:2])
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", rows[2:])
+    task = load(tmp_path, "arc_easy", num_fewshot=2)
+    task.build_all_requests()
+    prompt = task.instances[0].args[0]
+    assert prompt.count("\nAnswer: ") == 2
+    assert prompt.count("\nA. ") == 3
+    assert prompt.endswith("\nAnswer:")
+
+
+def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tmp_path):
+    rows = [SCIQ | {"question": f"What is wet {i}?"} for i in range(80)]
+    for split in ("train", "validation", "test"):
+        write_jsonl(tmp_path / "sciq" / f"{split}.jsonl", rows)
+    first, again = load(tmp_path, "sciq"), load(tmp_path, "sciq")
+    golds = [first.doc_to_target(document) for document in first.task_docs]
+    assert golds == [again.doc_to_target(document) for document in again.task_docs]
+    assert all(count >= 8 for count in Counter(golds).values())  # by chance: below 1e-3 for a fair shuffle
+    assert sorted(Counter(golds)) == [0, 1, 2, 3]
+    for document, gold in zip(first.task_docs, golds, strict=True):
+        assert f"\n{'ABCD'[gold]}. water\n" in first.doc_to_text(document)
+
+
+def test_what_is_in_letters_already_stays_as_it_is(tmp_path):
+    for split in ("dev", "validation", "test"):
+        write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
+    prompts = []
+    for answer in ("letters", "text"):
+        task = load(tmp_path, "mmlu_virology", answer=answer, num_fewshot=0)
+        prompts.append((task.doc_to_text(task.task_docs[0]), task.doc_to_choice(task.task_docs[0])))
+    assert prompts[0] == prompts[1]
+
+
+def test_a_task_without_choices_is_refused():
+    with pytest.raises(TaskError, match="no multiple-choice task"):
+        load_tasks(Config(task=TaskConfig(name="toy_math", answer="letters")))
+
+
+def test_the_metric_of_letters_is_plain_accuracy():
+    assert TaskConfig(name="arc_easy", metric="acc_norm,none", answer="letters").metric == "acc,none"
+    assert TaskConfig(name="arc_easy", metric="acc_norm,none").metric == "acc_norm,none"
+
+
+def test_choices_that_begin_alike_keep_their_words():
+    own = {
+        "doc_to_text": 0,
+        "doc_to_target": "won.",
+        "doc_to_choice": ["I hear that Mary Ann", "I hear that Mark"],
+    }
+    columns = lettered(own, {})
+    assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"

@@ -46,7 +46,7 @@ class GumbelTopK:
         self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
         self._tokens: NoisyTokens | None = None
         self._noise_LNE: Tensor | None = None
-        self._changed: Tensor | int = 0
+        self._changed: dict[torch.device, Tensor | int] = {}
         self._decided = 0
 
     def expect(self, tokens: NoisyTokens | None) -> None:
@@ -59,15 +59,17 @@ class GumbelTopK:
 
         A decision is one token of one row in one layer with a temperature above 0.
         """
-        return int(self._changed), self._decided
+        return sum(int(count) for count in self._changed.values()), self._decided
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         temperature = self.temperatures[router.layer]
         if self._tokens is None or temperature == 0:
             return None
-        chosen = self._tokens.index
+        device = routing.logits_TE.device  # layers may lie on several
+        chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]
-        noisy_NE = router.scores(logits_NE) + temperature * self._noise(router.layer, logits_NE.shape[-1])
+        noise_NE = self._noise(router.layer, logits_NE.shape[-1]).to(device)
+        noisy_NE = router.scores(logits_NE) + temperature * noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
         source_NE = noisy_NE.to(logits_NE.dtype) if self.perturbed_weights else logits_NE
         weights_NK = router.weights(source_NE, index_NK)
@@ -91,5 +93,6 @@ class GumbelTopK:
 
     def _count(self, index_NK: Tensor, clean_NK: Tensor) -> None:
         differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
-        self._changed = self._changed + differs_N.sum()
+        device = index_NK.device
+        self._changed[device] = self._changed.get(device, 0) + differs_N.sum()
         self._decided += differs_N.numel()

@@ -34,6 +34,8 @@ class Rule:
     """The weight rule in words, for the table in docs/models.md."""
     select: Callable[[nn.Module, Tensor, int], Tensor] | None = None
     """(router, scores_TE, K) -> int64 [T, K]; None: the K largest."""
+    logits: Callable[[Tensor], Tensor] = lambda scores_TE: scores_TE
+    """Of a rule that chooses by LOGITS: what its router gives where `scores` are these."""
 
     def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
         """int64 [T, K]: the experts that a router with these scores (bias and noise included) takes."""
@@ -176,7 +178,11 @@ def _gemma_weights(router: nn.Module, probs_TE: Tensor, index_TK: Tensor) -> Ten
 
 
 GEMMA = Rule(
-    LOGITS, _gemma_logits, _gemma_weights, "softmax over all, gathered, renormalized, scaled per expert"
+    LOGITS,
+    _gemma_logits,
+    _gemma_weights,
+    "softmax over all, gathered, renormalized, scaled per expert",
+    logits=torch.exp,
 )
 
 

@@ -65,7 +65,8 @@ def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
         expert = changed.index_TK.flatten()
         order = expert.argsort()
         counts = torch.bincount(expert, minlength=logits_TE.shape[-1]).tolist()
-        return order, order // module.top_k, changed.weights_TK.flatten()[order], counts, changed.logits_TE
+        token = order // changed.index_TK.shape[-1]
+        return order, token, changed.weights_TK.flatten()[order], counts, changed.logits_TE
 
     return [router.register_forward_hook(hook)]
 

@@ -1,0 +1,46 @@
+"""Kernel regression (equations 4 to 6): a question's pathway moves towards the mean of its neighbours'.
+
+N = questions, L = optimized layers, C = core experts, A = values of alpha.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.methods.c3po.pathway import Pathways
+
+ALPHAS = tuple(step / 10 for step in range(11))
+"""Tried where alpha is not given."""
+
+
+@torch.no_grad()
+def kernel_regression(
+    pathways: Pathways, loss: NeighbourLoss, alpha: float | None
+) -> tuple[Pathways, Tensor]:
+    """(changed pathways, losses float32 [2, N] of the untouched and the changed).
+
+    The mean is taken at the core experts, and scaled to the probability that the core has in the question's own
+    pathway: the others keep theirs. With all experts in the core it is equation 4 as it stands. Losses are those of the
+    model as it answers, with its top-k. Without neighbours a pathway stays, and its losses are NaN.
+
+    Args:
+        alpha: share of the question's own pathway; None: the one of `ALPHAS` with the least loss on the neighbours,
+            question by question (equation 6).
+    """
+    own_NLC, mean_NLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
+    changed = pathways.copy()
+
+    def loss_at(alpha_N: Tensor) -> Tensor:
+        alpha_N11 = alpha_N[:, None, None]
+        changed.set_core(alpha_N11 * own_NLC + (1 - alpha_N11) * mean_NLC)
+        return loss.value(changed, "topk")
+
+    if alpha is None:
+        tried_A = torch.tensor(ALPHAS)
+        loss_AN = torch.stack([loss_at(value.expand(len(pathways))) for value in tried_A])
+        alpha_N = tried_A[loss_AN.nan_to_num(0.0).argmin(dim=0)]
+    else:
+        alpha_N = torch.full((len(pathways),), alpha)
+    return changed, torch.stack([loss.value(pathways, "topk"), loss_at(alpha_N)])

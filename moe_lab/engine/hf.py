@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 
 from moe_lab.engine.layers import reads_padding
 
@@ -30,20 +32,26 @@ class CountedHF(HFLM):
     """`hf` that counts tokens and reports answers as they come."""
 
     def __init__(self, **options: Any):
-        self._counted = Counter(tokens_in=0, tokens_out=0, near_ties=0)
+        self._counted = Counter(tokens_in=0, tokens_out=0)
         # Else log-probabilities have the model's dtype: in bfloat16 a step of an eighth at -20.
         super().__init__(softmax_dtype="float32", **options)
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Answer all requests; prompts one by one where the model might read the padding before them."""
+        """Answer all requests; prompts one by one where the model might read the padding before them, or samples: then
+        an answer depends on its prompt and on which of several it is, and on nothing else."""
         from lm_eval.api.instance import Instance
 
-        size = 1 if kind == "generate_until" and reads_padding(self.model) else PORTION
+        generates = kind == "generate_until"
+        one_by_one = generates and (reads_padding(self.model) or any(map(_samples, requests)))
+        size = 1 if one_by_one else PORTION
         for start in range(0, len(requests), size):
+            portion = requests[start : start + size]
             instances = [
                 Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
-                for request in requests[start : start + size]
+                for request in portion
             ]
+            if one_by_one:
+                torch.manual_seed(_seed(portion[0]))
             with torch.inference_mode():
                 answers = getattr(HFLM, kind)(self, instances, disable_tqdm=True)
             for i, answer in enumerate(answers, start):
@@ -62,3 +70,12 @@ class CountedHF(HFLM):
         self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
         self._counted["tokens_out"] += new * len(context)
         return generated
+
+
+def _samples(request: Request) -> bool:
+    return bool(normalize_gen_kwargs(request.args[1])["do_sample"])
+
+
+def _seed(request: Request) -> int:
+    digest = blake2b(repr((request.args[0], request.repeat)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -182,15 +182,15 @@ class RoE(Method):
 
 
 def _check_noise_on_logits(model_type: str) -> None:
-    """Raise ConfigError for a family whose noise never reaches the logits that weights are made of."""
+    """Raise ConfigError for a family whose noise is added to something else than the logits that weights are made of."""
     from moe_lab.routing import family_of_type
-    from moe_lab.routing.rules import LOGITS
 
     family = family_of_type(model_type)
-    if family and family.rule.noise != LOGITS:
+    if family and not family.chooses_by_logits:
+        chosen_by = family.rule.noise + (" plus a bias" if family.bias else "")
         raise ConfigError(
-            f"method.weights=perturbed: routers of {family.name} choose by a {family.rule.noise}, which is where the "
-            "noise goes; their weights are made of logits, which have none.\nLeave it out (method.weights=clean)."
+            f"method.weights=perturbed: routers of {family.name} choose by a {chosen_by}, which is where the noise "
+            "goes; their weights are made of logits, which have none.\nLeave it out (method.weights=clean)."
         )
 
 

@@ -17,9 +17,13 @@ def set_experts_per_token(config: Any, count: int) -> None:
         raise ConfigError(
             f"model.experts_per_token needs a model of a supported family ({', '.join(supported())})."
         )
-    if not 1 <= count <= family.num_experts(text):
+    if family.fixed_top_k:
+        raise ConfigError(f"model.experts_per_token: {family.name} models cannot have another number.")
+    most = family.most_experts_per_token(text)
+    if not 1 <= count <= most:
         raise ConfigError(
-            f"model.experts_per_token={count}: the model has {family.num_experts(text)} experts per layer."
+            f"model.experts_per_token={count}: a token of this model can have 1 to {most} experts of the "
+            f"{family.num_experts(text)} in a layer."
         )
     owner, _, attribute = family.top_k.rpartition(".")
     setattr(attrgetter(owner)(text) if owner else text, attribute, count)

@@ -37,6 +37,8 @@ class Family:
     """Attribute of the configuration: experts per token."""
     bias: str | None = None
     """Attribute, of the router or its MoE block: what is added to the scores that experts are chosen by."""
+    fixed_top_k: bool = False
+    """Whether it cannot have another number of experts per token (LongCat's tokens differ in it already)."""
     seam: Seam = seams.triple
     module: str | None = None
     """transformers' name of the family, where it is not `model_type`; or a module's full name."""
@@ -50,6 +52,11 @@ class Family:
         module = family if "." in family else f"transformers.models.{family}.modeling_{family}"
         return f"{module}.{self.router}"
 
+    @property
+    def chooses_by_logits(self) -> bool:
+        """Whether its routers choose experts by the logits that weights are made of, and by nothing else."""
+        return self.rule.noise == rules.LOGITS and self.bias is None
+
     def num_experts(self, config: Any) -> int:
         """Routed experts per MoE layer of this (text) configuration; the most, where layers differ."""
         return _most(attrgetter(self.experts)(config))
@@ -57,6 +64,12 @@ class Family:
     def experts_per_token(self, config: Any) -> int:
         """K of this (text) configuration; the most, where layers differ."""
         return _most(attrgetter(self.top_k)(config))
+
+    def most_experts_per_token(self, config: Any) -> int:
+        """How many experts a token can have: those of all groups that are open at a time, where there are groups."""
+        experts = self.num_experts(config)
+        groups = getattr(config, "n_group", None)
+        return experts // groups * config.topk_group if groups else experts
 
 
 def _most(value: int | list[int]) -> int:
@@ -126,7 +139,7 @@ FAMILIES = (
            bias=_BIAS, module="inkling2"),
     Family("Jamba", "jamba", "JambaTopKRouter", rules.softmax(renormalize=False), counts.jamba),
     Family("JetMoE", "jetmoe", "JetMoeTopKGating", rules.softmax_of_chosen(), experts="num_local_experts",
-           seam=seams.jetmoe, block="JetMoeMoE"),
+           seam=seams.jetmoe, block="JetMoeMoE", fixed_top_k=True),
     Family("Kimi-Linear", "kimi_linear", "KimiLinearTopkRouter", _DEEPSEEK_V3, counts.listed, bias=_BIAS),
     Family("Kolibri-1", "kolibri1", "Kolibri1TopKRouter", rules.KOLIBRI, bias=_BIAS),
     Family("Laguna", "laguna", "LagunaTopKRouter", rules.sigmoid(), counts.listed, bias=_BIAS),
@@ -136,7 +149,7 @@ FAMILIES = (
     Family("Llama-4", "llama4_text", "Llama4Router", rules.LLAMA4, counts.llama, experts="num_local_experts",
            seam=seams.llama4, module="llama4"),
     Family("LongCat-Flash", "longcat_flash", "LongcatFlashTopkRouter", rules.LONGCAT, counts.longcat,
-           experts="n_routed_experts", top_k="moe_topk", bias=_BIAS),
+           experts="n_routed_experts", top_k="moe_topk", bias=_BIAS, fixed_top_k=True),
     Family("Mellum", "mellum", "MellumTopKRouter", rules.softmax(), counts.listed),
     Family("MiMo-V2-Flash", "mimo_v2_flash", "MiMoV2FlashTopkRouter", _DEEPSEEK_V3, counts.listed,
            experts="n_routed_experts", bias=_BIAS),
@@ -151,7 +164,8 @@ FAMILIES = (
     Family("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", _DEEPSEEK_V3, counts.moe_blocks,
            experts="n_routed_experts", bias=_BIAS),
     Family("OLMoE", "olmoe", "OlmoeTopKRouter", rules.softmax()),
-    Family("Phi-MoE", "phimoe", "PhimoeTopKRouter", rules.SPARSE_MIXER, experts="num_local_experts"),
+    Family("Phi-MoE", "phimoe", "PhimoeTopKRouter", rules.SPARSE_MIXER, experts="num_local_experts",
+           fixed_top_k=True),
     Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", rules.softmax(), counts.sparse_step),
     Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", rules.softmax(), counts.sparse_step),
     Family("Qwen3-Next", "qwen3_next", "Qwen3NextTopKRouter", rules.softmax(), counts.sparse_step),

@@ -35,8 +35,8 @@ class GumbelTopK:
     Args:
         temperatures: one per MoE layer; a layer with 0 is left alone.
         seed: key of the noise.
-        perturbed_weights: combine weights from the noisy logits instead of the clean ones; for families whose noise
-            is added to logits (`Rule.noise`).
+        perturbed_weights: combine weights from the noisy logits instead of the clean ones; for families that
+            `chooses_by_logits`.
     """
 
     def __init__(self, temperatures: Sequence[float], seed: int, perturbed_weights: bool = False):
@@ -71,7 +71,9 @@ class GumbelTopK:
         noise_NE = self._noise(router.layer, logits_NE.shape[-1]).to(device)
         noisy_NE = router.scores(logits_NE) + temperature * noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
-        source_NE = noisy_NE.to(logits_NE.dtype) if self.perturbed_weights else logits_NE
+        source_NE = logits_NE
+        if self.perturbed_weights:
+            source_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
         weights_NK = router.weights(source_NE, index_NK)
         self._count(index_NK, routing.index_TK[chosen])
         return Routing(

@@ -6,8 +6,11 @@ import copy
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
+from moe_lab.errors import ConfigError
+from moe_lab.models.experts_per_token import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
 from moe_lab.routing.gumbel_top_k import NoisyTokens
@@ -168,6 +171,44 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
     with routed(model, check):
         logits(model)
     assert 0.05 < sum(changed) / len(changed) < 1
+
+
+@families
+def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_type):
+    if not family_of_type(model_type).chooses_by_logits:
+        return  # refused by method=roe
+    model = small_model(model_type)
+    policy = GumbelTopK([1e-12] * len(find_routers(model)), seed=3, perturbed_weights=True)
+    policy.expect(all_noisy(IDS.numel()))
+
+    def check(router, routing):
+        noisy = policy(router, routing)
+        for mine, own in ((noisy, routing), (routing, noisy)):
+            found = torch.zeros_like(mine.logits_TE).scatter(-1, mine.index_TK, mine.weights_TK)
+            torch.testing.assert_close(found.gather(-1, own.index_TK), own.weights_TK, rtol=1e-4, atol=1e-5)
+
+    with routed(model, check):
+        logits(model)
+
+
+@families
+def test_another_number_of_experts_per_token_is_had_or_refused(model_type):
+    for count in (1, 3):
+        config = copy.deepcopy(small_config(model_type))
+        try:
+            set_experts_per_token(config, count)
+        except ConfigError:
+            assert family_of_type(model_type).fixed_top_k
+            continue
+        model = AutoModelForCausalLM.from_config(config).eval()
+        with record(model) as routes:
+            logits(model)
+        assert {index.shape[-1] for index in routes.index} == {count}
+
+
+def test_more_experts_than_the_open_groups_have_are_refused():
+    with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):
+        set_experts_per_token(copy.deepcopy(small_config("deepseek_v3")), 5)
 
 
 @families

@@ -92,9 +92,10 @@ def _whole(amount: float | None) -> int | None:
 def environment(loaded: LoadedModel) -> dict[str, str | None]:
     """What is recorded of how a model runs; none of it is part of a run's identity."""
     config = loaded.model.config
+    one_way = not loaded.model._can_set_experts_implementation()
     return {
         "device": str(loaded.device),
-        "experts_implementation": getattr(config, "_experts_implementation", None),
+        "experts_implementation": None if one_way else getattr(config, "_experts_implementation", None),
         "attn_implementation": getattr(config, "_attn_implementation", None),
     }
 

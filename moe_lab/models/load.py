@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from moe_lab.config import ModelConfig
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
 from moe_lab.models.hub import load_config, model_folder, model_source
@@ -44,14 +44,17 @@ class LoadedModel:
 def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> LoadedModel:
     """Load weights and tokenizer; `trust_remote_code` is off. Raises ModelError where that fails."""
     place = resolve_device(device)
+    facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     folder = model_folder(model, offline=offline, weights=True)
     start = time.perf_counter()
-    facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     config = load_config(model, offline=offline)
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     with reading_once() if place.type == "cpu" else nullcontext():
         loaded = _load_weights(
-            folder, config, facts, _experts(model, facts, place) | placement(model, config, place, disk)
+            folder,
+            config,
+            facts,
+            _experts(model, config, facts, place) | placement(model, config, place, disk),
         )
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)
@@ -62,11 +65,26 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
 
 
-def _experts(model: ModelConfig, facts: ModelFacts, place: torch.device) -> dict[str, str]:
-    """How experts are computed, as an option of `from_pretrained`."""
-    if model.experts_implementation:
-        return {"experts_implementation": model.experts_implementation}
-    return {"experts_implementation": WEIGHTS_FIRST} if facts.moe_layers and place.type == "cpu" else {}
+def _experts(
+    model: ModelConfig, config: PreTrainedConfig, facts: ModelFacts, place: torch.device
+) -> dict[str, str]:
+    """How experts are computed, as an option of `from_pretrained`.
+
+    Raises ConfigError for a choice that a model with one way only does not have.
+    """
+    wanted = model.experts_implementation
+    chosen = (
+        facts.moe_layers
+        and AutoModelForCausalLM._model_mapping[type(config)]._can_set_experts_implementation()
+    )
+    if wanted and facts.moe_layers and not chosen:
+        raise ConfigError(
+            f"model.experts_implementation={wanted}: models of type {facts.family} compute their experts in one way "
+            "only. Leave it out."
+        )
+    if wanted:
+        return {"experts_implementation": wanted}
+    return {"experts_implementation": WEIGHTS_FIRST} if chosen and place.type == "cpu" else {}
 
 
 def _load_weights(

@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.evaluation import environment
 from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
 from tests.conftest import FAMILIES, make_model, make_tokenizer
+from tests.families.zoo import small_model
 
 
 def facts_of(path, **keys):
@@ -92,6 +94,16 @@ def test_experts_per_token_reaches_the_routers(tiny_olmoe_dir):
     assert index.shape == (3, 5)
     with pytest.raises(ConfigError, match="8 experts"):
         facts_of(tiny_olmoe_dir, experts_per_token=9)
+
+
+def test_experts_that_are_computed_in_one_way_take_no_other_and_record_none(tmp_path):
+    small_model("jetmoe").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+    assert environment(loaded)["experts_implementation"] is None
+    config = ModelConfig(path=str(tmp_path), experts_implementation="eager")
+    with pytest.raises(ConfigError, match="in one way only"):
+        load_model(config, dtype="auto", device="cpu", offline=True)
 
 
 def test_experts_implementation_is_taken(tiny_olmoe_dir):

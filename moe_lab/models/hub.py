@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from moe_lab.config import ModelConfig
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.hub.failures import explain
 from moe_lab.models.experts_per_token import set_experts_per_token
 from moe_lab.models.identity import SMALL
@@ -54,7 +54,10 @@ def model_source(model: ModelConfig) -> str:
 
 
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
-    """The model's configuration, with `experts_per_token` applied. Raises ModelError where there is none."""
+    """The model's configuration, with `experts_per_token` applied.
+
+    Raises ModelError where there is none, or where it is not that of a causal language model.
+    """
     transformers_logging.set_verbosity_error()
     folder = model_folder(model, offline=offline)
     try:
@@ -63,15 +66,44 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
         raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(explain(error, model_source(model), "model", offline)) from error
+    _check_language_model(config, model_source(model))
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
     return config
 
 
+def _check_language_model(config: PreTrainedConfig, source: str) -> None:
+    """Raise ModelError for what AutoModelForCausalLM does not load: its registry tells, no modeling code is needed."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    text = config.get_text_config()
+    part = ""
+    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        part = (
+            f"\nIts text model alone runs, saved as a checkpoint of its own (model_type {text.model_type})."
+        )
+    raise ModelError(
+        f"{source} has the model type {config.model_type}, which is no causal language model of transformers "
+        f"(AutoModelForCausalLM does not take it).{part}\ndocs/models.md says which models run."
+    )
+
+
 def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
-    """The hub's repository at the commit that `model.revision` stands for; None for a folder. Raises ModelError."""
+    """The hub's repository at the commit that `model.revision` stands for; None for a folder.
+
+    Raises ModelError, and ConfigError for a revision of a folder.
+    """
     source = model_source(model)
-    return None if _is_folder(source) else _find(source, model.revision, "model", offline)
+    if not _is_folder(source):
+        return _find(source, model.revision, "model", offline)
+    if model.revision is not None:
+        raise ConfigError(
+            f"model.revision={model.revision} belongs to a repository of the hub, and the model is the folder "
+            f"{source}. Leave it out."
+        )
+    return None
 
 
 def model_commit(model: ModelConfig, *, offline: bool) -> str | None:

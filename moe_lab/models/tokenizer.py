@@ -7,12 +7,15 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from moe_lab.config import ModelConfig
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.hub import model_source, tokenizer_folder
 
 
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
-    """The tokenizer alone. Raises ModelError where there is none."""
+    """The tokenizer alone. Raises ModelError where there is none.
+
+    Raises ConfigError where `model.add_bos_token` asks for a token that it does not have.
+    """
     source = model.tokenizer or model_source(model)
     folder = tokenizer_folder(model, offline=offline)
     try:
@@ -23,6 +26,10 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     if not tokenizer.encode("a", add_special_tokens=False):
         # transformers makes an empty one where a folder has no tokenizer files
         raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
+    if model.add_bos_token and tokenizer.bos_token_id is None:
+        raise ConfigError(
+            f"model.add_bos_token=true: the tokenizer of {source} has no token for the beginning. Leave it out."
+        )
     if model.add_bos_token and tokenizer.bos_token_id not in tokenizer.encode("a"):
         # transformers 5 passes over add_bos_token in tokenizer_config.json where there is a tokenizer.json
         tokenizer.add_bos_token = True

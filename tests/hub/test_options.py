@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import AriaConfig, GptOssConfig, MixtralConfig, Qwen3MoeConfig
 
 from moe_lab.models.hub import load_config
 from tests.cli import run_command
@@ -93,3 +93,16 @@ def test_the_published_shape_is_read(option, tmp_path):
     model = ModelConfig(path=str(tmp_path))
     assert load_config(model, offline=True).model_type == family
     assert model_facts(model, dtype="auto", device="cpu", offline=True).moe_layers == layers
+
+
+@pytest.mark.parametrize("mode", ["plan", "run", "prefetch"])
+def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(mode, client, hub, tmp_path, capsys):
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    AriaConfig().save_pretrained(tmp_path / "model")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+    hub.add(Repository("someone/aria")).commit(files | {"model.safetensors": b"never fetched"})
+    ended = run_command(
+        capsys, f"mode={mode}", "method=base", "model.path=someone/aria", f"output_dir={tmp_path / 'outputs'}"
+    )
+    assert ended.code == 2 and "no causal language model" in ended.err
+    assert not any("safetensors" in answer.path for answer in hub.log)

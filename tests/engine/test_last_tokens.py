@@ -6,14 +6,19 @@ import pytest
 import torch
 
 from moe_lab.engine.last_tokens import LastTokens
+from moe_lab.engine.layers import runs_rows
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
-from moe_lab.routing import find_routers, record
+from moe_lab.routing import family_of_type, find_routers, record
 from moe_lab.routing.remix import Remix
+from moe_lab.routing.rules import LOGITS
 from tests.engine.brute_last_token import FAMILIES, prompts, whole_logits
-from tests.families.zoo import small_model
+from tests.families.zoo import ZOO, small_model
 
 BUDGET = Budget(64)
+BY_LOGITS = [name for name in ZOO if family_of_type(name).rule.noise == LOGITS]
+SATURATED = {"phimoe"}
+"""Weights are 1 for all experts that others are far above or below, and have no gradient then."""
 
 
 @pytest.fixture(params=FAMILIES)
@@ -155,3 +160,29 @@ def test_layers_before_the_kept_ones_are_refused(model):
 def test_a_recurrent_model_is_refused_by_name():
     with pytest.raises(ConfigError, match="Qwen3NextForCausalLM"):
         LastTokens(small_model("qwen3_next"), 0)
+
+
+@pytest.mark.parametrize("family", BY_LOGITS)
+def test_every_family_that_chooses_by_logits(family):
+    """Biases, scales, groups and seams of its own: nothing changes at its own probabilities, and a token's core experts
+    are its own whatever else is in the batch, with gradients."""
+    torch.set_num_threads(1)
+    model = small_model(family)
+    if not runs_rows(model):
+        pytest.skip("keeps more than keys and values")
+    last, tokens = read(model)
+    own = {
+        layer: torch.stack([token.pathway_ME[layer] for token in tokens]) for layer in changed_layers(model)
+    }
+    untouched = last.logits(tokens, None)
+    torch.testing.assert_close(last.logits(tokens, Remix(own)), untouched, atol=1e-5, rtol=0)
+    probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
+    core = {layer: value.topk(5).indices for layer, value in own.items()}
+    together = last.logits(tokens, Remix(probs, core))
+    assert (together - untouched).abs().max() > 1e-3
+    for n, token in enumerate(tokens):
+        one = slice(n, n + 1)
+        remix = Remix({k: v[one] for k, v in probs.items()}, {k: v[one] for k, v in core.items()})
+        torch.testing.assert_close(together[n], last.logits([token], remix)[0], atol=1e-5, rtol=0)
+    for gradient in torch.autograd.grad(together.logsumexp(-1).sum(), list(probs.values())):
+        assert gradient.isfinite().all() and (gradient.abs().max() > 0 or family in SATURATED)

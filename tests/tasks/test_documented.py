@@ -15,7 +15,7 @@ from tests.runs import choices, sums, write_jsonl
 from tests.tasks.code.test_programs import PROBLEMS
 from tests.tasks.test_answer_format import HELLASWAG, OPENBOOKQA, SOCIAL_IQA
 
-ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str]] = {
+ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
     "gsm8k": ("gsm8k", "test", [{"question": "1 + 1?", "answer": "#### 2"}], "math"),
     "svamp": ("svamp", "test", sums(2), "math"),
     "addsub": ("addsub", "test", sums(2), "math"),
@@ -40,6 +40,52 @@ ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str]] = {
         [{"sentence": "Ann thanked Eve since _ helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}],
         "commonsense",
     ),
+}
+COMMONSENSE_QA = {
+    "id": "1",
+    "question": "What is wet?",
+    "question_concept": "wet",
+    "choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]},
+    "answerKey": "C",
+}
+SCIQ = {
+    "question": "What is wet?",
+    **{f"distractor{i}": text for i, text in enumerate(("fire", "sand", "iron"), start=1)},
+    "correct_answer": "water",
+    "support": "",
+}
+PAIR = {"premise": "It rains.", "hypothesis": "It is wet.", "idx": 0, "label": 0}
+WIC = {"word": "place", "sentence1": "My place.", "sentence2": "A place.", "idx": 0, "label": 1}
+WIC |= {"start1": 3, "end1": 8, "start2": 2, "end2": 7}
+COPA = {
+    "premise": "It rained.",
+    "choice1": "Sun.",
+    "choice2": "Wet.",
+    "question": "effect",
+    "idx": 0,
+    "label": 1,
+}
+WSC = {"text": "Ann met Eve. She left.", "span1_index": 0, "span2_index": 3, "idx": 0, "label": 1}
+WSC |= {"span1_text": "Ann", "span2_text": "She"}
+KNOWREF = {"sentence": "Ann met Eve when [she] left.", "candidate0": "Ann", "candidate1": "Eve", "label": 1}
+BIGBENCH = {
+    "inputs": "Q: Is ice cold?\nA:",
+    "targets": ["Yes"],
+    "multiple_choice_targets": ["Yes", "No"],
+    "multiple_choice_scores": [1, 0],
+}
+BOOLQ = {"passage": "Ice is cold.", "question": "is ice cold", "idx": 0, "label": 1}
+ROWS |= {
+    "commonsense_qa": ("commonsense_qa", "validation", [COMMONSENSE_QA], "commonsense"),
+    "sciq": ("sciq", "test", [SCIQ], "commonsense"),
+    "knowref": ("knowref", "test", [KNOWREF], "commonsense"),
+    "bigbench_choice": ("bigbench", "test", [BIGBENCH], None),
+    "boolq": ("super_glue/boolq", "validation", [BOOLQ], None),
+    "cb": ("super_glue/cb", "validation", [PAIR], None),
+    "copa": ("super_glue/copa", "validation", [COPA], None),
+    "sglue_rte": ("super_glue/rte", "validation", [PAIR], None),
+    "wic": ("super_glue/wic", "validation", [WIC], None),
+    "wsc": ("super_glue/wsc.fixed", "validation", [WSC], None),
 }
 ROWS |= {
     f"{name}_answer_format": ROWS[name]

@@ -1,0 +1,45 @@
+"""Data of the reference tasks that lm-eval lacks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from moe_lab.errors import TaskError
+
+_ASKS = re.compile(r"\s*\b(Answer|A):\s*$")
+_LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
+"""Options, one a line, at the end of a prompt."""
+
+
+def local_only(*, task: str, source: str, documents: int, row: str, **_: Any) -> None:
+    """The `custom_dataset` of tasks whose data the hub is not known to hold. Raises TaskError."""
+    raise TaskError(
+        f"Task {task} needs data_dir=<folder> with {task}/test.jsonl: {documents:,} lines such as\n{row}\n"
+        f"The documents are those of {source}."
+    )
+
+
+def plain_questions(split: Any) -> Any:
+    """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
+    from datasets import Dataset
+
+    rows = [plain_question(row) for row in split if sum(map(bool, row["multiple_choice_scores"])) == 1]
+    return Dataset.from_list(rows) if rows else split.select([])
+
+
+def plain_question(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of BIG-bench as question, texts of the options and index of the right one.
+
+    >>> row = {"inputs": "Q: Which is wet?\\nA. Fire\\nB. Rain\\nAnswer: ", "multiple_choice_targets": ["A", "B"]}
+    >>> plain_question(row | {"multiple_choice_scores": [0, 1]})
+    {'question': 'Q: Which is wet?', 'options': ['Fire', 'Rain'], 'gold': 1}
+    """
+    question, options = _ASKS.sub("", row["inputs"]), list(row["multiple_choice_targets"])
+    listed = _LISTED.search(question)
+    if listed:
+        texts = [line[len("A. ") :].strip() for line in listed[1].strip().split("\n")]
+        if len(texts) == len(options):
+            question, options = question[: listed.start()], texts
+    scores = [bool(score) for score in row["multiple_choice_scores"]]
+    return {"question": question.strip(), "options": options, "gold": scores.index(True)}

@@ -28,7 +28,9 @@ from moe_lab.paths import resource_folder
 GROUPS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 PATHS = re.compile(
-    r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|method\.temperature)=(.+)$", re.S
+    r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|method\.temperature|method\.embeddings)"
+    r"=(.+)$",
+    re.S,
 )
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""

@@ -134,6 +134,8 @@ def evaluate_tasks(
     """What `lm_eval.evaluate` returns for the tasks; `samples` are document numbers, None where all are meant."""
     from lm_eval.evaluator import evaluate
 
+    from moe_lab.tasks.requests import reseed
+
     reseed(config, tasks)
     evaluated = evaluate(
         lm=lm,
@@ -147,15 +149,6 @@ def evaluate_tasks(
     )
     assert evaluated is not None
     return dict(evaluated)
-
-
-def reseed(config: Config, tasks: TaskDict) -> None:
-    """Start all randomness that prompts are made of, so that the same ones are built each time."""
-    from moe_lab.tasks.loading import seed_as_lm_eval
-
-    seed_as_lm_eval()
-    for task in tasks["tasks"].values():
-        task.set_fewshot_seed(config.fewshot_seed)
 
 
 def _chosen(run: Run) -> dict[str, Any]:

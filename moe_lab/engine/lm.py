@@ -167,10 +167,14 @@ class EngineLM(CountedHF):
             else:
                 self.answer_by_hf(kind, requests, report)
 
+    def encode_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a context and its continuation as they are scored: too long a context loses its beginning."""
+        return self._encoder.pair(context, continuation)
+
     def count_tokens(self, kind: str, request: Request) -> int:
         """Tokens that a "loglikelihood" or "loglikelihood_rolling" request is scored on."""
         if kind == "loglikelihood":
-            return len(self._encoder.pair(*request.args)[1])
+            return len(self.encode_pair(*request.args)[1])
         if kind == "loglikelihood_rolling":
             return sum(len(continuation) for _, continuation in self._encoder.windows(request.args[0]))
         raise ValueError(f"{kind} requests are not scored on tokens.")

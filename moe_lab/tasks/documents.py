@@ -93,3 +93,18 @@ def _digest(task: Any, numbers: list[int]) -> str:
 
 def _bytes(document: Any) -> bytes:
     return json.dumps(document, sort_keys=True, default=str).encode() + b"\n"
+
+
+def gold_choice(task: Any, document: Any) -> int:
+    """Index of the right choice of an lm-eval multiple-choice document; of several right ones, the first.
+
+    Raises TaskError where the answer is none of the choices.
+    """
+    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    first = gold[0] if isinstance(gold, list) else gold
+    if isinstance(first, str):
+        choices = task.doc_to_choice(document)
+        if first not in choices:
+            raise TaskError(f"{task.task_name}: the answer {first!r} is none of the choices.")
+        return choices.index(first)
+    return int(first)

@@ -12,7 +12,7 @@ from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.held_out import HeldOutDataset, Holdout, held_out_config, source_split
+from moe_lab.tasks.held_out import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 
@@ -41,9 +41,13 @@ class TaskSettings:
     """Whether choices are answered by letters (`letters.py`)."""
     holdout: Holdout | None
     """Evaluate documents held out for tuning instead of the test; None: the test."""
+    splits: tuple[str, ...]
+    """Evaluate the first of these that there is instead of the test; none: the test. See `load_tasks`."""
 
     @classmethod
-    def of(cls, config: Config, names: list[str], holdout: Holdout | None = None) -> TaskSettings:
+    def of(
+        cls, config: Config, names: list[str], holdout: Holdout | None = None, splits: tuple[str, ...] = ()
+    ) -> TaskSettings:
         folder = config.task.data_folder
         if folder is None and config.task.data_filter and len(names) == 1:
             folder = names[0]
@@ -55,6 +59,7 @@ class TaskSettings:
             num_fewshot=config.num_fewshot,
             letters=config.task.answer == "letters",
             holdout=holdout,
+            splits=splits,
         )
 
 
@@ -95,6 +100,8 @@ class _Factory(TaskFactory):
         if self._settings.data_dir is None and not config.get("custom_dataset"):
             _check_hub(config)
         holdout = self._settings.holdout
+        if self._settings.splits:
+            config["test_split"] = first_split(config, self._settings.splits, self._exists(config))
         if holdout is not None:
             config["test_split"] = source_split(config, self._exists(config))
         if self._settings.data_dir is not None and not _generated(config.get("custom_dataset")):
@@ -143,14 +150,20 @@ class _Factory(TaskFactory):
             raise
         except Exception as error:  # jinja2, datasets and each task's own code fail in their own ways
             dataset: Any = self._datasets.get(entry.name)
-            if isinstance(error, KeyError) and error.args == (self._settings.fewshot_split,):
+            if isinstance(error, KeyError) and error.args[0] in self._named_splits:
                 splits = f" Its splits: {', '.join(sorted(dataset()))}." if _generated(dataset) else ""
                 raise TaskError(
-                    f"task.fewshot_split={error.args[0]} is no split of {entry.name}.{splits}"
+                    f"{self._named_splits[error.args[0]]} is no split of {entry.name}.{splits}"
                 ) from error
             if _generated(dataset):
                 raise
             raise TaskError(self._cannot_load(entry.name, unresolved, error)) from error
+
+    @property
+    def _named_splits(self) -> dict[str | None, str]:
+        """Splits that the user named, and how."""
+        split = self._settings.fewshot_split
+        return {name: name for name in self._settings.splits} | {split: f"task.fewshot_split={split}"}
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
         from moe_lab.hub.failures import known_reason

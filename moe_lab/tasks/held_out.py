@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import TaskError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -66,6 +68,20 @@ def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
         if split and split != evaluated and exists(split):
             return split
     return evaluated
+
+
+def first_split(config: dict[str, Any], candidates: Sequence[str], exists: Callable[[str], bool]) -> str:
+    """The first split of an lm-eval task configuration that can be had.
+
+    `candidates` are names of splits, or keys of the configuration that name one (`training_split`). Raises TaskError
+    where there is none of them.
+    """
+    for candidate in candidates:
+        split = config.get(candidate) if candidate.endswith("_split") else candidate
+        if split and exists(split):
+            return split
+    kinds = " or ".join(candidate.removesuffix("_split") for candidate in candidates)
+    raise TaskError(f"Task {config['task']} has no {kinds} split at hand.")
 
 
 def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any], holdout: Holdout) -> dict:

@@ -41,24 +41,25 @@ def keeping_tasks() -> Iterator[None]:
         _kept = outer
 
 
-def load_tasks(config: Config, holdout: Holdout | None = None) -> TaskDict:
+def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str, ...] = ()) -> TaskDict:
     """The tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
 
-    With `holdout` they evaluate documents to tune on (see `held_out.py`) in the place of their test.
+    With `holdout` they evaluate documents to tune on (see `held_out.py`) in the place of their test. With `splits` they
+    evaluate the first of these that there is: a split's name, or lm-eval's key for one (`training_split`).
 
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
     if _kept is None:
-        return _build(config, holdout)
+        return _build(config, holdout, splits)
     settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
-    key = repr((config.task, [getattr(config, name) for name in settings], holdout))
+    key = repr((config.task, [getattr(config, name) for name in settings], holdout, splits))
     if key not in _kept:
-        _kept[key] = _build(config, holdout)
+        _kept[key] = _build(config, holdout, splits)
     return _kept[key]
 
 
-def _build(config: Config, holdout: Holdout | None) -> TaskDict:
+def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
     from moe_lab.tasks.factory import TaskSettings, build_tasks
 
     _quiet_lm_eval()
@@ -67,7 +68,7 @@ def _build(config: Config, holdout: Holdout | None) -> TaskDict:
     if not names:
         raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
     manager, specs = _find(tuple(names), config.task.include_path)
-    tasks = build_tasks(manager, specs, TaskSettings.of(config, names, holdout))
+    tasks = build_tasks(manager, specs, TaskSettings.of(config, names, holdout, splits))
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import ConfigError
+from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.requests import build_requests
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -92,25 +93,7 @@ def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
 
 def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:
     """lm-eval's requests, document by document."""
-    from moe_lab.evaluation import reseed
-
-    config, task = study.config, study.task
-    reseed(config, study.tasks)
-    chat = bool(config.apply_chat_template)
-    task.build_all_requests(
-        limit=None,
-        rank=0,
-        world_size=1,
-        system_instruction=config.system_instruction,
-        apply_chat_template=chat,
-        fewshot_as_multiturn=config.fewshot_as_multiturn,
-        chat_template=lm.apply_chat_template if chat else None,
-        tokenizer_name=lm.tokenizer_name if chat else "",
-    )
-    by_document: dict[int, list[Instance]] = {}
-    for instance in task.instances:
-        by_document.setdefault(instance.doc_id, []).append(instance)
-    return list(by_document.values())
+    return build_requests(study.config, study.task, lm)
 
 
 def _reference(study: Study, instances: list[Instance]) -> tuple:
@@ -120,19 +103,7 @@ def _reference(study: Study, instances: list[Instance]) -> tuple:
     if kind in ("loglikelihood", "loglikelihood_rolling"):
         return instances[0].args
     if kind == "multiple_choice":
-        return instances[_gold(task, document)].args
+        return instances[gold_choice(task, document)].args
     target = task.doc_to_target(document)
     delimiter = "" if study.config.apply_chat_template else task.config.target_delimiter
     return instances[0].args[0], f"{delimiter}{target[0] if isinstance(target, list) else target}"
-
-
-def _gold(task: Any, document: Any) -> int:
-    """Index of the right choice; of several right ones, the first."""
-    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
-    first = gold[0] if isinstance(gold, list) else gold
-    if isinstance(first, str):
-        choices = task.doc_to_choice(document)
-        if first not in choices:
-            raise ConfigError(f"{task.task_name}: the answer {first!r} is none of the choices.")
-        return choices.index(first)
-    return int(first)

@@ -1,0 +1,133 @@
+"""The files of a reference set: built in portions, joined, read.
+
+    references.jsonl             one line per reference: task, document, text and token ids
+    pathways.safetensors         pathway [R, M, E]
+    embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding that was asked for (`references.py`)
+    references.json              counts and versions, written last
+    parts/                       finished portions while the set is being built
+
+R = references, M = MoE layers, E = experts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save
+from tqdm import tqdm
+
+from moe_lab.errors import ConfigError, ResultsError
+from moe_lab.methods.c3po.reference_questions import Question, answered_correctly, reference_questions
+from moe_lab.results.files import write_atomically, write_json
+from moe_lab.results.schema import versions
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments
+    from moe_lab.models.load import LoadedModel
+
+PORTION = 256
+"""Documents that are asked, and kept, together: what a killed command computes again at most."""
+
+
+def is_complete(folder: Path, digest: str) -> bool:
+    """Whether the folder holds the set `digest`. Raises ConfigError where it holds another one."""
+    try:
+        stored = json.loads((folder / "references.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if stored.get("id") != digest:
+        raise ConfigError(
+            f"{folder} holds the references of another model, prompt or choice of documents, which this run cannot "
+            "use.\nRemove that folder, or give another output_dir=."
+        )
+    return True
+
+
+def build(
+    folder: Path, digest: str, config: Config, documents: ReferenceDocuments, model: LoadedModel, lm: EngineLM
+) -> None:
+    """Ask what is not asked yet, and write the set. The folder is held by the caller."""
+    start = time.perf_counter()
+    questions = reference_questions(config, documents)
+    parts = folder / "parts"
+    parts.mkdir(exist_ok=True)
+    with tqdm(total=len(questions), desc="references", unit="question") as bar:
+        for first in range(0, len(questions), PORTION):
+            portion = questions[first : first + PORTION]
+            part = parts / f"{first:08}.safetensors"
+            if not part.exists():
+                _ask(part, portion, model, lm)
+            bar.update(len(portion))
+    _join(folder, parts)
+    correct = sum(1 for _ in (folder / "references.jsonl").open(encoding="utf-8"))
+    counts = {"asked": len(questions), "correct": correct, "dropped": documents.dropped}
+    summary = {"id": digest, "label": documents.label, **counts, "sources": documents.sources}
+    seconds = time.perf_counter() - start
+    write_json(
+        folder / "references.json", summary | {"versions": versions(), "last_session_seconds": seconds}
+    )
+    shutil.rmtree(parts)
+
+
+def _ask(part: Path, portion: list[Question], model: LoadedModel, lm: EngineLM) -> None:
+    """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
+    from moe_lab.engine.last_tokens import LastTokens
+
+    correct = answered_correctly(portion, lm)
+    lines = []
+    for question in correct:
+        prompt, gold = lm.encode_pair(*question.choices[question.gold])
+        line: dict[str, Any] = {
+            "task": question.task,
+            "document": question.number,
+            "text": question.choices[0][0],
+        }
+        lines.append(line | {"prompt": list(prompt), "gold": list(gold)})
+    facts = model.facts
+    pathways = [torch.zeros(0, facts.moe_layers, facts.experts)]
+    if lines:
+        read = LastTokens(model.model, facts.moe_layers - 1).read(
+            [line["prompt"] for line in lines], lm.budget
+        )
+        pathways.append(torch.stack([token.pathway_ME for token in read]))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(part.with_suffix(".jsonl"), text)
+    write_atomically(part, save({"pathway": torch.cat(pathways)}))
+
+
+def _join(folder: Path, parts: Path) -> None:
+    finished = sorted(parts.glob("*.safetensors"))
+    text = "".join(part.with_suffix(".jsonl").read_text(encoding="utf-8") for part in finished)
+    write_atomically(folder / "references.jsonl", text)
+    pathway_RME = torch.cat([load_file(part)["pathway"] for part in finished])
+    write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RME}))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Fields of a ReferenceSet. Raises ResultsError where a file is damaged."""
+    try:
+        summary = json.loads((folder / "references.json").read_text(encoding="utf-8"))
+        with (folder / "references.jsonl").open(encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        pathway_RME = load_file(folder / "pathways.safetensors")["pathway"]
+        whole = len(lines) == len(pathway_RME) == summary["correct"]
+    except Exception as error:
+        raise ResultsError(
+            f"{folder} is damaged: {error}. Remove it; the same command builds it anew."
+        ) from error
+    if not whole:
+        raise ResultsError(f"{folder} is damaged: its files differ in length. Remove it to build it anew.")
+    return {
+        "texts": [line["text"] for line in lines],
+        "prompts": [line["prompt"] for line in lines],
+        "golds": [line["gold"] for line in lines],
+        "pathway_RME": pathway_RME,
+        "counts": {key: summary[key] for key in ("label", "asked", "correct", "dropped", "sources")},
+    }

@@ -1,0 +1,220 @@
+"""Which documents C3PO's references come from: Table 7 of the paper, or what `method.reference=` names.
+
+Nothing here needs the model, so that missing data is told before weights load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config import Config, TaskConfig
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.paths import resource_folder
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+
+@dataclass(frozen=True)
+class Source:
+    """A reference set as the paper counts them."""
+
+    title: str
+    tasks: tuple[str, ...]
+    """Options of conf/task/ or lm-eval's names, with the split behind a colon where it is not the usual one."""
+    size: int | None = None
+    """At most so many documents of all its tasks; None: all."""
+    hub_tasks: tuple[str, ...] = ()
+    """Names that take the place of `tasks` where there is no data_dir."""
+    own: bool = False
+    """Whether this is the train split of the evaluated task."""
+
+
+COMMONSENSE = (
+    Source("CommonsenseQA", ("commonsense_qa",), 6000),
+    Source("Social-IQA", ("social_iqa",), 6000),
+)
+SCIENCE = (Source("OpenBookQA", ("openbookqa",), 2000), Source("SciQ", ("sciq",), 2000))
+GENERAL = (
+    Source(
+        "BIG-bench", ("bigbench_choice",), 8000, ("bigbench_multiple_choice_a", "bigbench_multiple_choice_b")
+    ),
+    # Not ReCoRD, which has no choices of its own, nor MultiRC, whose labels lm-eval 0.4.13 takes for one another.
+    Source("SuperGLUE", ("boolq", "cb", "copa", "sglue_rte", "wic", "wsc"), 8000),
+)
+TABLE_7 = {
+    "mmlu": GENERAL,
+    "hellaswag": COMMONSENSE,
+    "piqa": COMMONSENSE,
+    "arc_challenge": SCIENCE,
+    "arc_easy": SCIENCE,
+    "winogrande": (Source("KnowRef", ("knowref",), 2000),),
+}
+"""The paper's reference sets and their sizes by lm-eval's name of the task."""
+TOY = {"toy_choice": (Source("near", ("toy_choice:near",)),)}
+"""The toy world's own; `toy_choice:far` asks about other things than the test does."""
+Part = tuple[str, TaskConfig, tuple[str, ...]]
+"""A task of a source by its name, and the splits that its documents may come from."""
+USUAL_SPLITS = ("training_split", "validation_split", "test_split")
+"""Where a reference task's documents come from: the first that there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceDocuments:
+    """Documents to ask the untouched model, none of them a test document."""
+
+    label: str
+    """Where the choice of reference tasks comes from: "Table 7", "own train split", ..."""
+    tasks: dict[str, Any]
+    """lm-eval's tasks by `<task>:<split>`, evaluating that split."""
+    samples: dict[str, list[int]]
+    """Sorted document numbers of each."""
+    sources: list[dict[str, Any]]
+    """Per source: title, tasks, absent (no files of these), wanted (None: all), documents (there are), dropped (test
+    documents), asked."""
+
+    @property
+    def dropped(self) -> int:
+        return sum(source["dropped"] for source in self.sources)
+
+
+def reference_documents(config: Config, settings: Any, tested: TaskDict | None = None) -> ReferenceDocuments:
+    """The documents that a run's references are taken from.
+
+    Args:
+        config: the run's; references are asked as its task is (`task.answer`, chat template), without examples.
+        settings: `reference` (None, a task, or a list of them) and `reference_size` (of every source; None: its own).
+        tested: the run's tasks, if they are loaded already; none of their documents is used.
+
+    Raises ConfigError and TaskError for tasks that cannot be had, and where no document is left.
+    """
+    from moe_lab.tasks import load_tasks
+    from moe_lab.tasks.held_out import document_hashes
+
+    label, sources = reference_sources(config.task.name, settings.reference)
+    tests = (tested or load_tasks(config))["tasks"].values()
+    known = frozenset[str]().union(*(one for task in tests for one in document_hashes(task)))
+    found = ReferenceDocuments(label=label, tasks={}, samples={}, sources=[])
+    for source in sources:
+        parts, absent = _parts(config, source)
+        tasks = _load(config, source, parts)
+        sized = replace(source, size=settings.reference_size or source.size)
+        chosen = _choose(found, sized, tasks, known, config.sample_seed)
+        found.sources.append({"title": source.title, "tasks": list(tasks), "absent": absent, **chosen})
+    if not any(found.samples.values()):
+        raise ConfigError(
+            f"No reference is left: all {found.dropped} documents of {', '.join(found.tasks)} are evaluated.\n"
+            "method.reference=<other lm-eval task> names other ones."
+        )
+    return found
+
+
+def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:
+    """(label, sources) of an evaluated task, or of several: what `reference` names, else the paper's, else its own."""
+    if reference is not None:
+        names = [reference] if isinstance(reference, str) else list(reference)
+        if not names:
+            raise ConfigError("method.reference=[] names no task. Leave it out, or name an lm-eval task.")
+        return "method.reference", [Source(name, (name,)) for name in names]
+    rows = [_row(name) for name in ([task] if isinstance(task, str) else task)]
+    sources = list(dict.fromkeys(source for _, found in rows for source in found))
+    return ", ".join(dict.fromkeys(label for label, _ in rows)), sources
+
+
+def _row(task: str) -> tuple[str, tuple[Source, ...]]:
+    name = "mmlu" if task.startswith("mmlu_") else task
+    if name in TABLE_7:
+        return "Table 7", TABLE_7[name]
+    if name in TOY:
+        return "the toy world's own", TOY[name]
+    return "own train split", (Source(f"{task}, train", (task,), own=True),)
+
+
+def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
+    """(the source's tasks, names of those left out): of several tasks, those without a folder in data_dir are."""
+    names = source.tasks if config.data_dir or not source.hub_tasks else source.hub_tasks
+    parts = [(name, *_task(config, name, source.own)) for name in names]
+    there = [part for part in parts if config.data_dir is None or _folder(config.data_dir, part[1]).is_dir()]
+    if len(parts) == 1 or not there:
+        return parts, []
+    return there, [part[0] for part in parts if part not in there]
+
+
+def _load(config: Config, source: Source, parts: list[Part]) -> dict[str, Any]:
+    """The parts' tasks by `<task>:<split>`."""
+    from moe_lab.tasks import load_tasks
+
+    tasks: dict[str, Any] = {}
+    for name, one, splits in parts:
+        alone = replace(config, task=one, num_fewshot=0, limit=None, samples=None, gen_kwargs=None)
+        try:
+            loaded = load_tasks(replace(alone, predict_only=False), splits=splits)
+        except TaskError as error:
+            raise _cannot_load(config, source, name, error) from error
+        tasks |= {f"{key}:{task.config.test_split}": task for key, task in loaded["tasks"].items()}
+    return tasks
+
+
+def _folder(data_dir: str, task: TaskConfig) -> Path:
+    return Path(data_dir) / (task.data_folder or str(task.name))
+
+
+def _task(config: Config, name: str, own: bool) -> tuple[TaskConfig, tuple[str, ...]]:
+    """The task that a name stands for, an option of conf/task/ or a name of lm-eval, and its splits."""
+    from moe_lab.typed import build
+
+    if own:
+        task = replace(config.task, name=name, metric=None)
+        return task, ("training_split",)
+    name, _, split = name.partition(":")
+    file = resource_folder("conf") / "task" / f"{name}.yaml"
+    values: dict[str, Any] = {"name": name}
+    if file.exists():
+        import yaml
+
+        values = {"name": name, **yaml.safe_load(file.read_text(encoding="utf-8"))}
+    task = build(TaskConfig, values | {"metric": None}, prefix="task.")
+    asked = replace(task, answer=config.task.answer, include_path=config.task.include_path)
+    return asked, (split,) if split else USUAL_SPLITS
+
+
+def _cannot_load(config: Config, source: Source, name: str, error: TaskError) -> ConfigError:
+    if source.own:
+        return ConfigError(
+            f"{error}\nC3PO's references are questions that the model answers correctly; Table 7 of the paper has none "
+            f"for {name}.\nmethod.reference=<lm-eval task>, or <lm-eval task>:<split>, says where to take them from."
+        )
+    return ConfigError(
+        f"The references of task={config.task.name} come from {name}. {error}\n"
+        "method.reference=<lm-eval task> names other ones."
+    )
+
+
+def _choose(
+    found: ReferenceDocuments, source: Source, tasks: dict[str, Any], tested: frozenset[str], seed: int
+) -> dict[str, Any]:
+    """Add the source's documents: the first ones of one permutation of all that are no test documents.
+
+    Returns how many there are.
+    """
+    from moe_lab.tasks.held_out import document_hashes
+
+    hashes = {key: document_hashes(task) for key, task in tasks.items()}
+    everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]
+    free = [(key, number) for key, number in everything if not hashes[key][number] & tested]
+    Random(f"{source.title} {seed}").shuffle(free)
+    chosen = free[: source.size]
+    for key, task in tasks.items():
+        if task.get_config("output_type") != "multiple_choice":
+            raise ConfigError(f"{key} is no multiple-choice task: it cannot be a reference of C3PO.")
+        numbers = {number for name, number in chosen if name == key} | set(found.samples.get(key, ()))
+        found.tasks[key], found.samples[key] = task, sorted(numbers)
+    return {
+        "wanted": source.size,
+        "documents": len(everything),
+        "dropped": len(everything) - len(free),
+        "asked": len(chosen),
+    }

@@ -1,0 +1,157 @@
+"""Reference sets: questions that the untouched model answers correctly, with its pathways and their embeddings.
+
+A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/; its
+files are `reference_files.py`'s. A killed command continues.
+
+R = references, M = MoE layers, E = experts, X = size of an embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.c3po.embeddings import embed, embedding_identity, hidden_states
+from moe_lab.methods.c3po.reference_files import build, is_complete, read
+from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments, reference_documents
+from moe_lab.results.files import write_atomically
+from moe_lab.results.identity import HASHED, run_id, task_settings
+from moe_lab.results.schema import DECISIVE, versions
+from moe_lab.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+NUMERICS = 1
+"""Raised whenever the content of a set may change."""
+
+
+@dataclass(frozen=True)
+class ReferenceSet:
+    """References, all correctly answered by the model they belong to, in the order of their documents."""
+
+    folder: Path
+    texts: list[str]
+    """Prompts."""
+    prompts: list[list[int]]
+    """Token ids of each prompt."""
+    golds: list[list[int]]
+    """Token ids of each right answer."""
+    pathway_RME: Tensor
+    """float32: routing probabilities of the prompt's last token at every MoE layer."""
+    embedding_RX: Tensor
+    """float32, rows of unit length."""
+    counts: dict[str, Any]
+    """label, asked, correct, dropped (test documents), and per source what was there (`reference_tasks`)."""
+    how: str | None = None
+    """`method.embeddings` of `embedding_RX`."""
+    mean_X: Tensor | None = None
+    """What was taken off hidden states: the references' mean."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def gold(self) -> list[int]:
+        """First token id of each right answer."""
+        return [tokens[0] for tokens in self.golds]
+
+    def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
+        """float32 [Q, X]: embeddings of other texts, to be compared with `embedding_RX`."""
+        return embed(texts, self.how, model, self.mean_X)
+
+
+def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineLM) -> ReferenceSet:
+    """The run's reference set: read, or built as far as it is missing; another process that builds it is waited for.
+
+    Args:
+        settings: `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
+        lm: the untouched model.
+
+    Raises ConfigError for references that cannot be had or are fewer than k, and for a folder that holds another set.
+    """
+    documents = reference_documents(config, settings)
+    content = reference_content(config, documents, model.facts)
+    digest = run_id(content | {"versions": {name: versions()[name] for name in DECISIVE}})
+    folder = Path(config.output_dir) / "references" / _folder_name(config, documents, digest)
+    store = RunFolder(folder, digest)
+    if not is_complete(folder, digest):
+        with store.held(wait=True):
+            if not is_complete(folder, digest):
+                with store.status():
+                    build(folder, digest, config, documents, model, lm)
+    found = read(folder)
+    _check_enough(found, settings, config)
+    embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
+    return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=settings.embeddings, mean_X=mean)
+
+
+def reference_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
+    """All that determines a set but the versions of the libraries, as plain values; needs no weights."""
+    from moe_lab.models.hub import model_source
+    from moe_lab.models.identity import model_identity
+    from moe_lab.tasks import documents_digest
+
+    tasks: Any = {"tasks": documents.tasks}
+    return {
+        "numerics": NUMERICS,
+        "model": model_identity(model_source(config.model), config.model),
+        "commit": facts.commit,
+        "dtype": facts.dtype,
+        "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
+        "settings": {
+            name: getattr(config, name) for name in sorted(HASHED - {"predict_only", "fewshot_seed"})
+        },
+        "samples": documents.samples,
+        "documents": documents_digest(tasks, documents.samples),
+    }
+
+
+def _folder_name(config: Config, documents: ReferenceDocuments, digest: str) -> str:
+    tasks = "-".join(documents.tasks)[:60]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{tasks}-{digest[:8]}")
+
+
+def _check_enough(found: dict[str, Any], settings: Any, config: Config) -> None:
+    counts = found["counts"]
+    least = settings.k if settings.epsilon is None else 1
+    if counts["correct"] >= least:
+        return
+    tasks = ", ".join(task for source in counts["sources"] for task in source["tasks"])
+    enough = "" if least == 1 else f", and method.k={settings.k} neighbours are wanted"
+    raise ConfigError(
+        f"{config.model.name} answered {counts['correct']} of {counts['asked']} reference questions of {tasks} "
+        f"correctly{enough}.\nmethod.reference=<lm-eval task> names other ones, method.reference_size=<n> asks more."
+    )
+
+
+def _embeddings(
+    folder: Path, how: str | None, texts: list[str], model: LoadedModel
+) -> tuple[Tensor, Tensor | None]:
+    """([R, X], what was taken off), kept beside the set."""
+    file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
+    try:
+        kept = load_file(file)
+    except Exception:  # absent, or torn by another program: computed anew
+        kept = {}
+    if len(kept.get("embedding", ())) != len(texts):
+        mean = None
+        if how is None:
+            raw_RX = hidden_states(texts, model)
+            mean = raw_RX.mean(dim=0)
+            kept = {"embedding": torch.nn.functional.normalize(raw_RX - mean, dim=1), "mean": mean}
+        else:
+            kept = {"embedding": embed(texts, how, model)}
+        write_atomically(file, save(kept))
+    return kept["embedding"], kept.get("mean")

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.complete import check_complete, check_experts
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
 from moe_lab.models.hub import load_config, model_folder, model_source
@@ -105,9 +106,11 @@ def _load_weights(
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+        if "CONVERSION" in str(error):  # as transformers says that experts do not fit together
+            check_experts(folder, source)
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"The weights of {source} could not be loaded: {first_line}") from error
-    _check_complete(report, source)
+    check_complete(report, folder, source)
     return loaded.eval()
 
 
@@ -118,17 +121,3 @@ def _check_routers(loaded: PreTrainedModel, facts: ModelFacts, source: str) -> N
             f"{source} should have {facts.moe_layers} MoE layers by its configuration, but {found} routers were found: "
             "these weights or this version of transformers differ."
         )
-
-
-def _check_complete(report: dict[str, Any], source: str) -> None:
-    """transformers fills what a checkpoint lacks with random numbers: such a model is refused."""
-    missing = sorted(map(str, report["missing_keys"]))
-    misshapen = sorted(
-        str(key[0]) if isinstance(key, tuple) else str(key) for key in report["mismatched_keys"]
-    )
-    for names, what in ((missing, "lacks"), (misshapen, "has in another shape")):
-        if names:
-            raise ModelError(
-                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]}.\n"
-                "It is damaged or belongs to another configuration: fetch or save it again."
-            )

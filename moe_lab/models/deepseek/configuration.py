@@ -13,7 +13,8 @@ class DeepseekConfig(PreTrainedConfig):
     """A Llama with layers of routed and shared experts (DeepSeekMoE, section 3).
 
     Layer i has experts where `i >= first_k_dense_replace` and `i % moe_layer_freq == 0`; the others are dense and
-    `intermediate_size` wide. `aux_loss_alpha` counts in training only, and with `output_router_logits` only.
+    `intermediate_size` wide. `n_shared_experts` is null where there are none. `aux_loss_alpha` counts in training only,
+    and with `output_router_logits` only.
 
     It derives from no other model's configuration: it is registered while transformers is being imported, when those
     cannot be.
@@ -62,8 +63,8 @@ class DeepseekConfig(PreTrainedConfig):
     attention_bias: bool = False
     attention_dropout: int | float = 0.0
     mlp_bias: bool = False
-    n_routed_experts: int = 64
-    n_shared_experts: int = 2
+    n_routed_experts: int | None = 64
+    n_shared_experts: int | None = 2
     num_experts_per_tok: int = 6
     first_k_dense_replace: int = 1
     moe_layer_freq: int = 1
@@ -85,6 +86,11 @@ class DeepseekConfig(PreTrainedConfig):
             raise ValueError(
                 f"scoring_func={self.scoring_func}: the router of model_type deepseek is a softmax. "
                 "DeepSeek-V3's is another model_type, deepseek_v3."
+            )
+
+        if self.n_routed_experts is None:
+            raise ValueError(
+                "n_routed_experts=null: without routed experts this is a Llama (model_type llama)."
             )
 
     def is_moe_layer(self, layer: int) -> bool:

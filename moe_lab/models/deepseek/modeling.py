@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -51,14 +51,14 @@ class DeepseekMoE(nn.Module):
         super().__init__()
         self.gate = DeepseekTopKRouter(config)
         self.experts = DeepseekExperts(config)
-        shared_size = config.n_shared_experts * config.moe_intermediate_size
-        self.shared_experts = Qwen2MoeMLP(config, intermediate_size=shared_size)
+        shared_size = (config.n_shared_experts or 0) * config.moe_intermediate_size
+        self.shared_experts = Qwen2MoeMLP(config, intermediate_size=shared_size) if shared_size else None
 
     def forward(self, hidden_BSH: Tensor) -> Tensor:
         hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
         _, weights_TK, index_TK = self.gate(hidden_TH)
-        routed_TH = self.experts(hidden_TH, index_TK, weights_TK)
-        return routed_TH.view_as(hidden_BSH) + self.shared_experts(hidden_BSH)
+        routed_BSH = self.experts(hidden_TH, index_TK, weights_TK).view_as(hidden_BSH)
+        return routed_BSH if self.shared_experts is None else routed_BSH + self.shared_experts(hidden_BSH)
 
 
 class DeepseekDecoderLayer(LlamaDecoderLayer):
@@ -125,4 +125,5 @@ class DeepseekForCausalLM(DeepseekPreTrainedModel, OlmoeForCausalLM):
 register_checkpoint_conversion_mapping(
     DeepseekConfig.model_type, get_checkpoint_conversion_mapping("qwen2_moe"), overwrite=True
 )
-AutoModelForCausalLM.register(DeepseekConfig, DeepseekForCausalLM)
+AutoModel.register(DeepseekConfig, DeepseekModel, exist_ok=True)
+AutoModelForCausalLM.register(DeepseekConfig, DeepseekForCausalLM, exist_ok=True)

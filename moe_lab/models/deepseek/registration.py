@@ -26,21 +26,30 @@ def register_deepseek() -> None:
 
 
 class _AfterRegistry(MetaPathFinder):
-    """Finds the registry as Python would, and registers after it has run."""
+    """Finds the registry as the other finders do, and registers once it has run; being looked for is not enough."""
+
+    def __init__(self) -> None:
+        self.searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != REGISTRY:
+        if name != REGISTRY or self.searching:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        assert spec is not None and spec.loader is not None, "importing transformers.models.auto came before"
+        self.searching = True  # another finder may ask all of them, too
+        try:
+            spec = find_spec(name)
+        finally:
+            self.searching = False
+        if spec is None or spec.loader is None:
+            return None
         run = spec.loader.exec_module
 
         def run_and_register(module: ModuleType) -> None:
             run(module)
-            _register()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register()
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
@@ -51,4 +60,4 @@ def _register() -> None:
 
     from moe_lab.models.deepseek.configuration import DeepseekConfig
 
-    AutoConfig.register(DeepseekConfig.model_type, DeepseekConfig)
+    AutoConfig.register(DeepseekConfig.model_type, DeepseekConfig, exist_ok=True)

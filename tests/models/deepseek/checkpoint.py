@@ -84,7 +84,8 @@ def parameter_shapes(config: dict) -> dict[str, tuple[int, ...]]:
             continue
         width, experts = config["moe_intermediate_size"], config["n_routed_experts"]
         shapes[f"{prefix}mlp.gate.weight"] = (experts, hidden)
-        shapes |= _mlp(f"{prefix}mlp.shared_experts.", hidden, width * config["n_shared_experts"])
+        if config["n_shared_experts"] is not None:
+            shapes |= _mlp(f"{prefix}mlp.shared_experts.", hidden, width * config["n_shared_experts"])
         for expert in range(experts):
             shapes |= _mlp(f"{prefix}mlp.experts.{expert}.", hidden, width)
     return shapes

@@ -88,7 +88,8 @@ class Reference:
         chosen = sorted(range(len(scores_E)), key=lambda expert: -scores_E[expert])
         chosen = chosen[: self.config["num_experts_per_tok"]]
         total = sum(scores_E[expert] for expert in chosen) if self.config["norm_topk_prob"] else 1.0
-        out_H = self.mlp(f"{prefix}shared_experts.", hidden_H)
+        shared = self.config["n_shared_experts"] is not None
+        out_H = self.mlp(f"{prefix}shared_experts.", hidden_H) if shared else np.zeros_like(hidden_H)
         for expert in chosen:
             out_H = out_H + scores_E[expert] / total * self.mlp(f"{prefix}experts.{expert}.", hidden_H)
         return out_H

@@ -1,14 +1,12 @@
 """The native DeepSeek-MoE against equations written out, and against the published checkpoint's layout.
 
 Broken by: another softmax or top-k, a renormalization, shared experts left out or gated, RoPE in another layout,
-experts fused in another order, names that do not come back, a registration that depends on the order of imports.
+experts fused in another order, names that do not come back.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -42,8 +40,13 @@ def weights_in(folder) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"norm_topk_prob": True}, {"first_k_dense_replace": 2, "n_shared_experts": 1}],
-    ids=["published", "renormalized", "two dense layers"],
+    [
+        {},
+        {"norm_topk_prob": True},
+        {"first_k_dense_replace": 2, "n_shared_experts": 1},
+        {"n_shared_experts": None},
+    ],
+    ids=["published", "renormalized", "two dense layers", "no shared experts"],
 )
 def test_every_layer_is_the_papers(changes, tmp_path):
     config = SMALL | changes
@@ -194,27 +197,7 @@ def test_another_scoring_function_is_refused(tmp_path):
         load_config(ModelConfig(path=str(tmp_path)), offline=True)
 
 
-ORDERS = {
-    "moe_lab first": "import moe_lab\nfrom transformers import AutoModelForCausalLM",
-    "transformers first": "from transformers import AutoModelForCausalLM\nimport moe_lab",
-    "a modeling file between": "import moe_lab\nimport transformers.models.llama.modeling_llama\n"
-    "from transformers import AutoModelForCausalLM",
-    "the library only": "import transformers\nimport moe_lab\nfrom transformers import AutoModelForCausalLM",
-}
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
-    code = (
-        f"{ORDERS[order]}\nmodel = AutoModelForCausalLM.from_pretrained({str(folder)!r})\nprint(type(model))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert "moe_lab.models.deepseek.modeling.DeepseekForCausalLM" in ended.stdout, ended.stderr
-
-
-def test_importing_the_package_imports_no_framework():
-    code = "import moe_lab, sys; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"
+def test_no_routed_experts_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"n_routed_experts": None}))
+    with pytest.raises(ModelError, match=r"not valid: n_routed_experts=null: .*model_type llama"):
+        load_config(ModelConfig(path=str(tmp_path)), offline=True)

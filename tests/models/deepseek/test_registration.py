@@ -1,0 +1,61 @@
+"""Broken by: a registration that depends on the order of imports, or that something else uses up; a slow `--help`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+from tests.models.deepseek.checkpoint import SMALL, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deepseek")
+    write_checkpoint(folder, SMALL)
+    return folder
+
+
+def test_the_decoder_alone_is_published_too(folder):
+    """auto_map names AutoModel."""
+    decoder, model = AutoModel.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert type(decoder).__module__ == "moe_lab.models.deepseek.modeling"
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        hidden = decoder(ids).last_hidden_state
+        assert torch.equal(hidden, model.model(ids).last_hidden_state)
+        assert torch.equal(model.lm_head(hidden), model(ids).logits)
+
+
+ORDERS = {
+    "moe_lab first": "import moe_lab\nfrom transformers import AutoModelForCausalLM",
+    "transformers first": "from transformers import AutoModelForCausalLM\nimport moe_lab",
+    "a modeling file between": "import moe_lab\nimport transformers.models.llama.modeling_llama\n"
+    "from transformers import AutoModelForCausalLM",
+    "looked for, not imported": "import moe_lab, importlib.util\n"
+    "assert importlib.util.find_spec('transformers.models.auto.configuration_auto')\n"
+    "from transformers import AutoModelForCausalLM",
+    "imported again": "import importlib, moe_lab\nimportlib.reload(moe_lab)\n"
+    "from transformers import AutoModelForCausalLM\nimportlib.reload(moe_lab)",
+    "the library only": "import transformers\nimport moe_lab\nfrom transformers import AutoModelForCausalLM",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
+    code = (
+        f"{ORDERS[order]}\nmodel = AutoModelForCausalLM.from_pretrained({str(folder)!r})\nprint(type(model))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert "moe_lab.models.deepseek.modeling.DeepseekForCausalLM" in ended.stdout, ended.stderr
+
+
+def test_importing_the_package_imports_no_framework():
+    code = "import moe_lab, sys; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""The loss of a question's pathway on its neighbours (equation 3), all questions of a batch in one pass.
+"""The loss of a question's pathway on its neighbours (equation 3), all questions of a batch in one pass, or in a few
+where an ε-ball holds many neighbours.
 
 N = questions, k = neighbours of each, P = pairs of a question and a neighbour, M = MoE layers, L = optimized ones,
 E = experts, V = vocabulary.
@@ -6,7 +7,7 @@ E = experts, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch.nn import functional as F
 
 from moe_lab.engine.last_tokens import LastToken, LastTokens
 from moe_lab.methods.c3po.pathway import Pathways
+
+ROWS = 64
+"""Pairs that go through one pass: its memory is some megabytes for each."""
 
 
 def _cross_entropy(logits_PV: Tensor, gold_P: Tensor) -> Tensor:
@@ -60,15 +64,29 @@ class NeighbourLoss:
         self.gold_P = torch.tensor([gold[n][j] for n, j in pairs], dtype=torch.long, device=last.device)
         share_Nk = weight_Nk / weight_Nk.sum(dim=-1, keepdim=True)
         self.share_P = share_Nk[weight_Nk != 0].float()
-        self.pathways = [token.pathway_ME for token in found]
-        self._batch = last.batch(found) if found else None
+        self._tokens = found
+        self._parts = [slice(start, start + ROWS) for start in range(0, len(found), ROWS)]
+        self._only = last.batch(found) if len(self._parts) == 1 else None
 
     def __call__(self, pathways: Pathways, relax: str) -> Tensor:
         """float32 [N] on the CPU, differentiable in `pathways.theta`; 0 where there are no neighbours."""
-        if self._batch is None:
-            return pathways.theta.sum(dim=(1, 2)) * 0
-        logits_PV = self.last.logits(self._batch, pathways.remix(relax, self.question_P))
-        return self._mean(self.of(logits_PV, self.gold_P).cpu(), len(pathways))
+        return sum(self._losses(pathways, relax), start=torch.zeros(len(pathways)))
+
+    def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
+        """(float32 [N], its gradient [N, L, C] by each question's own parameters), pass by pass."""
+        total_N, gradient_NLC = torch.zeros(len(pathways)), torch.zeros_like(pathways.theta)
+        for loss_N in self._losses(pathways, relax):
+            gradient_NLC += torch.autograd.grad(loss_N.sum(), [pathways.theta])[0]
+            total_N += loss_N.detach()
+        return total_N, gradient_NLC
+
+    def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
+        """[N] of each pass: its share of the mean."""
+        for part in self._parts:
+            batch = self._only or self.last.batch(self._tokens[part])
+            logits_PV = self.last.logits(batch, pathways.remix(relax, self.question_P[part]))
+            loss_P = self.of(logits_PV, self.gold_P[part]).cpu()
+            yield self._mean(loss_P, part, len(pathways))
 
     @torch.no_grad()
     def value(self, pathways: Pathways, relax: str) -> Tensor:
@@ -82,13 +100,13 @@ class NeighbourLoss:
     def mean_pathway(self, pathways: Pathways) -> Tensor:
         """[N, L, E]: the mean of the neighbours' pathways, weighed by the kernel (equation 4); a question without
         neighbours has its own."""
-        if not self.pathways:
+        if not self._tokens:
             return pathways.clean_NLE
-        pathway_PLE = torch.stack(self.pathways)[:, pathways.layers]
-        mean_NLE = self._mean(pathway_PLE, len(pathways))
+        pathway_PLE = torch.stack([token.pathway_ME for token in self._tokens])[:, pathways.layers]
+        mean_NLE = self._mean(pathway_PLE, slice(None), len(pathways))
         return mean_NLE.where(self.found_N[:, None, None], pathways.clean_NLE)
 
-    def _mean(self, of_P: Tensor, count: int) -> Tensor:
-        """[N, ...]: the kernel-weighted mean of something of each pair."""
-        share_P = self.share_P.to(of_P.dtype).reshape(-1, *[1] * (of_P.dim() - 1))
-        return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, self.question_P, of_P * share_P)
+    def _mean(self, of_P: Tensor, part: slice, count: int) -> Tensor:
+        """[N, ...]: the kernel-weighted mean of something of each pair, as far as this part of the pairs goes."""
+        share_P = self.share_P[part].to(of_P.dtype).reshape(-1, *[1] * (of_P.dim() - 1))
+        return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, self.question_P[part], of_P * share_P)

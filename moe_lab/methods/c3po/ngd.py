@@ -64,9 +64,8 @@ def ngd(pathways: Pathways, loss: NeighbourLoss, descent: Descent) -> tuple[Path
     optimizer = _optimizer(descent.update, changed.theta)
     losses = []
     for rate in learning_rates(descent.schedule, *descent.rates, descent.steps):
-        loss_N = loss(changed, descent.relax)
+        loss_N, changed.theta.grad = loss.gradient(changed, descent.relax)
         losses.append(loss.seen(loss_N))
-        (changed.theta.grad,) = torch.autograd.grad(loss_N.sum(), [changed.theta])
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
     changed.theta.grad = None

@@ -128,6 +128,15 @@ def test_many_steps_learn_the_neighbours_answers(setting):
     assert (losses[-1, :2] < losses[0, :2] - 0.02).all()
 
 
+def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
+    """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
+    whole, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
+    monkeypatch.setattr("moe_lab.methods.c3po.loss.ROWS", 2)
+    parts, own_losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
+    torch.testing.assert_close(parts.theta, whole.theta, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(own_losses, losses, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 def test_plain_gradient_descent_follows_equation_1(olmoe):
     pathways = olmoe.pathways()
     (gradient,) = torch.autograd.grad(olmoe.loss()(pathways, "core").sum(), [pathways.theta])

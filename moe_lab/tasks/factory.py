@@ -101,7 +101,8 @@ class _Factory(TaskFactory):
             _check_hub(config)
         holdout = self._settings.holdout
         if self._settings.splits:
-            config["test_split"] = first_split(config, self._settings.splits, self._exists(config))
+            place = str(self._folder(config)) if self._settings.data_dir else "its data set"
+            config["test_split"] = first_split(config, self._settings.splits, self._exists(config), place)
         if holdout is not None:
             config["test_split"] = source_split(config, self._exists(config))
         if self._settings.data_dir is not None and not _generated(config.get("custom_dataset")):
@@ -116,8 +117,11 @@ class _Factory(TaskFactory):
         """Whether a split can be had: files can be looked for, a hub data set is taken by its word."""
         if self._settings.data_dir is None or _generated(config.get("custom_dataset")):
             return lambda split: True
-        folder = Path(self._settings.data_dir) / (self._settings.folder or config["task"])
+        folder = self._folder(config)
         return lambda split: (folder / f"{split}.jsonl").exists()
+
+    def _folder(self, config: dict[str, Any]) -> Path:
+        return Path(self._settings.data_dir or "") / (self._settings.folder or config["task"])
 
     def _local_data(self, config: dict[str, Any]) -> LocalData:
         settings = self._settings
@@ -170,7 +174,7 @@ class _Factory(TaskFactory):
 
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         if self._settings.data_dir is not None:
-            folder = Path(self._settings.data_dir) / (self._settings.folder or name)
+            folder = self._folder({"task": name})
             return f"Task {name} cannot use the files in {folder}: {reason}\nThey need the hub data set's columns."
         dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
         files = f"data_dir=<folder> with {self._settings.folder or name}/<split>.jsonl"

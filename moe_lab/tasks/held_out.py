@@ -70,18 +70,20 @@ def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
     return evaluated
 
 
-def first_split(config: dict[str, Any], candidates: Sequence[str], exists: Callable[[str], bool]) -> str:
+def first_split(
+    config: dict[str, Any], candidates: Sequence[str], exists: Callable[[str], bool], place: str
+) -> str:
     """The first split of an lm-eval task configuration that can be had.
 
     `candidates` are names of splits, or keys of the configuration that name one (`training_split`). Raises TaskError
-    where there is none of them.
+    where there is none of them in `place`.
     """
     for candidate in candidates:
         split = config.get(candidate) if candidate.endswith("_split") else candidate
         if split and exists(split):
             return split
     kinds = " or ".join(candidate.removesuffix("_split") for candidate in candidates)
-    raise TaskError(f"Task {config['task']} has no {kinds} split at hand.")
+    raise TaskError(f"Task {config['task']} has no {kinds} split in {place}.")
 
 
 def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any], holdout: Holdout) -> dict:

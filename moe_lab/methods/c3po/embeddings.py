@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,14 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
 
 
 def _sentence_transformer(name: str, texts: Sequence[str], model: LoadedModel | None) -> Tensor:
+    encoder = _encoder(name, None if model is None else str(model.device), is_offline())
+    if not texts:
+        return torch.zeros(0, 0)
+    return encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=len(texts) >= SHOWN)
+
+
+@lru_cache(maxsize=1)
+def _encoder(name: str, device: str | None, offline: bool) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -155,17 +164,11 @@ def _sentence_transformer(name: str, texts: Sequence[str], model: LoadedModel | 
             f"method.embeddings={name} is a sentence-transformers model, and that package is not installed: "
             f"pip install sentence-transformers.\n{DEFAULT}"
         ) from error
-    device = None if model is None else str(model.device)
     try:
-        encoder = SentenceTransformer(
-            name, device=device, trust_remote_code=False, local_files_only=is_offline()
-        )
+        return SentenceTransformer(name, device=device, trust_remote_code=False, local_files_only=offline)
     except (OSError, ValueError, ImportError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        where = " offline" if is_offline() else ""
         raise ConfigError(
-            f"method.embeddings={name}: no sentence-transformers model can be loaded{where} under this name or from "
-            f"this folder. {reason}\n{DEFAULT}"
+            f"method.embeddings={name}: no sentence-transformers model can be loaded{' offline' if offline else ''} "
+            f"under this name or from this folder. {reason}\n{DEFAULT}"
         ) from error
-    found = encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=len(texts) >= SHOWN)
-    return found if len(texts) else torch.zeros(0, 0)

@@ -8,21 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.config import Config
-from moe_lab.errors import MoeLabError
+from moe_lab.errors import ConfigError, ModelError, MoeLabError
 from moe_lab.plan import task_name
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
-FETCH = "mode=prefetch fetches it"
+    from moe_lab.models.facts import ModelFacts
 
 
 def command_needs(configs: Sequence[Config]) -> list[str]:
-    """Lines for every model and task of a grid; to be called offline."""
+    """Lines for every model, method and task of a grid; to be called offline.
+
+    Raises ConfigError for a request that is wrong whatever is here.
+    """
     models = {repr((config.model, config.dtype, config.device)): config for config in configs}
     tasks = {repr((config.task, config.data_dir)): config for config in configs}
-    lines = [line for config in models.values() for line in _model(config)]
-    return lines + [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
+    blocks = dict.fromkeys(tuple(_model(config)) for config in models.values())
+    refused = dict.fromkeys(line for config in configs for line in _method(config))
+    states = [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
+    return [line for block in blocks for line in block] + [*refused, *states]
 
 
 def task_state(config: Config) -> str:
@@ -37,23 +43,68 @@ def task_state(config: Config) -> str:
 
 
 def _model(config: Config) -> list[str]:
-    from moe_lab.models.facts import model_facts, resolve_device
-    from moe_lab.models.hub import model_folder, model_repository, model_source
+    from moe_lab.models.hub import load_config, model_folder, model_repository, model_source
 
     model = config.model
     title = f"model {model.name}: {model_source(model)}"
+    device, no_device = _device(config)
     try:
         repository = model_repository(model, offline=True)
         folder = model_folder(model, offline=True)
-        facts = model_facts(model, dtype=config.dtype, device=config.device, offline=True)
-    except MoeLabError as error:
+    except ModelError as error:
         return [f"{title}: MISSING {_one_line(error)}"]
+    try:
+        facts = _facts(config)
+        stored = load_config(model, offline=True)
+    except ModelError as error:
+        return [f"{title}: CANNOT RUN {_one_line(error)}"]
     commit = "" if repository is None else f", {repository.revision} is commit {repository.commit}"
+    remedy = "save or copy it again" if repository is None else "mode=prefetch fetches it"
     return [
         f"{title}{commit}, {facts.family}, {facts.moe_layers} MoE layers",
         f"  tokenizer: {_tokenizer_state(config)}",
-        *_weights(folder, facts.dtype, resolve_device(config.device), config),
+        *_weights(folder, remedy),
+        _memory(stored, folder, device, config) if no_device is None else f"  device: CANNOT RUN {no_device}",
     ]
+
+
+def _method(config: Config) -> list[str]:
+    """Why the method cannot run on the model; nothing where it can, or where the model's own lines tell."""
+    from moe_lab.checks import check_router
+    from moe_lab.methods import get_method
+
+    try:
+        facts = _facts(config)
+    except ModelError:
+        return []
+    method = get_method(config.method.name)(config.method)
+    try:
+        check_router(method, facts)
+        method.check(facts)
+    except ConfigError as error:
+        return [f"method {config.method.name} on model {config.model.name}: CANNOT RUN {_one_line(error)}"]
+    return []
+
+
+def _facts(config: Config) -> ModelFacts:
+    """The model's facts, with or without the device asked for."""
+    from moe_lab.models.facts import model_facts
+
+    device, no_device = _device(config)
+    name = str(device) if no_device is None else "cpu"
+    return model_facts(config.model, dtype=config.dtype, device=name, offline=True)
+
+
+def _device(config: Config) -> tuple[torch.device, str | None]:
+    """The device asked for, and what is said where this machine lacks it."""
+    import torch
+
+    from moe_lab.models.facts import resolve_device
+
+    try:
+        return resolve_device(config.device), None
+    except ConfigError as error:
+        return torch.device(config.device), _one_line(error)
 
 
 def _tokenizer_state(config: Config) -> str:
@@ -65,34 +116,30 @@ def _tokenizer_state(config: Config) -> str:
         return "MISSING " + _one_line(error)
 
 
-def _weights(folder: Path, dtype: str, device: torch.device, config: Config) -> list[str]:
-    """Which weight files are here, what is still to fetch against the free disk, and the memory that they take."""
+def _weights(folder: Path, remedy: str) -> list[str]:
+    """Which weight files are here, and what is still to fetch against the free disk."""
     from moe_lab.hub.headers import is_whole
-    from moe_lab.models.hub import known_weights
+    from moe_lab.models.weight_files import known_weights
 
-    names = known_weights(folder)
+    try:
+        names = known_weights(folder)
+    except ModelError as error:
+        return [f"  weights: DAMAGED {_one_line(error)}"]
     if not names:
-        return [f"  weights: MISSING, none are in {folder}; {FETCH}"]
+        return [f"  weights: MISSING, none are in {folder}; {remedy}"]
     tensors = [name for name in names if not name.endswith(".json")]
     absent = [name for name in tensors if not (folder / name).exists()]
-    torn = [
-        name
-        for name in tensors
-        if name not in absent and name.endswith(".safetensors") and not is_whole(folder / name)
-    ]
-    there = sum((folder / name).stat().st_size for name in tensors if name not in absent)
+    here = [name for name in tensors if name not in absent]
+    torn = [name for name in here if name.endswith(".safetensors") and not is_whole(folder / name)]
     if torn:
-        return [f"  weights: DAMAGED {_named(torn)} in {folder}; {FETCH} again"]
-    total = _indexed_bytes(folder, names)
+        return [f"  weights: DAMAGED {_named(torn)} in {folder}; {remedy}"]
+    there = sum((folder / name).stat().st_size for name in here)
     if not absent:
-        return [
-            f"  weights: ready, {_files(tensors)}, {size_text(there)}",
-            _memory(folder, names, dtype, device, config),
-        ]
+        return [f"  weights: ready, {_files(tensors)}, {size_text(there)}"]
+    total = _indexed_bytes(folder, names)
     return [
-        f"  weights: MISSING {len(absent)} of {_files(tensors)}: {_named(absent)}; {FETCH}",
+        f"  weights: MISSING {len(absent)} of {_files(tensors)}: {_named(absent)}; {remedy}",
         _disk(folder, None if total is None else total - there),
-        _memory(folder, names, dtype, device, config),
     ]
 
 
@@ -114,8 +161,11 @@ def _disk(folder: Path, wanted: int | None) -> str:
     return f"  disk: about {size_text(wanted)} to fetch, {size_text(free)} free at {folder}{enough}"
 
 
-def _memory(folder: Path, names: list[str], dtype: str, device: torch.device, config: Config) -> str:
-    wanted = weight_memory(folder, names, dtype)
+def _memory(stored: PreTrainedConfig, folder: Path, device: torch.device, config: Config) -> str:
+    from moe_lab.models.facts import resolve_dtype
+
+    dtype = resolve_dtype(config.dtype, device, stored)
+    wanted = weight_memory(stored, folder, dtype)
     if wanted is None:
         return "  memory: not known before the weights are here"
     free = _free_memory(device)
@@ -124,35 +174,32 @@ def _memory(folder: Path, names: list[str], dtype: str, device: torch.device, co
     return f"  memory: weights take {size_text(wanted)} in {dtype}, {size_text(free)} are free on {device}{advice}"
 
 
-def weight_memory(folder: Path, names: list[str], dtype: str) -> int | None:
-    """Bytes of the weights in a dtype: by the files' headers, or by the index where some are absent; None: unknown."""
+def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | None:
+    """Bytes of the weights as they run; None where they run quantized and are not all here.
+
+    What runs in `dtype`, quantized checkpoints that are dequantized included, is counted by the model's parameters.
+    """
     import torch
+    from transformers import AutoModelForCausalLM
 
-    from moe_lab.hub.headers import loaded_bytes
+    from moe_lab.models.quantized import runs_quantized
+    from moe_lab.models.weight_files import known_weights
 
-    item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    files = [folder / name for name in names if name.endswith(".safetensors")]
-    if files and all(file.exists() for file in files):
-        return sum(loaded_bytes(file, item) for file in files)
-    total, stored = _indexed_bytes(folder, names), _stored_item_bytes(folder)
-    return None if total is None or stored is None else total * item // stored
+    if runs_quantized(config):
+        files = [folder / name for name in known_weights(folder) if not name.endswith(".json")]
+        here = bool(files) and all(file.exists() for file in files)
+        return sum(file.stat().st_size for file in files) if here else None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters()) * getattr(torch, dtype).itemsize
 
 
 def _indexed_bytes(folder: Path, names: list[str]) -> int | None:
-    """Bytes of all tensors by the index; None without one."""
+    """Bytes of all tensors by the index; None where it does not say."""
     if not names[0].endswith(".index.json"):
         return None
     index = json.loads((folder / names[0]).read_text(encoding="utf-8"))
-    return index.get("metadata", {}).get("total_size")
-
-
-def _stored_item_bytes(folder: Path) -> int | None:
-    """Bytes of a number in the checkpoint, as its configuration says."""
-    import torch
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
-    return None if stored is None else torch.empty(0, dtype=stored).element_size()
+    return (index.get("metadata") or {}).get("total_size")
 
 
 def _free_memory(device: torch.device) -> int:

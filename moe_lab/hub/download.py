@@ -21,7 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
 from moe_lab.errors import ModelError
-from moe_lab.hub.headers import is_whole
+from moe_lab.hub.headers import index_of, is_whole
 from moe_lab.hub.repository import File, NotCached, Repository, unreachable
 
 WORKERS = 4
@@ -95,6 +95,8 @@ def _whole(repository: Repository, name: str) -> bool:
         return False
     if repository.files is not None:
         return file.stat().st_size == repository.files[name].size
+    if name.endswith(".index.json"):
+        return index_of(file) is not None
     return not name.endswith(".safetensors") or is_whole(file)
 
 

@@ -1,16 +1,13 @@
-"""What a safetensors file says of itself: its tensors, and how many bytes it should have."""
+"""What files of weights say of themselves: the tensors of a safetensors file, the shards of an index."""
 
 from __future__ import annotations
 
 import json
-from math import prod
 from pathlib import Path
 from typing import Any
 
 MAX_HEADER = 100_000_000
 """Bytes of a header, as the format limits it."""
-FLOATING = ("F64", "F32", "F16", "BF16")
-"""Tensors that take the dtype that a model is loaded in; others (quantized ones) keep their own."""
 
 
 def read_header(file: Path) -> dict[str, Any]:
@@ -33,12 +30,12 @@ def is_whole(file: Path) -> bool:
     return file.stat().st_size == 8 + length + end
 
 
-def loaded_bytes(file: Path, item_bytes: int) -> int:
-    """What its tensors take in memory in a dtype of so many bytes."""
-    sizes = (
-        prod(tensor["shape"]) * item_bytes
-        if tensor["dtype"] in FLOATING
-        else tensor["data_offsets"][1] - tensor["data_offsets"][0]
-        for tensor in read_header(file).values()
-    )
-    return sum(sizes)
+def index_of(file: Path) -> dict[str, str] | None:
+    """Which file holds which tensor, by an index of shards; None where it is damaged."""
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    named = isinstance(places, dict) and all(isinstance(name, str) for name in places.values())
+    return places if named and places else None

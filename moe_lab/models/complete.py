@@ -14,7 +14,7 @@ from typing import Any
 
 from moe_lab.errors import ModelError
 from moe_lab.hub.headers import read_header
-from moe_lab.models.hub import known_weights
+from moe_lab.models.weight_files import known_weights
 
 EXPERT = re.compile(r"(.*\bexperts\.)(\d+)(\..*)")
 Shapes = dict[str, tuple[int, ...]]

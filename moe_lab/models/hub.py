@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.hub.failures import explain
 from moe_lab.models.experts_per_token import set_experts_per_token
 from moe_lab.models.identity import SMALL
+from moe_lab.models.weight_files import known_weights, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TINY",
     "explain",
-    "known_weights",
     "load_config",
     "model_commit",
     "model_folder",
@@ -33,19 +32,10 @@ __all__ = [
     "model_source",
     "small_files",
     "tokenizer_folder",
-    "weight_files",
 ]
 
 TINY = Path(__file__).parent / "tiny"
 """The model that comes with the package."""
-
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-"""In which files transformers looks for weights; it takes the first that is there."""
 
 
 def model_source(model: ModelConfig) -> str:
@@ -124,6 +114,8 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
             raise ModelError(
                 f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
             )
+        if weights:
+            known_weights(Path(source))
         return Path(source)
     if not repository.holds("config.json"):
         raise ModelError(f"The repository {source} is no model: it has no config.json.")
@@ -151,36 +143,6 @@ def small_files(repository: Repository) -> list[str]:
         if name.endswith(SMALL) and not name.endswith(".index.json")
         if "/" not in name or name.startswith("additional_chat_templates/")
     ]
-
-
-def weight_files(repository: Repository) -> list[str]:
-    """The files that transformers loads weights from: a single one, or an index and its shards.
-
-    Raises ModelError where there are none.
-    """
-    from moe_lab.hub.download import fetch
-
-    first = next((name for name in WEIGHTS if repository.holds(name)), None)
-    if first is None:
-        if repository.files is None:
-            return list(WEIGHTS[:1])  # which of them the hub has is not known here
-        raise ModelError(f"The repository {repository.id} holds no weights that transformers loads.")
-    if not first.endswith(".index.json"):
-        return [first]
-    return _with_shards(fetch(repository, [first]), first)
-
-
-def known_weights(folder: Path) -> list[str]:
-    """The same of a folder, as far as it is there: shards are named that may be absent, nothing without an index."""
-    first = next((name for name in WEIGHTS if (folder / name).exists()), None)
-    return [] if first is None else _with_shards(folder, first)
-
-
-def _with_shards(folder: Path, first: str) -> list[str]:
-    if not first.endswith(".index.json"):
-        return [first]
-    index = json.loads((folder / first).read_text(encoding="utf-8"))
-    return [first, *sorted(set(index["weight_map"].values()))]
 
 
 def _is_folder(source: str) -> bool:
@@ -212,5 +174,5 @@ def _fetch(
 
     try:
         return fetch(repository, choose(repository))
-    except (OSError, ValueError, KeyError, httpx2.HTTPError) as error:  # KeyError: an index that is none
+    except (OSError, ValueError, httpx2.HTTPError) as error:
         raise ModelError(explain(error, repository.id, what, offline)) from error

@@ -53,26 +53,41 @@ def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -
             f"{source} is quantized with {method}, which transformers loads into linear layers only: the experts of "
             f"{config.model_type} are fused tensors, and would be left without weights.\n{REMEDY}"
         )
-    from transformers.quantizers.auto import AutoHfQuantizer
-
     try:
-        if not AutoHfQuantizer.supports_quant_method(stored):
-            raise ModelError(
-                f"{source} is quantized with {method}, which transformers does not know.\n{REMEDY}"
-            )
-        quantizer = AutoHfQuantizer.from_config(_loading(stored) or stored, pre_quantized=True)
-        quantizer.validate_environment(device_map=None, weights_only=True)
+        quantizer = _quantizer(stored)
     except (ImportError, RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(
             f"{source} is quantized with {method} and cannot run here: {reason}\n{REMEDY}"
         ) from error
+    if quantizer is None:
+        raise ModelError(f"{source} is quantized with {method}, which transformers does not know.\n{REMEDY}")
 
 
 REMEDY = (
     "Use an unquantized checkpoint: model.device_map=auto spreads it over GPUs, memory and disk (Mixtral-8x7B takes 93 "
     "GB in bfloat16). MXFP4 and FP8 checkpoints run as well."
 )
+
+
+def runs_quantized(config: PreTrainedConfig) -> bool:
+    """Whether weights stay quantized in memory; to be asked after `check_quantization`."""
+    stored = quantization_of(config)
+    return stored is not None and not getattr(_quantizer(stored).quantization_config, "dequantize", False)
+
+
+def _quantizer(stored: dict[str, Any]) -> Any:
+    """transformers' quantizer, which dequantizes where this machine needs that; None for a method unknown to it.
+
+    Raises what it raises where the checkpoint cannot be loaded here.
+    """
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    if not AutoHfQuantizer.supports_quant_method(stored):
+        return None
+    quantizer = AutoHfQuantizer.from_config(_loading(stored) or stored, pre_quantized=True)
+    quantizer.validate_environment(device_map=None, weights_only=True)
+    return quantizer
 
 
 def loading_options(config: PreTrainedConfig) -> dict[str, Any]:

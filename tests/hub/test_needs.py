@@ -9,8 +9,9 @@ from safetensors.torch import load
 
 from moe_lab import needs
 from moe_lab.config import Config, ModelConfig
+from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
-from moe_lab.models.hub import known_weights, model_folder
+from moe_lab.models.hub import load_config, model_folder
 from moe_lab.needs import command_needs, size_text, weight_memory
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
@@ -76,7 +77,7 @@ def test_a_shard_that_is_torn(fetched):
 
 def test_a_configuration_without_weights(client):
     model_folder(MODEL, offline=False)
-    assert "weights: MISSING, none are in" in lines()
+    assert "weights: MISSING, none are in" in lines() and "memory: weights take" in lines()
 
 
 def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
@@ -87,6 +88,22 @@ def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
     assert "HF_HOME=<folder>" in lines()
 
 
-def test_memory_follows_the_dtype(fetched):
-    names = known_weights(fetched)
-    assert weight_memory(fetched, names, "float32") == 2 * weight_memory(fetched, names, "bfloat16")
+def test_memory_follows_the_dtype(fetched, parameters):
+    config = load_config(MODEL, offline=True)
+    assert weight_memory(config, fetched, "float32") == 4 * parameters
+    assert weight_memory(config, fetched, "bfloat16") == 2 * parameters
+
+
+def test_a_damaged_index_is_fetched_again(client, hub):
+    folder = model_folder(MODEL, offline=False, weights=True)
+    index = (folder / "model.safetensors.index.json").resolve()
+    whole = index.read_bytes()
+    index.write_bytes(whole[:100])
+    new_command()
+    assert "weights: DAMAGED" in lines() and "index.json is damaged" in lines()
+    new_command()
+    with pytest.raises(ModelError, match=r"absent or damaged.*index\.json.*\n.*mode=prefetch"):
+        model_folder(MODEL, offline=True, weights=True)
+    new_command()
+    model_folder(MODEL, offline=False, weights=True)
+    assert index.read_bytes() == whole and "weights: ready" in lines()

@@ -10,17 +10,17 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import AriaConfig, GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import AriaConfig
 
+from moe_lab.config import ModelConfig
+from moe_lab.models.facts import model_facts
 from moe_lab.models.hub import load_config
 from tests.cli import run_command
 from tests.conftest import make_tokenizer
 from tests.families.zoo import small_model
+from tests.hub.published import PUBLISHED
 from tests.hub.repositories import Repository
-from tests.models.deepseek.checkpoint import PUBLISHED
 
-ROPE = {"rope_type": "default", "rope_theta": 1e6}
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 MODELS = {
     "gpt-oss": ("openai/gpt-oss-20b", "gpt_oss", 24),
     "mixtral": ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral", 32),
@@ -28,18 +28,6 @@ MODELS = {
     "qwen3-moe": ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe", 48),
 }
 """Option -> hub id, family, MoE layers of the published model."""
-
-
-def published(family):
-    """config.json in its published shape."""
-    if family == "deepseek":
-        return PUBLISHED
-    config = {
-        "gpt_oss": GptOssConfig(num_hidden_layers=24, num_local_experts=32),
-        "mixtral": MixtralConfig(rope_parameters=ROPE),
-        "qwen3_moe": Qwen3MoeConfig(num_hidden_layers=48, hidden_size=2048, rope_parameters=ROPE),
-    }[family].to_dict()
-    return config | ({"quantization_config": MXFP4} if family == "gpt_oss" else {})
 
 
 @pytest.fixture
@@ -56,8 +44,8 @@ def data_dir(tmp_path):
 def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")
     tokenizer = {file.name: file.read_bytes() for file in (tmp_path / "tokenizer").iterdir()}
-    for name, family, _ in MODELS.values():
-        files = tokenizer | {"config.json": json.dumps(published(family)).encode()}
+    for option, (name, _, _) in MODELS.items():
+        files = tokenizer | {"config.json": json.dumps(PUBLISHED[option]).encode()}
         hub.add(Repository(name)).commit(files | {"model.safetensors": b"never fetched"})
     options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", f"output_dir={tmp_path / 'outputs'}"]
     ended = run_command(capsys, "-m", "mode=plan", "method=roe", f"model={','.join(MODELS)}", *options)
@@ -85,14 +73,38 @@ def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
 
 @pytest.mark.parametrize("option", MODELS)
 def test_the_published_shape_is_read(option, tmp_path):
-    from moe_lab.config import ModelConfig
-    from moe_lab.models.facts import model_facts
-
     _, family, layers = MODELS[option]
-    (tmp_path / "config.json").write_text(json.dumps(published(family)))
+    published = PUBLISHED[option]
+    (tmp_path / "config.json").write_text(json.dumps(published))
     model = ModelConfig(path=str(tmp_path))
-    assert load_config(model, offline=True).model_type == family
-    assert model_facts(model, dtype="auto", device="cpu", offline=True).moe_layers == layers
+    facts = model_facts(model, dtype="bfloat16", device="cpu", offline=True)
+    experts = (
+        published.get("num_local_experts") or published.get("num_experts") or published["n_routed_experts"]
+    )
+    assert (facts.family, facts.moe_layers, facts.experts) == (family, layers, experts)
+    assert (facts.top_k, facts.max_length) == (
+        published["num_experts_per_tok"],
+        published["max_position_embeddings"],
+    )
+    config = load_config(model, offline=True)
+    assert config.rope_parameters["rope_theta"] == published["rope_theta"]
+    assert getattr(config, "sliding_window", None) == published.get("sliding_window")
+    assert option == "gpt-oss" or str(config.dtype) == f"torch.{published['torch_dtype']}"
+
+
+def test_gpt_oss_keeps_its_long_contexts(tmp_path):
+    """YaRN with `truncate` false, counted from the first 4096 positions, and windows in every second layer."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gpt-oss"]))
+    config = load_config(ModelConfig(path=str(tmp_path), experts_per_token=2), offline=True)
+    wanted = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+    assert wanted.items() <= config.rope_parameters.items()
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 12
+    assert config.num_experts_per_tok == 2
 
 
 @pytest.mark.parametrize("mode", ["plan", "run", "prefetch"])

@@ -9,7 +9,8 @@ from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundErro
 
 from moe_lab.config import ModelConfig
 from moe_lab.hub.repository import NotCached, find
-from moe_lab.models.hub import load_config, model_commit, model_folder, weight_files
+from moe_lab.models.hub import load_config, model_commit, model_folder
+from moe_lab.models.weight_files import weight_files
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE, SHARDS
 from tests.hub.server import Fault

@@ -1,0 +1,59 @@
+"""Which files transformers loads weights from: a single one, or an index and the shards that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moe_lab.errors import ModelError
+from moe_lab.hub.headers import index_of
+
+if TYPE_CHECKING:
+    from moe_lab.hub.repository import Repository
+
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""In which files transformers looks for weights; it takes the first that is there."""
+
+
+def weight_files(repository: Repository) -> list[str]:
+    """The files that transformers loads weights from: a single one, or an index and its shards.
+
+    Raises ModelError where there are none.
+    """
+    from moe_lab.hub.download import fetch
+
+    first = next((name for name in WEIGHTS if repository.holds(name)), None)
+    if first is None:
+        if repository.files is None:
+            return list(WEIGHTS[:1])  # which of them the hub has is not known here
+        raise ModelError(f"The repository {repository.id} holds no weights that transformers loads.")
+    if not first.endswith(".index.json"):
+        return [first]
+    return _with_shards(fetch(repository, [first]), first)
+
+
+def known_weights(folder: Path) -> list[str]:
+    """The same of a folder, as far as it is there: shards are named that may be absent, nothing without an index.
+
+    Raises ModelError where the index is damaged.
+    """
+    first = next((name for name in WEIGHTS if (folder / name).exists()), None)
+    return [] if first is None else _with_shards(folder, first)
+
+
+def _with_shards(folder: Path, first: str) -> list[str]:
+    """An index and the files that it names. Raises ModelError where it is damaged."""
+    if not first.endswith(".index.json"):
+        return [first]
+    index = index_of(folder / first)
+    if index is None:
+        raise ModelError(
+            f"{folder / first} is damaged: it does not say which file holds which weights.\n"
+            "Save or copy the model again; in the hub's cache delete this file, and mode=prefetch fetches it again."
+        )
+    return [first, *sorted(set(index.values()))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -39,7 +40,10 @@ def to_config(cell: Cell) -> Config:
     _name_model(sections["model"], cell.overrides)
     typed = {group: build(GROUPS[group], section, prefix=f"{group}.") for group, section in sections.items()}
     method = _section(values, "method")
-    typed["method"] = build(get_method(str(method.get("name"))).Config, method, prefix="method.")
+    method_class = get_method(str(method.get("name")))
+    typed["method"] = build(method_class.Config, method, prefix="method.")
+    if typed["task"].answer is None and method_class.answer:
+        typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
     rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
     return build(Config, {**rest, **typed, "overrides": cell.overrides}, prefix="")

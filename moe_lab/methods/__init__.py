@@ -15,6 +15,7 @@ from moe_lab.methods.method import Method
 METHODS = {
     "base": "moe_lab.methods.base:Base",
     "roe": "moe_lab.methods.roe:RoE",
+    "c3po": "moe_lab.methods.c3po.method:C3PO",
     "pretrain": "moe_lab.methods.pretrain:Pretrain",
 }
 

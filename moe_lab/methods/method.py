@@ -39,6 +39,8 @@ class Method(ABC):
     trains: ClassVar[bool] = False
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
+    answer: ClassVar[str | None] = None
+    """`task.answer` where it is not given."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -50,6 +52,10 @@ class Method(ABC):
 
     def check(self, facts: ModelFacts) -> None:
         """Raise ConfigError where the configuration cannot work on this model. Called before weights load."""
+
+    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """What else determines its numbers, as plain values: documents of other tasks, say. Needs no weights."""
+        return {}
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as it enters the run id: one form for all spellings of the same computation."""

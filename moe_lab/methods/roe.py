@@ -182,7 +182,7 @@ class RoE(Method):
 
 
 def _check_noise_on_logits(model_type: str) -> None:
-    """Raise ConfigError for a family whose noise is added to something else than the logits that weights are made of."""
+    """Raise ConfigError for a family whose noise is added to something else than what weights are made of."""
     from moe_lab.routing import family_of_type
 
     family = family_of_type(model_type)

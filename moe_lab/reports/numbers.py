@@ -13,6 +13,7 @@ from moe_lab.results.store import version_marks
 MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model or another n.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
 }
@@ -38,6 +39,8 @@ class Row:
     difference: float | None = None
     difference_interval: tuple[float, float] | None = None
     p_mcnemar: float | None = None
+    flips: tuple[int, int] | None = None
+    """Documents that base got wrong and this right, and the other way round."""
     marks: tuple[str, ...] = field(default=())
 
 
@@ -69,6 +72,7 @@ def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
         difference=sum(differences) / len(rows) if len(differences) == len(rows) else None,
         difference_interval=_pair(told.get("difference_ci95_documents")),
         p_mcnemar=None,
+        flips=None,
         marks=tuple(dict.fromkeys(mark for row in rows for mark in row.marks)),
     )
 
@@ -78,6 +82,7 @@ def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
     holds = {
         "PARTIAL": block.get("partial"),
         "untuned": block.get("untuned"),
+        "upper-bound": block.get("c3po", {}).get("upper_bound"),
         "other-profile": _tuned_elsewhere(block),
         "other-versions": version_marks(block),
     }
@@ -110,6 +115,7 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
         difference=_number(paired.get("difference")),
         difference_interval=_pair(paired.get("ci95")),
         p_mcnemar=_number(paired.get("p_mcnemar")),
+        flips=None if paired.get("to_right") is None else (paired["to_right"], paired["to_wrong"]),
         marks=marks_of(block),
     )
 

@@ -40,9 +40,19 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[s
 
 
 def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
-    """One row per task and run: value, 95% interval, n, paired difference to base with interval and p."""
+    """One row per task and run: value, 95% interval, n, paired difference to base with interval, p, and flips: how many
+    documents base has wrong and the run right, and the other way round."""
     table = Table(*HEAD, "metric", title="Results")
-    for heading in ("n", "value", "95% interval", "base", "difference", "95% interval", "p (McNemar)"):
+    for heading in (
+        "n",
+        "value",
+        "95% interval",
+        "base",
+        "difference",
+        "95% interval",
+        "p (McNemar)",
+        "flips",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("marks")
     for result, label in zip(results, labels, strict=True):
@@ -60,6 +70,7 @@ def _scores(row: Row) -> list[str]:
         number(row.difference, sign=True),
         interval(row.difference_interval, sign=True),
         number(row.p_mcnemar),
+        "-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}",
         " ".join(row.marks),
     ]
 

@@ -48,8 +48,9 @@ def paired(
 ) -> dict[str, Any]:
     """The difference `values` minus `baseline`, document by document.
 
-    Returns {"n", "difference", "ci95", "p_mcnemar"}: the interval resamples documents, p is McNemar's exact one for
-    0/1 scores and null for others. The two sequences list the same documents in the same order.
+    Returns {"n", "difference", "ci95", "p_mcnemar", "to_right", "to_wrong"}: the interval resamples documents; p is
+    McNemar's exact one, and the last two count documents that changed, for 0/1 scores, and are null for others. The two
+    sequences list the same documents in the same order.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
@@ -68,6 +69,8 @@ def paired(
         "difference": float(mean(list(values))) - float(mean(list(baseline))),
         "ci95": list(ci) if ci else None,
         "p_mcnemar": mcnemar(values, baseline) if binary else None,
+        "to_right": sum(v > b for v, b in zip(values, baseline, strict=True)) if binary else None,
+        "to_wrong": sum(v < b for v, b in zip(values, baseline, strict=True)) if binary else None,
     }
 
 

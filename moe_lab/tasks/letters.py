@@ -34,8 +34,8 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
     """An lm-eval task's configuration with letters for answers. Raises TaskError where it has no choices."""
     if config.get("output_type") != "multiple_choice" or config.get("doc_to_choice") is None:
         raise TaskError(
-            f"task.answer=letters: {config['task']} is no multiple-choice task of lm-eval.\n"
-            "Leave it out (task.answer=text asks the task as lm-eval does)."
+            f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters "
+            "(task.answer=letters, which method=c3po sets by itself).\ntask.answer=text asks it as lm-eval does."
         )
     if _has_letters(config["doc_to_choice"]):
         return config

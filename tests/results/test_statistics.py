@@ -81,7 +81,14 @@ def test_paired_difference() -> None:
     low, high = result["ci95"]
     assert 0.03 < low < 0.1 < high < 0.18
     same = paired(values, values)
-    assert same == {"n": 100, "difference": 0.0, "ci95": [0.0, 0.0], "p_mcnemar": 1.0}
+    unchanged = {"to_right": 0, "to_wrong": 0}
+    assert same == {"n": 100, "difference": 0.0, "ci95": [0.0, 0.0], "p_mcnemar": 1.0} | unchanged
+
+
+def test_flips_are_counted_both_ways() -> None:
+    result = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0])
+    assert (result["to_right"], result["to_wrong"]) == (2, 1)
+    assert paired([0.5, 0.1], [0.2, 0.3])["to_right"] is None
 
 
 def test_pairing_is_tighter_than_two_intervals() -> None:

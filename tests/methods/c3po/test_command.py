@@ -1,0 +1,126 @@
+"""`method=c3po` from the command line, on the embedded model and on a small one.
+
+Broken by: a test label that reaches anything but the oracle, optimization that changes an answer in no step, a run that
+is taken for stored though its references changed, a request that is refused only after weights were loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli import run_command
+from tests.runs import choices, write_jsonl
+
+OPTIMIZERS = ("ngd", "kernel_regression", "mode_finding", "oracle")
+
+
+def command(capsys, folder, *keys):
+    return run_command(capsys, "method=c3po", f"output_dir={folder}", *keys)
+
+
+def result(ended):
+    assert ended.code == 0, ended.err
+    path = Path(ended.out.splitlines()[-1])
+    [samples] = path.parent.glob("samples_*.jsonl")
+    responses = [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+    return json.loads(path.read_text())["moe_lab"], responses
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Path:
+    """One output folder for all, so that the reference set is built once."""
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys):
+    ended = command(capsys, outputs, "task=toy_choice", "limit=8", f"method.optimizer={optimizer}")
+    block, _ = result(ended)
+    assert block["c3po"]["optimizer"] == optimizer
+    assert block["c3po"]["layers"] == [3, 4, 5, 6, 7]
+    assert block["c3po"]["reference"]["set"]["correct"] > 3
+    paired = block["paired"]["toy_choice"]["acc,none"]
+    assert paired["to_right"] - paired["to_wrong"] == round(8 * paired["difference"])
+    assert ("upper-bound" in ended.out) == (optimizer == "oracle")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, capsys):
+    keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0"]
+    keys += ["method.alpha=1.0"] if optimizer == "kernel_regression" else []
+    _, found = result(command(capsys, outputs, *keys, f"method.optimizer={optimizer}"))
+    _, base = result(
+        run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=6")
+    )
+    for mine, own in zip(found, base, strict=True):
+        assert [float(choice[0][0]) for choice in mine] == pytest.approx(
+            [float(choice[0][0]) for choice in own], abs=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["method.kernel=matern"],
+        ["method.kernel=polynomial", "method.relax=topk"],
+        ["method.kernel=linear", "method.update=gd"],
+        ["method.epsilon=0.9", "method.schedule=step"],
+        ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
+        ["method.reference=toy_choice:far", "method.k=5"],
+    ],
+    ids=str,
+)
+def test_every_choice_runs_and_changes_something(keys, outputs, capsys):
+    _, found = result(command(capsys, outputs, "task=toy_choice", "limit=6", *keys))
+    _, base = result(
+        run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=6")
+    )
+    assert found != base
+
+
+def arc(folder: Path, answers: str) -> Path:
+    """Questions whose right answers are those letters in the test, and always the same in the train split."""
+    test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
+    write_jsonl(folder / "arc_easy" / "test.jsonl", test)
+    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
+    return folder
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
+    found = []
+    for answers in ("ABCABC", "CABBCA"):
+        data = arc(tmp_path / answers, answers)
+        keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "method.k=1"]
+        ended = command(capsys, tmp_path / f"out-{answers}", *keys, f"method.optimizer={optimizer}")
+        found.append(result(ended)[1])
+    assert (found[0] == found[1]) == (optimizer != "oracle")
+
+
+def test_a_task_without_choices_is_refused_before_weights(tmp_path, capsys, loads):
+    ended = command(capsys, tmp_path, "task=toy_math", "task.answer=text")
+    assert ended.code == 2
+    assert "multiple-choice" in ended.err
+    assert loads == []
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("method.optimizer=sgd", "choose one of ngd"),
+        ("method.layers=last9", "8 MoE layers"),
+        ("method.k=0", "at least 1"),
+        ("method.alpha=2", "between 0 and 1"),
+        ("method.learning_rate=[0.1]", "the first and the last"),
+        ("method.learning_rate=[0.1,0]", "above 0"),
+        ("method.core_experts=3", "takes 4 experts;"),
+        ("method.reference=nosuchtask", "nosuchtask"),
+    ],
+)
+def test_impossible_settings_are_refused(key, told, tmp_path, capsys):
+    ended = command(capsys, tmp_path, "task=toy_choice", key)
+    assert ended.code == 2
+    assert told in ended.err

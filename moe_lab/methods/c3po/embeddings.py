@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,22 +47,32 @@ def embed(
         assert model is not None, "hidden states need the model"
         vectors_RX = hidden_states(texts, model)
     elif Path(how).suffix == ".safetensors":
-        vectors_RX = read_vectors(texts, Path(how))
+        vectors_RX = read_vectors(texts, Path(how).expanduser())
     else:
-        vectors_RX = _sentence_transformer(str(how), texts, model)
+        vectors_RX = _sentence_transformer(str(Path(how).expanduser()), texts, model)
     vectors_RX = vectors_RX.float().cpu()
     return torch.nn.functional.normalize(vectors_RX if mean_X is None else vectors_RX - mean_X, dim=1)
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
-    """What tells apart embeddings of one model's texts: a file and a folder by their content."""
+    """What tells apart embeddings of one model's texts: a file and a folder by their content.
+
+    Raises ConfigError, before anything is computed, for a file or a package that is not there.
+    """
     from moe_lab.models.identity import folder_content, weights_fingerprint
 
     if how is None:
         return {"embeddings": "hidden states"}
     path = Path(how).expanduser()
-    if path.suffix == ".safetensors" and path.is_file():
+    if path.suffix == ".safetensors":
+        if not path.is_file():
+            raise ConfigError(f"method.embeddings={how}: there is no such file. {DEFAULT}")
         return {"embeddings": weights_fingerprint(path)}
+    if find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            f"method.embeddings={how} is a sentence-transformers model, and that package is not installed: "
+            f"pip install sentence-transformers.\n{DEFAULT}"
+        )
     if path.is_dir():
         return {"embeddings": {str(f.relative_to(path)): folder_content(f) for f in _folders(path)}}
     return {"embeddings": str(how)}
@@ -157,13 +168,8 @@ def _sentence_transformer(name: str, texts: Sequence[str], model: LoadedModel | 
 
 @lru_cache(maxsize=1)
 def _encoder(name: str, device: str | None, offline: bool) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ConfigError(
-            f"method.embeddings={name} is a sentence-transformers model, and that package is not installed: "
-            f"pip install sentence-transformers.\n{DEFAULT}"
-        ) from error
+    from sentence_transformers import SentenceTransformer
+
     try:
         return SentenceTransformer(name, device=device, trust_remote_code=False, local_files_only=offline)
     except (OSError, ValueError, ImportError) as error:

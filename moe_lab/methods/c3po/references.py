@@ -83,7 +83,9 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     """
     documents = reference_documents(config, settings)
     content = reference_content(config, documents, model.facts)
-    digest = run_id(content | {"versions": {name: versions()[name] for name in DECISIVE}})
+    now = versions()
+    made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    digest = run_id(content | made_with)
     folder = Path(config.output_dir) / "references" / _folder_name(config, documents, digest)
     store = RunFolder(folder, digest)
     if not is_complete(folder, digest):
@@ -98,7 +100,10 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
 
 
 def reference_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
-    """All that determines a set but the versions of the libraries, as plain values; needs no weights."""
+    """All that determines a set but the hub commit of the model and the libraries' versions, as plain values.
+
+    Needs no weights.
+    """
     from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
     from moe_lab.tasks import documents_digest
@@ -107,7 +112,6 @@ def reference_content(config: Config, documents: ReferenceDocuments, facts: Mode
     return {
         "numerics": NUMERICS,
         "model": model_identity(model_source(config.model), config.model),
-        "commit": facts.commit,
         "dtype": facts.dtype,
         "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
         "settings": {

@@ -4,7 +4,6 @@ text, package or model that is not named.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,23 +69,23 @@ def test_a_missing_text_is_named(tmp_path):
         embed(TEXTS[1:], file, None)
 
 
-@pytest.mark.parametrize("content", [None, b"no tensors"])
-def test_a_file_that_is_none_is_named(content, tmp_path):
+def test_a_file_that_holds_none_is_named(tmp_path):
     file = tmp_path / "vectors.safetensors"
-    if content:
-        file.write_bytes(content)
+    file.write_bytes(b"no tensors")
     with pytest.raises(
         ConfigError, match=r"vectors.safetensors cannot be read(.|\n)*hidden states need nothing"
     ):
         embed(TEXTS, file, None)
 
 
-def test_without_the_package_it_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+def test_what_is_not_there_is_told_before_anything_is_computed(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"none.safetensors: there is no such file(.|\n)*need nothing"):
+        embedding_identity(str(tmp_path / "none.safetensors"))
+    monkeypatch.setattr(embeddings, "find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"pip install sentence-transformers(.|\n)*hidden states need nothing"
     ):
-        embed(TEXTS, "all-MiniLM-L6-v2", None)
+        embedding_identity("all-MiniLM-L6-v2")
 
 
 def test_a_model_that_is_not_there_offline_is_named():
@@ -136,7 +135,8 @@ def test_all_minilm_tells_meanings_apart():
     assert near > 0.5 > 0.2 > far
 
 
-def test_embeddings_are_told_apart_by_content(tmp_path):
+def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings, "find_spec", lambda name: name)
     first, second, folder = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "folder"
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)

@@ -116,6 +116,7 @@ def test_a_task_without_choices_is_refused_before_weights(tmp_path, capsys, load
         ("method.alpha=2", "between 0 and 1"),
         ("method.learning_rate=[0.1]", "the first and the last"),
         ("method.learning_rate=[0.1,0]", "above 0"),
+        ("model.tp_plan=auto", "torchrun"),
         ("method.core_experts=3", "takes 4 experts;"),
         ("method.reference=nosuchtask", "nosuchtask"),
     ],

@@ -69,7 +69,10 @@ def _model(config: Config) -> list[str]:
 
 
 def _method(config: Config) -> list[str]:
-    """Why the method cannot run on the model; nothing where it can, or where the model's own lines tell."""
+    """Why the method cannot run on the model, or whether it finds what it reads beside the task's documents.
+
+    Nothing where it reads nothing else, or where the model's own lines tell.
+    """
     from moe_lab.checks import check_router
     from moe_lab.methods import get_method
 
@@ -83,7 +86,11 @@ def _method(config: Config) -> list[str]:
         method.check(facts)
     except ConfigError as error:
         return [f"method {config.method.name} on model {config.model.name}: CANNOT RUN {_one_line(error)}"]
-    return []
+    beside = f"method {config.method.name}: what it reads beside {task_name(config)}"
+    try:
+        return [f"{beside} is ready"] if method.reads(config, facts) else []
+    except MoeLabError as error:
+        return [f"{beside} is MISSING {_one_line(error)}"]
 
 
 def _facts(config: Config) -> ModelFacts:

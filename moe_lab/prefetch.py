@@ -41,18 +41,19 @@ def prefetch(configs: Sequence[Config]) -> int:
         raise ConfigError(
             "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. Leave that out."
         )
-    steps: dict[str, Callable[[], Item]] = {}
+    steps: dict[str, Callable[[], Item | None]] = {}
     for config in configs:
         model, task = config.model, config.task
         steps.setdefault(f"{model.path} {model.revision} {model.tokenizer}", partial(_model, model))
         steps.setdefault(repr((task, config.data_dir)), partial(_task, config))
+        steps.setdefault(repr((config.method, task, config.data_dir)), partial(_method, config))
     items, errors = [], []
     for step in steps.values():
         try:
             items.append(step())
         except MoeLabError as error:
             errors.append(error)
-    _print(items)
+    _print(item for item in items if item is not None)
     for failed in errors:
         print_error(failed)
     return exit_code(errors[0]) if errors else 0
@@ -97,6 +98,27 @@ def _task(config: Config) -> Item:
     fetched = sum(size for folder, size in sizes.items() if str(folder) not in before)
     where = str(min(folders)) if len(folders) == 1 else f"{cache} ({len(folders)} data sets)"
     return Item(name, sum(sizes.values()), where, _state(fetched))
+
+
+def _method(config: Config) -> Item | None:
+    """What a method reads beside the task's documents, such as C3PO's references; None where that is nothing."""
+    from datasets.config import HF_DATASETS_CACHE
+
+    from moe_lab.methods import get_method
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import model_facts
+
+    method = get_method(config.method.name)(config.method)
+    if type(method).reads is Method.reads:
+        return None
+    cache = Path(HF_DATASETS_CACHE)
+    before = _sizes(cache)
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=False)
+    if not method.reads(config, facts):
+        return None
+    new = sum(_size(Path(folder)) for folder in _sizes(cache) - before)
+    name = f"method {config.method.name}: what it reads beside {task_name(config)}"
+    return Item(name, new, config.data_dir or str(cache), _state(new))
 
 
 def _folders(task: Any) -> set[Path]:

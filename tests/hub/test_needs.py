@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load
 
 from moe_lab import needs
-from moe_lab.config import Config, ModelConfig
+from moe_lab.config import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
 from moe_lab.models.hub import load_config, model_folder
@@ -107,3 +107,13 @@ def test_a_damaged_index_is_fetched_again(client, hub):
     new_command()
     model_folder(MODEL, offline=False, weights=True)
     assert index.read_bytes() == whole and "weights: ready" in lines()
+
+
+def test_what_a_method_reads_beside_its_task(client):
+    toy = TaskConfig(name="toy_choice")
+    for reference, state in ((None, "is ready"), ("toy_choice:nowhere", "is MISSING")):
+        method = get_method("c3po").Config(name="c3po", reference=reference)
+        text = "\n".join(command_needs([Config(method=method, task=toy, device="cpu", offline=True)]))
+        assert f"method c3po: what it reads beside toy_choice {state}" in text
+    plain = Config(method=get_method("base").Config(name="base"), task=toy, device="cpu", offline=True)
+    assert "what it reads" not in "\n".join(command_needs([plain]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from moe_lab.config import Config, ModelConfig
+from moe_lab.config import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.prefetch import prefetch
@@ -72,3 +73,16 @@ def test_it_is_refused_offline(client, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE=1"):
         prefetch([config()])
+
+
+def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_path):
+    asks = Config(
+        task=TaskConfig(name="toy_choice"),
+        method=get_method("c3po").Config(name="c3po"),
+        output_dir=str(tmp_path),
+    )
+    assert prefetch([asks]) == 0
+    assert "method c3po: what it reads beside" in capsys.readouterr().out
+    wrong = replace(asks, method=get_method("c3po").Config(name="c3po", reference="toy_choice:nowhere"))
+    assert prefetch([wrong]) == 2
+    assert "nowhere is no split of toy_choice" in capsys.readouterr().err

@@ -177,7 +177,8 @@ def _memory(stored: PreTrainedConfig, folder: Path, device: torch.device, config
         return "  memory: not known before the weights are here"
     free = _free_memory(device)
     short = wanted > free and not (config.model.device_map or config.model.tp_plan)
-    advice = " NOT ENOUGH: model.device_map=auto spreads them, dtype=bfloat16 halves float32" if short else ""
+    halves = ", dtype=bfloat16 halves them" if dtype == "float32" else ""
+    advice = f" NOT ENOUGH: model.device_map=auto spreads them{halves}" if short else ""
     return f"  memory: weights take {size_text(wanted)} in {dtype}, {size_text(free)} are free on {device}{advice}"
 
 

@@ -54,7 +54,7 @@ def test_opposite_directions_weigh_nothing_under_the_linear_kernel():
     assert kernel("linear", torch.tensor([[1.5, 1.9]])).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("name", set(KERNELS) - set(SCALED))
+@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(SCALED)))
 def test_a_bandwidth_of_a_kernel_without_one_is_refused(name):
     with pytest.raises(ConfigError, match="no bandwidth"):
         kernel(name, torch.tensor([DISTANCES]), 0.5)

@@ -123,7 +123,9 @@ class C3PO(Method):
         from moe_lab.methods.c3po.references import reference_content
 
         if config.model.tp_plan:
-            raise ConfigError("method=c3po runs in one process: leave model.tp_plan out (model.device_map=auto).")
+            raise ConfigError(
+                "method=c3po runs in one process: leave model.tp_plan out (model.device_map=auto)."
+            )
         _check_tasks(config)
         documents = reference_documents(config, self.config)
         return reference_content(config, documents, facts) | embedding_identity(self.config.embeddings)

@@ -109,10 +109,25 @@ def _means(batch: list[list[int]], model: LoadedModel) -> Tensor:
     width = max(map(len, batch))
     ids_BS = torch.tensor([ids + [0] * (width - len(ids)) for ids in batch], device=model.device)
     real_BS = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in batch], device=model.device)
-    output = model.model.base_model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
-    hidden_BSD = output.last_hidden_state.float()
+    hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
     real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
     return ((hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)).cpu()
+
+
+def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
+    """[B, S, D]: what the output head is given; it computes one token of each text only."""
+    seen: list[Tensor] = []
+
+    def note(head: Any, args: tuple) -> tuple:
+        seen.append(args[0])
+        return (args[0][:, -1:], *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(note)
+    try:
+        model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
+    finally:
+        handle.remove()
+    return seen[0]
 
 
 def text_key(text: str) -> str:

@@ -5,6 +5,8 @@ text, package or model that is not named.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po import embeddings
 from moe_lab.methods.c3po.embeddings import embed, embedding_identity, write_vectors
 from tests.conftest import make_model
+from tests.families.zoo import ZOO, small_model
 
 TEXTS = ["Question: What is wet?\nAnswer:", "short", "a longer text " * 9, "é\n模型"]
 
@@ -38,6 +41,16 @@ def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch
         expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
         assert torch.allclose(vector, expected, atol=1e-5)
     assert torch.allclose(found.norm(dim=1), torch.ones(4))
+
+
+@pytest.mark.parametrize("family", sorted(ZOO))
+def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
+    facts = SimpleNamespace(max_length=512)
+    loaded: Any = SimpleNamespace(
+        model=small_model(family), tokenizer=tokenizer, device=torch.device("cpu"), facts=facts
+    )
+    alone = torch.cat([embeddings.hidden_states([text], loaded) for text in TEXTS])
+    assert torch.allclose(embeddings.hidden_states(TEXTS, loaded), alone, atol=1e-4)
 
 
 def test_a_mean_is_taken_off_first(small):

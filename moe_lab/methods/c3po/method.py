@@ -182,15 +182,11 @@ def _check_tasks(config: RunConfig) -> None:
 def right_answers(config: RunConfig) -> GoldOf:
     """The right answer of each prompt that lm-eval has built for this run: test labels, for the oracle alone."""
     from moe_lab.tasks import load_tasks
+    from moe_lab.tasks.documents import gold_choice
 
     golds: dict[str, str] = {}
-    for name, task in load_tasks(config)["tasks"].items():
+    for task in load_tasks(config)["tasks"].values():
         for instance in task.instances:
-            gold = task.doc_to_target(instance.doc)
-            if not isinstance(gold, int):
-                raise ConfigError(
-                    f"method.optimizer=oracle: {name} does not say which of its choices is right."
-                )
-            if instance.idx == gold:
+            if instance.idx == gold_choice(task, instance.doc):
                 golds[instance.args[0]] = instance.args[1]
     return golds.__getitem__

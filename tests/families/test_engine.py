@@ -18,7 +18,7 @@ from moe_lab.routing.families import family_of_type
 from moe_lab.routing.rules import LOGITS
 from tests.conftest import make_tokenizer
 from tests.families import slow_routing
-from tests.families.zoo import ZOO, small_model
+from tests.families.zoo import ONE_WAY, ZOO, small_model
 
 families = pytest.mark.parametrize("model_type", sorted(ZOO))
 TOKENIZER = make_tokenizer()
@@ -92,7 +92,7 @@ def exact(model_type):
     model = copy.deepcopy(small_model(model_type))
     if model_type != "inkling2_text":  # mixes float32 into everything
         model = model.double()
-    if model_type not in ("dbrx", "jetmoe", "llama4_text", "longcat_flash"):
+    if model_type not in ONE_WAY:
         model.set_experts_implementation("eager")
     return model
 

@@ -16,12 +16,10 @@ from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 from moe_lab.routing.rules import LOGITS
 from tests.families import slow_routing
-from tests.families.zoo import VOCAB, ZOO, small_config, small_model
+from tests.families.zoo import ONE_WAY, VOCAB, ZOO, small_config, small_model
 
 IDS = torch.arange(2 * 14).reshape(2, 14) * 7 % VOCAB
 EXPERTS = ("eager", "grouped_mm", "batched_mm", "weights_first")
-ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
-"""Families whose experts transformers computes in one way only."""
 
 families = pytest.mark.parametrize("model_type", sorted(ZOO))
 

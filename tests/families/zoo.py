@@ -214,6 +214,10 @@ ZOO: dict[str, dict[str, Any]] = {
 """`model_type` -> what its small configuration has beside `_COMMON`; `...` leaves a key of that out."""
 
 
+ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
+"""Families whose experts transformers computes in one way only."""
+
+
 @cache
 def small_config(model_type: str) -> Any:
     """The small configuration of a family."""

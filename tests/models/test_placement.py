@@ -22,7 +22,7 @@ from moe_lab.models.load import load_model
 from moe_lab.results.cost import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.conftest import make_tokenizer
-from tests.families.zoo import ZOO, small_model
+from tests.families.zoo import ONE_WAY, ZOO, small_model
 
 PAIRS = [("ab", "cd"), ("what lies before", " and"), ("what lies before", " or it is longer")]
 PROMPTS = ["what", "a prompt that is longer"]
@@ -51,7 +51,8 @@ def from_disk(monkeypatch, temporary, tmp_path):
 def saved(model_type, folder):
     small_model(model_type).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    return ModelConfig(path=str(folder), device_map="auto", experts_implementation="eager")
+    experts = None if model_type in ONE_WAY else "eager"
+    return ModelConfig(path=str(folder), device_map="auto", experts_implementation=experts)
 
 
 def roe_answers(model):

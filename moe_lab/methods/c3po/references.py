@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -147,7 +148,7 @@ def _embeddings(
     file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
     try:
         kept = load_file(file)
-    except Exception:  # absent, or torn by another program: computed anew
+    except (OSError, SafetensorError):  # absent, or torn by another program: computed anew
         kept = {}
     if len(kept.get("embedding", ())) != len(texts):
         mean = None

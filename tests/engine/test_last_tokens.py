@@ -178,6 +178,8 @@ def test_every_family_that_chooses_by_logits(family):
     }
     untouched = last.logits(tokens, None)
     torch.testing.assert_close(last.logits(tokens, Remix(own)), untouched, atol=1e-5, rtol=0)
+    for mine, plain in zip(last.score(tokens, Remix(own)), last.score(tokens, None), strict=True):
+        assert [value for value, _ in mine] == pytest.approx([value for value, _ in plain], abs=1e-4)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     core = {layer: value.topk(5).indices for layer, value in own.items()}
     together = last.logits(tokens, Remix(probs, core))

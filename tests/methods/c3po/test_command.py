@@ -100,6 +100,18 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
     assert (found[0] == found[1]) == (optimizer != "oracle")
 
 
+def test_other_references_make_another_run(tmp_path, capsys):
+    data = arc(tmp_path / "data", "ABCABC")
+    keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "mode=plan"]
+    plans = [command(capsys, tmp_path / "out", *keys).out]
+    plans.append(command(capsys, tmp_path / "out", *keys).out)
+    write_jsonl(data / "arc_easy" / "train.jsonl", choices(61)[12:])
+    plans.append(command(capsys, tmp_path / "out", *keys).out)
+    assert plans[0] == plans[1]
+    ids = [next(line for line in plan.splitlines() if "c3po" in line).split()[1] for plan in plans]
+    assert ids[0] != ids[2]
+
+
 def test_a_task_without_choices_is_refused_before_weights(tmp_path, capsys, loads):
     ended = command(capsys, tmp_path, "task=toy_math", "task.answer=text")
     assert ended.code == 2

@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
-from moe_lab.engine.last_tokens import LastToken, LastTokens
 from moe_lab.engine.lm import PASS_TOKENS
+from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.scoring import Budget
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
@@ -37,7 +37,7 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 
 
 def full_passes(
-    model: torch.nn.Module, question: LastToken, neighbours: list[list[int]]
+    model: torch.nn.Module, question: PromptTail, neighbours: list[list[int]]
 ) -> Callable[[], object]:
     """Gradient descent for one question by whole passes."""
     ids_KT, gold_K = torch.tensor(neighbours), torch.arange(K)
@@ -78,24 +78,24 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model, N = make_model(), options.questions
     model.set_experts_implementation(NAME)
-    last = LastTokens(model, LAYERS[0])
+    tails = PromptTails(model, LAYERS[0])
     asked, known = prompts(N, options.length, seed=1), prompts(N * K, options.length, seed=2)
-    questions, neighbours = last.read(asked, BUDGET), last.read(known, BUDGET)
+    questions, neighbours = tails.read(asked, BUDGET), tails.read(known, BUDGET)
 
-    def c3po(count: int, tokens: list[LastToken]) -> torch.Tensor:
+    def c3po(count: int, tokens: list[PromptTail]) -> torch.Tensor:
         pathways = Pathways(torch.stack([q.pathway_ME for q in questions[:count]]), LAYERS, CORE)
         nested = [tokens[n * K : (n + 1) * K] for n in range(count)]
-        loss = NeighbourLoss(last, nested, [[0, 1, 2]] * count, torch.ones(count, K))
+        loss = NeighbourLoss(tails, nested, [[0, 1, 2]] * count, torch.ones(count, K))
         changed, _ = ngd(pathways, loss, Descent())
-        return last.logits(questions[:count], changed.remix("topk"))
+        return tails.logits(questions[:count], changed.remix("topk"))
 
     seconds = side_by_side(
         {
             "full passes": full_passes(model, questions[0], known[:K]),
             "one": lambda: c3po(1, neighbours),
             "batch": lambda: c3po(N, neighbours),
-            "batch, read": lambda: c3po(N, last.read(known, BUDGET)),
-            "plain": lambda: last.read(asked, BUDGET),
+            "batch, read": lambda: c3po(N, tails.read(known, BUDGET)),
+            "plain": lambda: tails.read(asked, BUDGET),
         },
         options.rounds,
     )

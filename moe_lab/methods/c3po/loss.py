@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moe_lab.engine.last_tokens import LastToken, LastTokens
+from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.methods.c3po.pathway import Pathways
 
 ROWS = 64
@@ -47,13 +47,13 @@ class NeighbourLoss:
 
     def __init__(
         self,
-        last: LastTokens,
-        tokens: Sequence[Sequence[LastToken | None]],
+        tails: PromptTails,
+        tokens: Sequence[Sequence[PromptTail | None]],
         gold: Sequence[Sequence[int]],
         weight_Nk: Tensor,
         kind: str = "cross_entropy",
     ):
-        self.last, self.of = last, LOSSES[kind]
+        self.tails, self.of = tails, LOSSES[kind]
         self.found_N = weight_Nk.sum(dim=-1) > 0
         """bool: which questions have neighbours."""
         pairs = weight_Nk.nonzero().tolist()
@@ -61,12 +61,12 @@ class NeighbourLoss:
         if len(found) < len(pairs):
             raise ValueError("A neighbour with a weight has no last token.")
         self.question_P = torch.tensor([n for n, _ in pairs], dtype=torch.long)
-        self.gold_P = torch.tensor([gold[n][j] for n, j in pairs], dtype=torch.long, device=last.device)
+        self.gold_P = torch.tensor([gold[n][j] for n, j in pairs], dtype=torch.long, device=tails.device)
         share_Nk = weight_Nk / weight_Nk.sum(dim=-1, keepdim=True)
         self.share_P = share_Nk[weight_Nk != 0].float()
         self._tokens = found
         self._parts = [slice(start, start + ROWS) for start in range(0, len(found), ROWS)]
-        self._only = last.batch(found) if len(self._parts) == 1 else None
+        self._only = tails.batch(found) if len(self._parts) == 1 else None
 
     def __call__(self, pathways: Pathways, relax: str) -> Tensor:
         """float32 [N] on the CPU, differentiable in `pathways.theta`; 0 where there are no neighbours."""
@@ -83,8 +83,8 @@ class NeighbourLoss:
     def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
         """[N] of each pass: its share of the mean."""
         for part in self._parts:
-            batch = self._only or self.last.batch(self._tokens[part])
-            logits_PV = self.last.logits(batch, pathways.remix(relax, self.question_P[part]))
+            batch = self._only or self.tails.batch(self._tokens[part])
+            logits_PV = self.tails.logits(batch, pathways.remix(relax, self.question_P[part]))
             loss_P = self.of(logits_PV, self.gold_P[part]).cpu()
             yield self._mean(loss_P, part, len(pathways))
 

@@ -78,7 +78,7 @@ def build(
 
 def _ask(part: Path, portion: list[Question], model: LoadedModel, lm: EngineLM) -> None:
     """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
-    from moe_lab.engine.last_tokens import LastTokens
+    from moe_lab.engine.prompt_tails import PromptTails
 
     correct = answered_correctly(portion, lm)
     lines = []
@@ -93,7 +93,7 @@ def _ask(part: Path, portion: list[Question], model: LoadedModel, lm: EngineLM) 
     facts = model.facts
     pathways = [torch.zeros(0, facts.moe_layers, facts.experts)]
     if lines:
-        read = LastTokens(model.model, facts.moe_layers - 1).read(
+        read = PromptTails(model.model, facts.moe_layers - 1).read(
             [line["prompt"] for line in lines], lm.budget
         )
         pathways.append(torch.stack([token.pathway_ME for token in read]))

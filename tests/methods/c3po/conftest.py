@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from moe_lab.engine.last_tokens import LastToken, LastTokens
+from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.scoring import Budget
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing import find_routers
-from tests.engine.brute_last_token import FAMILIES, prompts
+from tests.engine.brute_prompt_tail import FAMILIES, prompts
 from tests.families.zoo import small_model
 
 WEIGHT_NK = torch.tensor([[1.0, 0.5, 0.2], [0.3, 0.0, 0.9], [0.0, 0.0, 0.0]])
@@ -27,9 +27,9 @@ class Setting:
 
     model: torch.nn.Module
     layers: list[int]
-    last: LastTokens
-    questions: list[LastToken]
-    references: list[LastToken]
+    tails: PromptTails
+    questions: list[PromptTail]
+    references: list[PromptTail]
 
     @property
     def pathway_NME(self) -> torch.Tensor:
@@ -39,22 +39,22 @@ class Setting:
         return Pathways(self.pathway_NME, self.layers, core)
 
     @property
-    def neighbours(self) -> list[list[LastToken | None]]:
+    def neighbours(self) -> list[list[PromptTail | None]]:
         a, b, c, d, e = self.references
         return [[a, b, c], [d, None, e], [None, None, None]]
 
     def loss(self, kind: str = "cross_entropy", rows: slice = slice(None)) -> NeighbourLoss:
-        return NeighbourLoss(self.last, self.neighbours[rows], GOLD[rows], WEIGHT_NK[rows], kind)
+        return NeighbourLoss(self.tails, self.neighbours[rows], GOLD[rows], WEIGHT_NK[rows], kind)
 
 
 def setting_of(model: torch.nn.Module) -> Setting:
     torch.set_num_threads(1)
     count = len(find_routers(model))
     layers = [count - 2, count - 1]
-    last = LastTokens(model, layers[0])
+    tails = PromptTails(model, layers[0])
     budget = Budget(64)
     return Setting(
-        model, layers, last, last.read(prompts(seed=2)[:3], budget), last.read(prompts(seed=1), budget)
+        model, layers, tails, tails.read(prompts(seed=2)[:3], budget), tails.read(prompts(seed=1), budget)
     )
 
 

@@ -7,13 +7,13 @@ import copy
 import pytest
 import torch
 
-from moe_lab.engine.last_tokens import LastTokens
+from moe_lab.engine.prompt_tails import PromptTails
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
-from tests.engine.brute_last_token import prompts, whole_logits
+from tests.engine.brute_prompt_tail import prompts, whole_logits
 from tests.methods.c3po.conftest import CORE, GOLD, WEIGHT_NK
 
 SMALL = (1e-3, 1e-3)
@@ -63,10 +63,10 @@ def test_gradient_equals_finite_differences(setting, relax):
     """In float64. The differences of topk are taken where no expert changes its place among the first K."""
     model = copy.deepcopy(setting.model).double()
     model.set_experts_implementation("eager")
-    last = LastTokens(model, setting.layers[0])
-    references = last.read(prompts(seed=1), Budget(64))
+    tails = PromptTails(model, setting.layers[0])
+    references = tails.read(prompts(seed=1), Budget(64))
     neighbours = [[references[0], references[1]], [references[3], references[4]]]
-    loss = NeighbourLoss(last, neighbours, GOLD[:2], torch.tensor([[1.0, 0.5], [0.3, 0.9]]).double())
+    loss = NeighbourLoss(tails, neighbours, GOLD[:2], torch.tensor([[1.0, 0.5], [0.3, 0.9]]).double())
     E = setting.pathway_NME.shape[-1]
     steep_NME = (torch.linspace(2, -2, E).double().softmax(-1)).expand_as(setting.pathway_NME)[:2]
     pathways = Pathways(steep_NME, setting.layers, CORE)
@@ -95,8 +95,8 @@ def test_no_steps_change_nothing(setting):
     changed, losses = ngd(pathways, setting.loss(), Descent(steps=0))
     assert torch.equal(changed.theta, pathways.theta) and losses.shape == (1, 3)
     torch.testing.assert_close(
-        setting.last.logits(setting.questions, changed.remix("topk")),
-        setting.last.logits(setting.questions, None),
+        setting.tails.logits(setting.questions, changed.remix("topk")),
+        setting.tails.logits(setting.questions, None),
         atol=2e-6,
         rtol=0,
     )
@@ -148,25 +148,25 @@ def test_plain_gradient_descent_follows_equation_1(olmoe):
 
 def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
     gold = [[5], [6], [7]]
-    loss = NeighbourLoss(olmoe.last, [[token] for token in olmoe.questions], gold, torch.ones(3, 1))
-    untouched = olmoe.last.logits(olmoe.questions, None).log_softmax(-1)
+    loss = NeighbourLoss(olmoe.tails, [[token] for token in olmoe.questions], gold, torch.ones(3, 1))
+    untouched = olmoe.tails.logits(olmoe.questions, None).log_softmax(-1)
     torch.testing.assert_close(
         loss.value(olmoe.pathways(), "topk"), -untouched[[0, 1, 2], [5, 6, 7]], atol=1e-5, rtol=0
     )
     changed, _ = ngd(olmoe.pathways(), loss, Descent(steps=20, rates=(0.3, 0.3), relax="topk"))
-    after = olmoe.last.logits(olmoe.questions, changed.remix("topk")).log_softmax(-1)
+    after = olmoe.tails.logits(olmoe.questions, changed.remix("topk")).log_softmax(-1)
     assert (after[[0, 1, 2], [5, 6, 7]] > untouched[[0, 1, 2], [5, 6, 7]]).all()
 
 
 def test_no_neighbour_at_all_leaves_every_pathway(olmoe):
-    nobody = NeighbourLoss(olmoe.last, [[None]] * 3, [[0]] * 3, torch.zeros(3, 1))
+    nobody = NeighbourLoss(olmoe.tails, [[None]] * 3, [[0]] * 3, torch.zeros(3, 1))
     changed, losses = ngd(olmoe.pathways(), nobody, Descent(steps=2))
     assert torch.equal(changed.theta, olmoe.pathways().theta) and losses.isnan().all()
 
 
 def test_a_weighed_neighbour_without_work_is_a_defect(olmoe):
     with pytest.raises(ValueError, match="no last token"):
-        NeighbourLoss(olmoe.last, [[None]], [[0]], torch.ones(1, 1))
+        NeighbourLoss(olmoe.tails, [[None]], [[0]], torch.ones(1, 1))
 
 
 def test_a_loss_that_is_nan_is_named(olmoe):

@@ -14,7 +14,7 @@ DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] 
 
 
 def loss_with(setting, weight_NK):
-    return NeighbourLoss(setting.last, setting.neighbours, GOLD, weight_NK)
+    return NeighbourLoss(setting.tails, setting.neighbours, GOLD, weight_NK)
 
 
 def pathway_of(setting, token):
@@ -81,7 +81,7 @@ def test_without_neighbours_a_pathway_stays(setting, alpha):
     changed, losses = kernel_regression(pathways, setting.loss(), alpha)
     torch.testing.assert_close(changed.theta[2], pathways.theta[2], atol=1e-6, rtol=0)
     assert losses[:, 2].isnan().all()
-    nobody = NeighbourLoss(setting.last, [[None]] * 3, [[0]] * 3, torch.zeros(3, 1))
+    nobody = NeighbourLoss(setting.tails, [[None]] * 3, [[0]] * 3, torch.zeros(3, 1))
     changed, losses = kernel_regression(pathways, nobody, alpha)
     torch.testing.assert_close(changed.theta, pathways.theta, atol=1e-6, rtol=0)
     assert losses.isnan().all()

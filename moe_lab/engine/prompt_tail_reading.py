@@ -19,7 +19,7 @@ from moe_lab.routing.remix import router_probs
 
 
 @dataclass(frozen=True)
-class LastToken:
+class PromptTail:
     """What the untouched model computed for one prompt, as far as its last token (and what follows) needs it."""
 
     past: RowCache
@@ -45,10 +45,10 @@ class LastToken:
         return self.past.nbytes + self.hidden_MD.nbytes + self.pathway_ME.nbytes
 
 
-class LastTokenReader(CleanForward):
+class PromptTailReader(CleanForward):
     """The plain model, which notes what last tokens need."""
 
-    def __enter__(self) -> LastTokenReader:
+    def __enter__(self) -> PromptTailReader:
         super().__enter__()
         self.probs: dict[int, list[Tensor]] = {}
         self._stack.enter_context(routed(self.model, self._note_probs))
@@ -58,7 +58,7 @@ class LastTokenReader(CleanForward):
         probs_ME = router_probs(router, routing.logits_TE[self._wanted])
         self.probs.setdefault(router.layer, []).append(probs_ME.to(self.device))
 
-    def last_tokens(self, questions: list[Question], cache: RowCache) -> list[LastToken]:
+    def tails(self, questions: list[Question], cache: RowCache) -> list[PromptTail]:
         """Of a batch whose passes have just been made."""
         trees = [TreeRow(q.context, q.continuations, cached=len(q.context) - 1) for q in questions]
         sizes = [len(tree) for tree in trees]
@@ -66,7 +66,7 @@ class LastTokenReader(CleanForward):
         pathways, parted = pathways_LME.split(sizes, dim=1), torch.cat(self.parted).split(sizes)
         self.probs, self.parted, self.final = {}, [], []
         return [
-            LastToken(
+            PromptTail(
                 cache.taken(b, tree.positions[0], self.first),
                 parted[b].clone(),
                 pathways[b][:, 0].clone(),

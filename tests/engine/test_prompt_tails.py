@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moe_lab.engine.last_tokens import LastTokens
 from moe_lab.engine.layers import runs_rows
+from moe_lab.engine.prompt_tails import PromptTails
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
 from moe_lab.routing import family_of_type, find_routers, record
 from moe_lab.routing.remix import Remix
 from moe_lab.routing.rules import LOGITS
-from tests.engine.brute_last_token import FAMILIES, prompts, whole_logits
+from tests.engine.brute_prompt_tail import FAMILIES, prompts, whole_logits
 from tests.families.zoo import ZOO, small_model
 
 BUDGET = Budget(64)
@@ -33,8 +33,8 @@ def changed_layers(model):
 
 
 def read(model, **options):
-    last = LastTokens(model, first=changed_layers(model)[0])
-    return last, last.read(prompts(), BUDGET, **options)
+    tails = PromptTails(model, first=changed_layers(model)[0])
+    return tails, tails.read(prompts(), BUDGET, **options)
 
 
 def mixed(model, tokens, seed=3):
@@ -45,8 +45,8 @@ def mixed(model, tokens, seed=3):
 
 
 def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
-    last, tokens = read(model)
-    logits_NV = last.logits(tokens, None)
+    tails, tokens = read(model)
+    logits_NV = tails.logits(tokens, None)
     for token, row, prompt in zip(tokens, logits_NV, prompts(), strict=True):
         with torch.no_grad(), record(model) as routes:
             expected = model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
@@ -57,20 +57,22 @@ def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
 
 
 def test_own_probabilities_change_nothing(model):
-    last, tokens = read(model)
+    tails, tokens = read(model)
     own = {
         layer: torch.stack([token.pathway_ME[layer] for token in tokens]) for layer in changed_layers(model)
     }
-    torch.testing.assert_close(last.logits(tokens, Remix(own)), last.logits(tokens, None), atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        tails.logits(tokens, Remix(own)), tails.logits(tokens, None), atol=2e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("core", [False, True])
 def test_given_probabilities_equal_whole_passes_with_gradients(model, core):
     """A wrong token, layer, weight rule, past, mask or position, or a cut graph, would show."""
-    last, tokens = read(model)
+    tails, tokens = read(model)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     experts = {layer: value.topk(5).indices for layer, value in mixed(model, tokens, seed=9).items()}
-    logits_NV = last.logits(tokens, Remix(probs, experts if core else None))
+    logits_NV = tails.logits(tokens, Remix(probs, experts if core else None))
     losses = torch.nn.functional.cross_entropy(logits_NV, torch.arange(len(tokens)), reduction="none")
     gradients = torch.autograd.grad(losses.sum(), list(probs.values()))
 
@@ -88,20 +90,20 @@ def test_given_probabilities_equal_whole_passes_with_gradients(model, core):
 
 
 def test_a_batch_gives_what_one_by_one_gives(model):
-    last, tokens = read(model)
+    tails, tokens = read(model)
     probs = mixed(model, tokens)
-    together = last.logits(tokens, Remix(probs))
+    together = tails.logits(tokens, Remix(probs))
     for n, token in enumerate(tokens):
-        alone = last.logits([token], Remix({layer: value[n : n + 1] for layer, value in probs.items()}))
+        alone = tails.logits([token], Remix({layer: value[n : n + 1] for layer, value in probs.items()}))
         torch.testing.assert_close(together[n], alone[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("untouched", [False, True])
 def test_continuations_read_the_changed_token_and_are_routed_as_usual(model, untouched):
     continuations = [[[5], [6, 7], [6, 8, 9]]] * len(prompts())
-    last, tokens = read(model, continuations=continuations)
+    tails, tokens = read(model, continuations=continuations)
     probs = mixed(model, tokens)
-    scores = last.score(tokens, None if untouched else Remix(probs))
+    scores = tails.score(tokens, None if untouched else Remix(probs))
     for n, prompt in enumerate(prompts()):
         own = {} if untouched else {layer: value[n] for layer, value in probs.items()}
         for (found, greedy), continuation in zip(scores[n], continuations[n], strict=True):
@@ -115,22 +117,22 @@ def test_continuations_read_the_changed_token_and_are_routed_as_usual(model, unt
 
 def test_work_of_earlier_layers_is_not_kept_and_long_prompts_are_read_in_parts(model):
     first = changed_layers(model)[0]
-    last = LastTokens(model, first)
-    whole, parts = last.read(prompts(), BUDGET), last.read(prompts(), Budget(4))
-    everything = LastTokens(model, 0).read(prompts(), BUDGET)
+    tails = PromptTails(model, first)
+    whole, parts = tails.read(prompts(), BUDGET), tails.read(prompts(), Budget(4))
+    everything = PromptTails(model, 0).read(prompts(), BUDGET)
     for one, other, more in zip(whole, parts, everything, strict=True):
         torch.testing.assert_close(one.hidden_1D, other.hidden_1D, atol=1e-5, rtol=0)
         torch.testing.assert_close(one.pathway_ME, other.pathway_ME, atol=1e-5, rtol=0)
         assert one.past.length == one.position == other.past.length
-        assert not any(layer.is_initialized for layer in one.past.layers[: last.first])
+        assert not any(layer.is_initialized for layer in one.past.layers[: tails.first])
         assert one.nbytes < more.nbytes or not one.position
 
 
 def test_nothing_is_left_behind(model):
     """Parameters keep asking for gradients and have none, hooks are gone, kept work is no part of any graph."""
-    last, tokens = read(model)
+    tails, tokens = read(model)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
-    last.logits(tokens, Remix(probs)).logsumexp(-1).sum().backward()
+    tails.logits(tokens, Remix(probs)).logsumexp(-1).sum().backward()
     assert all(value.grad is not None for value in probs.values())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -143,23 +145,23 @@ def test_bfloat16_has_gradients_too(model):
     import copy
 
     low = copy.deepcopy(model).to(torch.bfloat16)
-    last, tokens = read(low)
+    tails, tokens = read(low)
     probs = {layer: value.requires_grad_() for layer, value in mixed(low, tokens).items()}
-    logits_NV = last.logits(tokens, Remix(probs))
+    logits_NV = tails.logits(tokens, Remix(probs))
     assert logits_NV.dtype == torch.float32
     gradients = torch.autograd.grad(logits_NV.logsumexp(-1).sum(), list(probs.values()))
     assert all(gradient.isfinite().all() and gradient.abs().max() > 0 for gradient in gradients)
 
 
 def test_layers_before_the_kept_ones_are_refused(model):
-    last, tokens = read(model)
+    tails, tokens = read(model)
     with pytest.raises(ValueError, match="kept from"):
-        last.logits(tokens, Remix({0: tokens[0].pathway_ME[:1].expand(len(tokens), -1)}))
+        tails.logits(tokens, Remix({0: tokens[0].pathway_ME[:1].expand(len(tokens), -1)}))
 
 
 def test_a_recurrent_model_is_refused_by_name():
     with pytest.raises(ConfigError, match="Qwen3NextForCausalLM"):
-        LastTokens(small_model("qwen3_next"), 0)
+        PromptTails(small_model("qwen3_next"), 0)
 
 
 @pytest.mark.parametrize("family", BY_LOGITS)
@@ -170,23 +172,23 @@ def test_every_family_that_chooses_by_logits(family):
     model = small_model(family)
     if not runs_rows(model):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):
-            LastTokens(model, 0)
+            PromptTails(model, 0)
         return
-    last, tokens = read(model)
+    tails, tokens = read(model)
     own = {
         layer: torch.stack([token.pathway_ME[layer] for token in tokens]) for layer in changed_layers(model)
     }
-    untouched = last.logits(tokens, None)
-    torch.testing.assert_close(last.logits(tokens, Remix(own)), untouched, atol=1e-5, rtol=0)
-    for mine, plain in zip(last.score(tokens, Remix(own)), last.score(tokens, None), strict=True):
+    untouched = tails.logits(tokens, None)
+    torch.testing.assert_close(tails.logits(tokens, Remix(own)), untouched, atol=1e-5, rtol=0)
+    for mine, plain in zip(tails.score(tokens, Remix(own)), tails.score(tokens, None), strict=True):
         assert [value for value, _ in mine] == pytest.approx([value for value, _ in plain], abs=1e-4)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     core = {layer: value.topk(5).indices for layer, value in own.items()}
-    together = last.logits(tokens, Remix(probs, core))
+    together = tails.logits(tokens, Remix(probs, core))
     assert (together - untouched).abs().max() > 1e-3
     for n, token in enumerate(tokens):
         one = slice(n, n + 1)
         remix = Remix({k: v[one] for k, v in probs.items()}, {k: v[one] for k, v in core.items()})
-        torch.testing.assert_close(together[n], last.logits([token], remix)[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(together[n], tails.logits([token], remix)[0], atol=1e-5, rtol=0)
     for gradient in torch.autograd.grad(together.logsumexp(-1).sum(), list(probs.values())):
         assert gradient.isfinite().all() and (gradient.abs().max() > 0 or family in SATURATED)

@@ -20,10 +20,10 @@ from transformers.cache_utils import Cache
 
 from moe_lab.engine.cache import RowLayer
 from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.last_token_reading import LastToken, LastTokenReader
 from moe_lab.engine.layers import only_layers_from, parting_layer, runs_rows
 from moe_lab.engine.masks import FULL, LayerMasks, ReachHooks
 from moe_lab.engine.prefixes import group_by_prefix
+from moe_lab.engine.prompt_tail_reading import PromptTail, PromptTailReader
 from moe_lab.engine.scoring import Budget, Question, Scores, batches, read_scores
 from moe_lab.engine.tokens import TreeRow
 from moe_lab.errors import ConfigError
@@ -31,7 +31,7 @@ from moe_lab.routing import routed
 from moe_lab.routing.remix import Remix
 
 
-class LastTokens:
+class PromptTails:
     """Reads prompts clean, then passes their last tokens through the later layers.
 
     Args:
@@ -47,7 +47,7 @@ class LastTokens:
                 "its last token cannot be changed alone.\nmethod=base and method=roe run it."
             )
         self.model = model
-        self.clean = LastTokenReader(model, first)
+        self.clean = PromptTailReader(model, first)
         self.first, router = parting_layer(model, first)
         self.first_moe = router.layer
         self.device = self.clean.device
@@ -64,7 +64,7 @@ class LastTokens:
         prompts: Sequence[Sequence[int]],
         budget: Budget,
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
-    ) -> list[LastToken]:
+    ) -> list[PromptTail]:
         """What is kept of each prompt (token ids, at least one); what prompts begin with in common is read once.
 
         Args:
@@ -74,17 +74,17 @@ class LastTokens:
             Question(prompt, continuations[i] if continuations else [[0]], document=0)
             for i, prompt in enumerate(prompts)
         ]
-        found: dict[int, LastToken] = {}
+        found: dict[int, PromptTail] = {}
         for group in group_by_prefix(prompts):
             with self.clean:
                 for batch in batches(self.clean, asked, group, budget):
                     for _ in batch.passes(self.clean, budget):
                         pass
-                    read = self.clean.last_tokens([asked[i] for i in batch.indices], batch.cache)
+                    read = self.clean.tails([asked[i] for i in batch.indices], batch.cache)
                     found.update(zip(batch.indices, read, strict=True))
         return [found[i] for i in range(len(prompts))]
 
-    def batch(self, tokens: Sequence[LastToken], size: int = 1) -> Batch:
+    def batch(self, tokens: Sequence[PromptTail], size: int = 1) -> Batch:
         """Tokens of one pass, their pasts joined; for `logits` more than once of the same tokens.
 
         Args:
@@ -103,7 +103,7 @@ class LastTokens:
             count=sum(map(len, positions)),
         )
 
-    def logits(self, tokens: Sequence[LastToken] | Batch, remix: Remix | None) -> Tensor:
+    def logits(self, tokens: Sequence[PromptTail] | Batch, remix: Remix | None) -> Tensor:
         """float32 [N, V]: what the model predicts after each last token; float64 for a model that is.
 
         Differentiable in the probabilities of `remix` where these ask for gradients. None: the untouched model.
@@ -111,7 +111,7 @@ class LastTokens:
         batch = tokens if isinstance(tokens, Batch) else self.batch(tokens)
         return self._pass(batch, remix)[:, 0]
 
-    def score(self, tokens: Sequence[LastToken], remix: Remix | None) -> list[Scores]:
+    def score(self, tokens: Sequence[PromptTail], remix: Remix | None) -> list[Scores]:
         """Log-likelihood, and whether greedy decoding gives it, of the continuations that each prompt was read with.
 
         Only the prompt's last token is re-routed. Continuations are routed as usual, and read its changed keys and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.loading import seed_as_lm_eval
 
 if TYPE_CHECKING:
@@ -44,3 +45,16 @@ def build_requests(
     for instance in task.instances:
         by_document.setdefault(instance.doc_id, []).append(instance)
     return list(by_document.values())
+
+
+def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple:
+    """The arguments of the request that scores the right answer of a document, whose requests these are."""
+    document = instances[0].doc
+    kind = task.get_config("output_type")
+    if kind in ("loglikelihood", "loglikelihood_rolling"):
+        return instances[0].args
+    if kind == "multiple_choice":
+        return instances[gold_choice(task, document)].args
+    target = task.doc_to_target(document)
+    delimiter = "" if config.apply_chat_template else task.config.target_delimiter
+    return instances[0].args[0], f"{delimiter}{target[0] if isinstance(target, list) else target}"

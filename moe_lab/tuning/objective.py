@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.requests import build_requests
+from moe_lab.tasks.requests import build_requests, right_request
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -36,7 +35,7 @@ class Perplexity:
         kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
-        self.requests = [Request(_reference(study, group)) for group in instances]
+        self.requests = [Request(right_request(study.config, study.task, group)) for group in instances]
         self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
 
     def __call__(self, worst: float | None, report: Report) -> float:
@@ -94,16 +93,3 @@ def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
 def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:
     """lm-eval's requests, document by document."""
     return build_requests(study.config, study.task, lm)
-
-
-def _reference(study: Study, instances: list[Instance]) -> tuple:
-    """The arguments of the request that scores a document's right answer."""
-    task, document = study.task, instances[0].doc
-    kind = task.get_config("output_type")
-    if kind in ("loglikelihood", "loglikelihood_rolling"):
-        return instances[0].args
-    if kind == "multiple_choice":
-        return instances[gold_choice(task, document)].args
-    target = task.doc_to_target(document)
-    delimiter = "" if study.config.apply_chat_template else task.config.target_delimiter
-    return instances[0].args[0], f"{delimiter}{target[0] if isinstance(target, list) else target}"

@@ -1,6 +1,6 @@
 """The files of a reference set: built in portions, joined, read.
 
-    references.jsonl             one line per reference: task, document, text and token ids
+    references.jsonl             one line per answered question: task, document, text, what was answered, token ids
     pathways.safetensors         pathway [R, M, E]
     embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding that was asked for (`references.py`)
     references.json              counts and versions, written last
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from tqdm import tqdm
 
 from moe_lab.errors import ConfigError, ResultsError
-from moe_lab.methods.c3po.reference_questions import Question, answered_correctly, reference_questions
+from moe_lab.methods.c3po.reference_questions import Graded, Question, answered, reference_questions
 from moe_lab.results.files import write_atomically, write_json
 from moe_lab.results.schema import versions
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments
     from moe_lab.models.load import LoadedModel
 
+ANSWER_TOKENS = 32
+"""First tokens of an answer that are kept: what losses are of."""
 PORTION = 256
 """Documents that are asked, and kept, together: what a killed command computes again at most."""
 
@@ -66,7 +68,8 @@ def build(
                 _ask(part, portion, model, lm)
             bar.update(len(portion))
     _join(folder, parts)
-    correct = sum(1 for _ in (folder / "references.jsonl").open(encoding="utf-8"))
+    with (folder / "references.jsonl").open(encoding="utf-8") as file:
+        correct = sum(json.loads(line)["correct"] for line in file)
     counts = {"asked": len(questions), "correct": correct, "dropped": documents.dropped}
     summary = {"id": digest, "label": documents.label, **counts, "sources": documents.sources}
     seconds = time.perf_counter() - start
@@ -80,26 +83,31 @@ def _ask(part: Path, portion: list[Question], model: LoadedModel, lm: EngineLM) 
     """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
     from moe_lab.engine.prompt_tails import PromptTails
 
-    correct = answered_correctly(portion, lm)
-    lines = []
-    for question in correct:
-        prompt, gold = lm.encode_pair(*question.choices[question.gold])
-        line: dict[str, Any] = {
-            "task": question.task,
-            "document": question.number,
-            "text": question.choices[0][0],
-        }
-        lines.append(line | {"prompt": list(prompt), "gold": list(gold)})
+    lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
     facts = model.facts
     pathways = [torch.zeros(0, facts.moe_layers, facts.experts)]
     if lines:
         read = PromptTails(model.model, facts.moe_layers - 1).read(
-            [line["prompt"] for line in lines], lm.budget
+            [line["prompt_ids"] for line in lines], lm.budget
         )
         pathways.append(torch.stack([token.pathway_ME for token in read]))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomically(part.with_suffix(".jsonl"), text)
     write_atomically(part, save({"pathway": torch.cat(pathways)}))
+
+
+def _line(graded: Graded, lm: EngineLM) -> dict[str, Any]:
+    question = graded.question
+    prompt, answer = lm.encode_pair(question.prompt, graded.text)
+    return {
+        "task": question.task,
+        "document": question.number,
+        "text": question.prompt,
+        "answer": graded.text,
+        "correct": graded.correct,
+        "prompt_ids": list(prompt),
+        "answer_ids": list(answer[:ANSWER_TOKENS]),
+    }
 
 
 def _join(folder: Path, parts: Path) -> None:
@@ -110,24 +118,29 @@ def _join(folder: Path, parts: Path) -> None:
     write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RME}))
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Fields of a ReferenceSet. Raises ResultsError where a file is damaged."""
+def read(folder: Path, correct: bool) -> dict[str, Any]:
+    """Fields of a ReferenceSet of the questions that were answered correctly, or of those that were not.
+
+    Raises ResultsError where a file is damaged.
+    """
     try:
         summary = json.loads((folder / "references.json").read_text(encoding="utf-8"))
         with (folder / "references.jsonl").open(encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
         pathway_RME = load_file(folder / "pathways.safetensors")["pathway"]
-        whole = len(lines) == len(pathway_RME) == summary["correct"]
+        whole = len(lines) == len(pathway_RME) and summary["correct"] == sum(x["correct"] for x in lines)
     except Exception as error:
         raise ResultsError(
             f"{folder} is damaged: {error}. Remove it; the same command builds it anew."
         ) from error
     if not whole:
         raise ResultsError(f"{folder} is damaged: its files differ in length. Remove it to build it anew.")
+    wanted = [i for i, line in enumerate(lines) if line["correct"] == correct]
     return {
-        "texts": [line["text"] for line in lines],
-        "prompts": [line["prompt"] for line in lines],
-        "golds": [line["gold"] for line in lines],
-        "pathway_RME": pathway_RME,
+        "texts": [lines[i]["text"] for i in wanted],
+        "answers": [lines[i]["answer"] for i in wanted],
+        "prompts": [lines[i]["prompt_ids"] for i in wanted],
+        "golds": [lines[i]["answer_ids"] for i in wanted],
+        "pathway_RME": pathway_RME[wanted],
         "counts": {key: summary[key] for key in ("label", "asked", "correct", "dropped", "sources")},
     }

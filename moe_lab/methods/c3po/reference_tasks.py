@@ -72,6 +72,8 @@ class ReferenceDocuments:
     """lm-eval's tasks by `<task>:<split>`, evaluating that split."""
     samples: dict[str, list[int]]
     """Sorted document numbers of each."""
+    metrics: dict[str, str]
+    """`metric,filter` by which generated answers of each are right."""
     sources: list[dict[str, Any]]
     """Per source: title, tasks, absent (no files of these), wanted (None: all), documents (there are), dropped (test
     documents), asked."""
@@ -97,10 +99,10 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
     label, sources = reference_sources(config.task.name, settings.reference)
     tests = (tested or load_tasks(config))["tasks"].values()
     known = frozenset[str]().union(*(one for task in tests for one in document_hashes(task)))
-    found = ReferenceDocuments(label=label, tasks={}, samples={}, sources=[])
+    found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
         parts, absent = _parts(config, source)
-        tasks = _load(config, source, parts)
+        tasks = _load(config, source, parts, found.metrics)
         sized = replace(source, size=settings.reference_size or source.size)
         chosen = _choose(found, sized, tasks, known, config.sample_seed)
         found.sources.append({"title": source.title, "tasks": list(tasks), "absent": absent, **chosen})
@@ -143,19 +145,39 @@ def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
     return there, [part[0] for part in parts if part not in there]
 
 
-def _load(config: Config, source: Source, parts: list[Part]) -> dict[str, Any]:
-    """The parts' tasks by `<task>:<split>`."""
+def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, str]) -> dict[str, Any]:
+    """The parts' tasks by `<task>:<split>`; `metrics` gets those that generate."""
     from moe_lab.tasks import load_tasks
 
     tasks: dict[str, Any] = {}
     for name, one, splits in parts:
-        alone = replace(config, task=one, num_fewshot=0, limit=None, samples=None, gen_kwargs=None)
+        alone = replace(config, task=one, num_fewshot=0, limit=None, samples=None)
         try:
             loaded = load_tasks(replace(alone, predict_only=False), splits=splits)
         except TaskError as error:
             raise _cannot_load(config, source, name, error) from error
-        tasks |= {f"{key}:{task.config.test_split}": task for key, task in loaded["tasks"].items()}
+        split_tasks = {f"{key}:{task.config.test_split}": task for key, task in loaded["tasks"].items()}
+        metrics |= {
+            key: one.metric or _first_metric(task)
+            for key, task in split_tasks.items()
+            if _answerable(key, task) == "generate_until"
+        }
+        tasks |= split_tasks
     return tasks
+
+
+def _answerable(key: str, task: Any) -> str:
+    """The kind of a task's answers. Raises ConfigError for tasks whose answers are not right or wrong by themselves."""
+    kind = task.get_config("output_type")
+    if kind not in ("multiple_choice", "generate_until") or getattr(task, "UNSAFE_CODE", False):
+        raise ConfigError(
+            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or wrong."
+        )
+    return kind
+
+
+def _first_metric(task: Any) -> str:
+    return f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
 
 
 def _folder(data_dir: str, task: TaskConfig) -> Path:
@@ -167,7 +189,7 @@ def _task(config: Config, name: str, own: bool) -> tuple[TaskConfig, tuple[str, 
     from moe_lab.typed import build
 
     if own:
-        task = replace(config.task, name=name, metric=None)
+        task = replace(config.task, name=name)
         return task, ("training_split",)
     name, _, split = name.partition(":")
     file = resource_folder("conf") / "task" / f"{name}.yaml"
@@ -176,7 +198,7 @@ def _task(config: Config, name: str, own: bool) -> tuple[TaskConfig, tuple[str, 
         import yaml
 
         values = {"name": name, **yaml.safe_load(file.read_text(encoding="utf-8"))}
-    task = build(TaskConfig, values | {"metric": None}, prefix="task.")
+    task = build(TaskConfig, values, prefix="task.")
     asked = replace(task, answer=config.task.answer, include_path=config.task.include_path)
     return asked, (split,) if split else USUAL_SPLITS
 
@@ -208,8 +230,6 @@ def _choose(
     Random(f"{source.title} {seed}").shuffle(free)
     chosen = free[: source.size]
     for key, task in tasks.items():
-        if task.get_config("output_type") != "multiple_choice":
-            raise ConfigError(f"{key} is no multiple-choice task: it cannot be a reference of C3PO.")
         numbers = {number for name, number in chosen if name == key} | set(found.samples.get(key, ()))
         found.tasks[key], found.samples[key] = task, sorted(numbers)
     return {

@@ -9,7 +9,7 @@ R = references, M = MoE layers, E = experts, X = size of an embedding.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,21 +34,24 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
-NUMERICS = 1
+NUMERICS = 2
 """Raised whenever the content of a set may change."""
 
 
 @dataclass(frozen=True)
 class ReferenceSet:
-    """References, all correctly answered by the model they belong to, in the order of their documents."""
+    """References, all correctly answered by the model they belong to (or, as `wrong_answers`, none of them), in the
+    order of their documents."""
 
     folder: Path
     texts: list[str]
     """Prompts."""
+    answers: list[str]
+    """What the model answered."""
     prompts: list[list[int]]
     """Token ids of each prompt."""
     golds: list[list[int]]
-    """Token ids of each right answer."""
+    """Token ids of each answer, 32 at most."""
     pathway_RME: Tensor
     """float32: routing probabilities of the prompt's last token at every MoE layer."""
     embedding_RX: Tensor
@@ -65,7 +68,7 @@ class ReferenceSet:
 
     @cached_property
     def gold(self) -> list[int]:
-        """First token id of each right answer."""
+        """First token id of each answer."""
         return [tokens[0] for tokens in self.golds]
 
     def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
@@ -94,10 +97,21 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
             if not is_complete(folder, digest):
                 with store.status():
                     build(folder, digest, config, documents, model, lm)
-    found = read(folder)
-    _check_enough(found, settings, config)
+    found = read(folder, correct=True)
+    _check_enough(found["counts"], settings, config)
     embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
     return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=settings.embeddings, mean_X=mean)
+
+
+def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
+    """What the model answered wrongly of the questions that a set was made of."""
+    found = read(references.folder, correct=False)
+    file = _embedding_file(references.folder, references.how, "wrong-")
+    embedding = _kept(file).get("embedding", ())
+    if len(embedding) != len(found["texts"]):
+        embedding = references.embed(found["texts"], model)
+        write_atomically(file, save({"embedding": embedding}))
+    return replace(references, **found, embedding_RX=embedding)
 
 
 def reference_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
@@ -119,6 +133,7 @@ def reference_content(config: Config, documents: ReferenceDocuments, facts: Mode
             name: getattr(config, name) for name in sorted(HASHED - {"predict_only", "fewshot_seed"})
         },
         "samples": documents.samples,
+        "metrics": documents.metrics,
         "documents": documents_digest(tasks, documents.samples),
     }
 
@@ -128,8 +143,7 @@ def _folder_name(config: Config, documents: ReferenceDocuments, digest: str) -> 
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{tasks}-{digest[:8]}")
 
 
-def _check_enough(found: dict[str, Any], settings: Any, config: Config) -> None:
-    counts = found["counts"]
+def _check_enough(counts: dict[str, Any], settings: Any, config: Config) -> None:
     least = settings.k if settings.epsilon is None else 1
     if counts["correct"] >= least:
         return
@@ -145,13 +159,9 @@ def _embeddings(
     folder: Path, how: str | None, texts: list[str], model: LoadedModel
 ) -> tuple[Tensor, Tensor | None]:
     """([R, X], what was taken off), kept beside the set."""
-    file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
-    try:
-        kept = load_file(file)
-    except (OSError, SafetensorError):  # absent, or torn by another program: computed anew
-        kept = {}
+    file = _embedding_file(folder, how)
+    kept = _kept(file)
     if len(kept.get("embedding", ())) != len(texts):
-        mean = None
         if how is None:
             raw_RX = hidden_states(texts, model)
             mean = raw_RX.mean(dim=0)
@@ -160,3 +170,14 @@ def _embeddings(
             kept = {"embedding": embed(texts, how, model)}
         write_atomically(file, save(kept))
     return kept["embedding"], kept.get("mean")
+
+
+def _embedding_file(folder: Path, how: str | None, which: str = "") -> Path:
+    return folder / f"embeddings-{which}{run_id(embedding_identity(how))[:8]}.safetensors"
+
+
+def _kept(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError):  # absent, or torn by another program: computed anew
+        return {}

@@ -19,7 +19,7 @@ from moe_lab.config import Config, ModelConfig, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods.c3po import reference_files
-from moe_lab.methods.c3po.references import load_or_build
+from moe_lab.methods.c3po.references import load_or_build, wrong_answers
 from moe_lab.models.load import load_model
 from moe_lab.routing import record
 from tests.conftest import make_model
@@ -72,13 +72,13 @@ def build(config: Config, **changes: Any):
 def asked(monkeypatch) -> list[int]:
     """Questions of each portion that the model is asked."""
     seen: list[int] = []
-    original = reference_files.answered_correctly
+    original = reference_files.answered
 
     def counting(portion: Any, lm: Any) -> Any:
         seen.append(len(portion))
         return original(portion, lm)
 
-    monkeypatch.setattr(reference_files, "answered_correctly", counting)
+    monkeypatch.setattr(reference_files, "answered", counting)
     return seen
 
 
@@ -114,6 +114,23 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
     again = found.embed(found.texts, loaded)
     assert torch.allclose(again, found.embedding_RX, atol=1e-4)
     assert found.folder.name.startswith("small-openbookqa-train-")
+
+
+def test_wrong_answers_are_what_the_untouched_model_says_instead(config):
+    found, loaded = build(config)
+    wrong = wrong_answers(found, loaded)
+    assert len(wrong) == QUESTIONS - len(found) and not set(wrong.texts) & set(found.texts)
+    right = {f"Number {i} is": f" {'ABCD'[i % 4]}" for i in range(QUESTIONS)}
+    for text, answer, prompt, gold in zip(
+        wrong.texts, wrong.answers, wrong.prompts, wrong.golds, strict=True
+    ):
+        assert answer != right[text.partition("\n")[0]]
+        with torch.no_grad():
+            logits = loaded.model(torch.tensor([prompt])).logits[0, -1]
+        said = [loaded.tokenizer(f" {letter}").input_ids for letter in "ABCD"]
+        assert gold == max(said, key=lambda ids: float(logits[ids[0]])) == loaded.tokenizer(answer).input_ids
+    assert torch.allclose(found.embed(wrong.texts, loaded), wrong.embedding_RX, atol=1e-5)
+    assert wrong_answers(found, None).embedding_RX.equal(wrong.embedding_RX), "kept beside the set"
 
 
 def test_a_set_is_built_once(config, asked):
@@ -207,7 +224,7 @@ KILLS = ["lines 1", "lines 3", "tensors 2", "join", "summary"]
 def _killed(config: Config, kill: str, log: Any) -> None:
     """In a child: build, note the portions that are asked, and end by SIGKILL at the given moment."""
     moment, _, count = kill.partition(" ")
-    original, ask, written = reference_files.write_atomically, reference_files.answered_correctly, [0]
+    original, ask, written = reference_files.write_atomically, reference_files.answered, [0]
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -227,7 +244,7 @@ def _killed(config: Config, kill: str, log: Any) -> None:
         return ask(portion, lm)
 
     reference_files.write_atomically = write
-    reference_files.answered_correctly = note
+    reference_files.answered = note
     if moment == "join":
         reference_files._join = die
     if moment == "summary":
@@ -255,14 +272,14 @@ def test_kill_9_loses_at_most_the_portion_under_way(config, asked, tmp_path):
 
 
 def _build_and_count(config: Config, log: Any) -> None:
-    original = reference_files.answered_correctly
+    original = reference_files.answered
 
     def note(portion: Any, lm: Any) -> Any:
         with log.open("a") as file:
             file.write("x")
         return original(portion, lm)
 
-    reference_files.answered_correctly = note
+    reference_files.answered = note
     build(config)
 
 

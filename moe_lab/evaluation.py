@@ -116,6 +116,7 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
+            run.method.keep_files_in(run.folder)
             lm = opened.enter_context(run.method.open(loaded, config))
             return Leading(lm, config) if config.model.tp_plan else lm
 

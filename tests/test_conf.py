@@ -36,7 +36,9 @@ def test_a_comment_stands_above_every_key(file):
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.parent != CONF], ids=lambda file: file.stem)
 def test_options_are_short(file):
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 40
+    text = file.read_text(encoding="utf-8")
+    keys = yaml.safe_load(text)
+    assert len(text.splitlines()) <= max(40, 2 * len(keys) + 1)  # a comment and a line for each key
 
 
 @pytest.mark.parametrize("group, name", OPTIONS)
@@ -87,7 +89,7 @@ def test_a_model_given_by_path_is_named_after_its_last_part():
 
 
 def test_usual_values_need_no_quotes():
-    assert config_of("experiment=figure3,table1").experiment == "figure3,table1"
+    assert config_of("experiment=roe/figure3,c3po/table1").experiment == "roe/figure3,c3po/table1"
     assert config_of("gen_kwargs=temperature=0.7,do_sample=true").gen_kwargs == {
         "temperature": 0.7,
         "do_sample": True,

@@ -40,7 +40,7 @@ class Method(ABC):
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None
-    """`task.answer` where it is not given."""
+    """`task.answer` of multiple-choice tasks where it is not given."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -60,6 +60,9 @@ class Method(ABC):
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as it enters the run id: one form for all spellings of the same computation."""
         return asdict(self.config)
+
+    def keep_files_in(self, folder: Path) -> None:
+        """Called before `open` with the run's folder; for methods that keep more there than answers."""
 
     @abstractmethod
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:

@@ -31,7 +31,12 @@ _ASKED_AGAIN = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
 
 
 def in_letters(config: dict[str, Any]) -> dict[str, Any]:
-    """An lm-eval task's configuration with letters for answers. Raises TaskError where it has no choices."""
+    """An lm-eval task's configuration with letters for answers; tasks that generate theirs stay as they are.
+
+    Raises TaskError for other tasks without choices.
+    """
+    if config.get("output_type") == "generate_until":
+        return dict(config)
     if config.get("output_type") != "multiple_choice" or config.get("doc_to_choice") is None:
         raise TaskError(
             f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters "

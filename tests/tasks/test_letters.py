@@ -114,9 +114,17 @@ def test_what_is_in_letters_already_stays_as_it_is(tmp_path):
     assert prompts[0] == prompts[1]
 
 
-def test_a_task_without_choices_is_refused():
+def test_a_task_that_generates_its_answers_stays_as_it_is():
+    asked = [
+        load_tasks(Config(task=TaskConfig(name="toy_math", answer=answer))) for answer in ("letters", "text")
+    ]
+    configs = [found["tasks"]["toy_math"].dump_config() for found in asked]
+    assert configs[0] == configs[1]
+
+
+def test_a_task_that_scores_texts_is_refused():
     with pytest.raises(TaskError, match="no multiple-choice task"):
-        load_tasks(Config(task=TaskConfig(name="toy_math", answer="letters")))
+        load_tasks(Config(task=TaskConfig(name="toy_text", answer="letters")))
 
 
 def test_the_metric_of_letters_is_plain_accuracy():

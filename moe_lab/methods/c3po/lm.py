@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.c3po.pathway_engine import PathwayEngine
+from moe_lab.methods.c3po.pathway_engine import Asked, PathwayEngine
+from moe_lab.methods.c3po.trace import Trace
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -25,6 +26,7 @@ class C3POLM(EngineLM):
     Args:
         layers: numbers of the MoE layers to re-mix.
         gold_of: for the oracle alone.
+        trace: where it is written what became of each question's pathway.
     """
 
     def __init__(
@@ -35,23 +37,27 @@ class C3POLM(EngineLM):
         layers: list[int],
         references: ReferenceSet,
         gold_of: GoldOf | None = None,
+        trace: Trace | None = None,
     ):
         super().__init__(model.model, model.tokenizer, **engine_options(config))
-        self.pathways = PathwayEngine(model, settings, layers, references, self.budget)
+        self.pathways = PathwayEngine(model, settings, layers, references, self.budget, trace)
         self._engine = self.pathways  # type: ignore[assignment]  # its `score` is all that is asked for
         self._gold_of = gold_of
 
     @property
     def cost(self) -> dict[str, int]:
-        """As `EngineLM.cost`, with references that were too similar, and questions that had no neighbour."""
-        return super().cost | self.pathways.counted
+        """As `EngineLM.cost`, with what `PathwayOptimizer` counts."""
+        return super().cost | self.pathways.optimize.counted
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         assert kind == "loglikelihood", "other tasks are refused before weights load"
+        asked = Asked()
         for request in requests:
-            prompt = request.args[0]
-            context, _ = self.encode_pair(*request.args)
-            self.pathways.texts[context] = prompt
+            prompt, text = request.args
+            context, continuation = self.encode_pair(prompt, text)
+            asked.prompts[context] = prompt
+            asked.continuations[context, continuation] = text
             if self._gold_of:
-                self.pathways.golds[context] = self.encode_pair(prompt, self._gold_of(prompt))[1]
+                asked.golds[context] = self.encode_pair(prompt, self._gold_of(prompt))[1]
+        self.pathways.asked = asked
         super().answer(kind, requests, on_answer)

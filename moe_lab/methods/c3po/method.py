@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.errors import ConfigError
@@ -60,6 +61,8 @@ class C3PO(Method):
         reference_size: int | None = None
         embeddings: str | None = None
         most_similar: float = 0.95
+        abstain: float | None = None
+        trace: bool = False
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
@@ -75,7 +78,7 @@ class C3PO(Method):
                 value = getattr(self, key)
                 if value is not None and value < least:
                     raise ConfigError(f"method.{key}={value}: must be at least {least}.")
-            for key in ("epsilon", "bandwidth"):
+            for key in ("epsilon", "bandwidth", "abstain"):
                 value = getattr(self, key)
                 if value is not None and not value > 0:
                     raise ConfigError(f"method.{key}={value}: must be above 0.")
@@ -96,6 +99,7 @@ class C3PO(Method):
         super().__init__(config)
         self._references: dict[str, Any] | None = None
         """What the reference set holds; None where all answers were stored."""
+        self._folder: Path | None = None
 
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for layers that the model lacks, and for routers that choose by other than logits."""
@@ -134,18 +138,23 @@ class C3PO(Method):
         """`layers` as the numbers that they resolve to."""
         return asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
 
+    def keep_files_in(self, folder: Path) -> None:
+        self._folder = folder
+
     @contextmanager
     def open(self, model: LoadedModel, config: RunConfig) -> Iterator[C3POLM]:
         from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.c3po.lm import C3POLM
         from moe_lab.methods.c3po.references import load_or_build
+        from moe_lab.methods.c3po.trace import Trace
 
         base = EngineLM(model.model, model.tokenizer, **engine_options(config))
         references = load_or_build(config, self.config, model, base)
         layers = named_layers(self.config.layers, model.facts.moe_layers)
         gold_of = right_answers(config) if self.config.optimizer == "oracle" else None
         self._references = references.counts
-        yield C3POLM(model, config, self.config, layers, references, gold_of)
+        trace = Trace(self._folder) if self.config.trace and self._folder else None
+        yield C3POLM(model, config, self.config, layers, references, gold_of, trace)
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         settings = self.config
@@ -158,8 +167,10 @@ class C3PO(Method):
             "steps": settings.steps,
             "layers": named_layers(settings.layers, facts.moe_layers),
             "core_experts": settings.core_experts,
+            "abstain": settings.abstain,
             "reference": {
                 "too_similar": counters.get("reference_dropped", 0),
+                "too_far": counters.get("reference_far", 0),
                 "questions_without": counters.get("reference_none", 0),
                 "set": self._references,
             },

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
-from moe_lab.methods.c3po.pathway import Pathways
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def mode_finding(
     reference_RME: Tensor,
     shifts: Shifts,
     excluded_NR: Tensor | None = None,
+    watch: Watch = unwatched,
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [shifts + 1, N] on the neighbours, with the model's top-k).
 
@@ -56,6 +57,7 @@ def mode_finding(
     changed = pathways.copy()
     reference_RLE = reference_RME[:, pathways.layers]
     losses = [loss.value(changed, "topk")]
+    watch(changed)
     for _ in range(shifts.count):
         distance_NR = distances(changed.probs_NLE(), reference_RLE)
         if excluded_NR is not None:
@@ -65,6 +67,7 @@ def mode_finding(
         moved_NLC = shifts.alpha * own_NLC + (1 - shifts.alpha) * changed.to_core(mean_NLE)
         changed.set_core(moved_NLC.where(found_N[:, None, None], own_NLC))
         losses.append(loss.value(changed, "topk"))
+        watch(changed)
     return changed, torch.stack(losses)
 
 

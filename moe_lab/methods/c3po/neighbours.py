@@ -5,7 +5,7 @@ Q = questions, R = references, X = size of an embedding, K = most neighbours tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,23 @@ class Neighbours:
     """float32: sqrt(2 - 2 cos), the distance of the unit vectors; infinite where there is no neighbour."""
     dropped_Q: Tensor
     """int64: references left out as more similar to the question than `most_similar`."""
+
+    def abstaining(self, distance: float | None) -> tuple[Neighbours, Tensor]:
+        """(the same without those of questions whose nearest reference is farther, bool [Q]: which these are).
+
+        Args:
+            distance: None: no question abstains.
+        """
+        nearest_Q1 = self.distance_QK[:, :1]
+        limit = torch.inf if distance is None else distance
+        far_Q = (nearest_Q1.isfinite() & (nearest_Q1 > limit)).any(dim=1)
+        far_Q1 = far_Q[:, None]
+        left = replace(
+            self,
+            index_QK=self.index_QK.masked_fill(far_Q1, -1),
+            distance_QK=self.distance_QK.masked_fill(far_Q1, torch.inf),
+        )
+        return left, far_Q
 
 
 def neighbours(

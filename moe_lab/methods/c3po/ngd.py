@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.loss import NeighbourLoss
-from moe_lab.methods.c3po.pathway import Pathways
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
 EPS = 1e-6
 """Of Adam. Its usual 1e-8 makes steps of rounding errors where the gradient is 0 (experts outside the top-k in families
@@ -52,11 +52,13 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
     return [first * (last / first) ** (step * levels // steps / (levels - 1)) for step in range(steps)]
 
 
-def ngd(pathways: Pathways, loss: NeighbourLoss, descent: Descent) -> tuple[Pathways, Tensor]:
+def ngd(
+    pathways: Pathways, loss: NeighbourLoss, descent: Descent, watch: Watch = unwatched
+) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [steps + 1, N]): before each step and after the last.
 
     All questions at once: each has its own parameters and loss, so that none depends on what it is batched with.
-    Those without neighbours keep their pathways, and their loss is NaN.
+    Those without neighbours keep their pathways, and their loss is NaN. `watch` is shown them in the same states.
 
     Raises RoutingError where a loss that there is is NaN.
     """
@@ -64,11 +66,13 @@ def ngd(pathways: Pathways, loss: NeighbourLoss, descent: Descent) -> tuple[Path
     optimizer = _optimizer(descent.update, changed.theta)
     losses = []
     for rate in learning_rates(descent.schedule, *descent.rates, descent.steps):
+        watch(changed)
         loss_N, changed.theta.grad = loss.gradient(changed, descent.relax)
         losses.append(loss.seen(loss_N))
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
     changed.theta.grad = None
+    watch(changed)
     losses.append(loss.value(changed, descent.relax))
     found = torch.stack(losses)
     if found[:, loss.found_N].isnan().any():

@@ -5,7 +5,7 @@ N = questions, M = MoE layers, L = optimized ones, E = experts, C = core experts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -80,3 +80,11 @@ class Pathways:
             return Remix(probs)
         cores = zip(self.layers, self.core.unbind(dim=1), strict=True)
         return Remix(probs, {layer: core_NC[index] for layer, core_NC in cores})
+
+
+Watch = Callable[[Pathways], None]
+"""Is shown pathways while they are optimized."""
+
+
+def unwatched(pathways: Pathways) -> None:
+    """Nobody looks."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.methods.c3po.loss import NeighbourLoss
-from moe_lab.methods.c3po.pathway import Pathways
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
 ALPHAS = tuple(step / 10 for step in range(11))
 """Tried where alpha is not given."""
@@ -17,7 +17,7 @@ ALPHAS = tuple(step / 10 for step in range(11))
 
 @torch.no_grad()
 def kernel_regression(
-    pathways: Pathways, loss: NeighbourLoss, alpha: float | None
+    pathways: Pathways, loss: NeighbourLoss, alpha: float | None, watch: Watch = unwatched
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [2, N] of the untouched and the changed).
 
@@ -43,4 +43,7 @@ def kernel_regression(
         alpha_N = tried_A[loss_AN.nan_to_num(0.0).argmin(dim=0)]
     else:
         alpha_N = torch.full((len(pathways),), alpha)
-    return changed, torch.stack([loss.value(pathways, "topk"), loss_at(alpha_N)])
+    losses = torch.stack([loss.value(pathways, "topk"), loss_at(alpha_N)])
+    watch(pathways)
+    watch(changed)
+    return changed, losses

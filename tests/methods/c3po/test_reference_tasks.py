@@ -143,9 +143,18 @@ def test_one_that_is_named_must_be_there(data):
         reference_documents(config(data, "arc_easy"), settings(["boolq"]))
 
 
-def test_a_task_without_choices_is_refused(data):
-    with pytest.raises(ConfigError, match="no multiple-choice task"):
-        reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_math"))
+def test_a_task_without_right_answers_is_refused():
+    with pytest.raises(ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"):
+        reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_text"))
+
+
+def test_generated_answers_are_right_by_the_tasks_headline_metric(data):
+    found = reference_documents(Config(task=TaskConfig(name="toy_math")), settings(size=7))
+    assert found.label == "own train split" and found.metrics == {"toy_math:train": "exact_match,none"}
+    assert asked(found) == {"toy_math:train": 7}
+    write_jsonl(data / "gsm8k" / "train.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
+    gsm8k = reference_documents(config(data, "arc_easy"), settings("gsm8k"))
+    assert gsm8k.metrics == {"gsm8k:train": "exact_match,strict-match"}
 
 
 def test_several_evaluated_tasks_share_their_sources():

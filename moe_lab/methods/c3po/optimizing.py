@@ -1,0 +1,142 @@
+"""From questions to their optimized pathways: neighbours, their loss, the optimizer that was asked for.
+
+Losses are of the first token of a right answer, which is all of it where answers are letters.
+
+N = questions of a batch, K = neighbours of each, R = references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moe_lab.engine.prompt_tails import PromptTail, PromptTails
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.store import Store, store_on
+from moe_lab.methods.c3po.kernels import kernel
+from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding
+from moe_lab.methods.c3po.neighbours import Neighbours, neighbours
+from moe_lab.methods.c3po.ngd import Descent, ngd
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.c3po.regression import kernel_regression
+
+if TYPE_CHECKING:
+    from moe_lab.methods.c3po.method import C3PO
+    from moe_lab.methods.c3po.references import ReferenceSet
+    from moe_lab.models.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What became of N questions."""
+
+    pathways: Pathways
+    losses: Tensor
+    """float32 [states, N]: on the neighbours, of the untouched pathway and after every step."""
+    near: Neighbours | None = None
+    """None for the oracle."""
+    weight_NK: Tensor | None = None
+    """The kernel's, of any scale."""
+
+
+class PathwayOptimizer:
+    """Optimizes the pathways of questions on their neighbours; the oracle on their own right answers."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: C3PO.Config,
+        layers: list[int],
+        references: ReferenceSet,
+        tails: PromptTails,
+        budget: Budget,
+    ):
+        self.model, self.settings, self.layers = model, settings, layers
+        self.references, self.tails, self.budget = references, tails, budget
+        self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
+        self._kept: Store[PromptTail] = store_on(model.device)
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        tails: Sequence[PromptTail],
+        golds: Sequence[Sequence[int]] | None = None,
+        watch: Watch = unwatched,
+    ) -> Optimized:
+        """Args:
+        texts, tails: of N prompts.
+        golds: token ids of their right answers; the oracle's alone.
+        watch: is shown the pathways of every state.
+        """
+        settings = self.settings
+        clean = torch.stack([tail.pathway_ME for tail in tails])
+        pathways = Pathways(clean, self.layers, settings.core_experts)
+        if golds is not None:
+            return Optimized(*ngd(pathways, self._own_loss(tails, golds), self._descent, watch))
+        embedding = self.references.embed(list(texts), self.model)
+        near = neighbours(
+            embedding,
+            self.references.embedding_RX,
+            k=settings.k,
+            epsilon=settings.epsilon,
+            most_similar=settings.most_similar,
+        )
+        near, far_N = near.abstaining(settings.abstain)
+        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
+        loss = self._neighbour_loss(near, weight_NK)
+        self._count(near, far_N, loss)
+        if settings.optimizer == "ngd":
+            changed = ngd(pathways, loss, self._descent, watch)
+        elif settings.optimizer == "kernel_regression":
+            changed = kernel_regression(pathways, loss, settings.alpha, watch)
+        else:
+            excluded_NR = embedding @ self.references.embedding_RX.T > settings.most_similar
+            excluded_NR |= far_N[:, None]
+            known = self.references.pathway_RME
+            changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
+        return Optimized(*changed, near, weight_NK)
+
+    def _count(self, near: Neighbours, far_N: Tensor, loss: NeighbourLoss) -> None:
+        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
+        self.counted["reference_far"] += int(far_N.sum())
+        self.counted["reference_none"] += int((~loss.found_N).sum())
+
+    @property
+    def _descent(self) -> Descent:
+        settings = self.settings
+        first, last = settings.learning_rate
+        return Descent(settings.steps, settings.update, (first, last), settings.schedule, settings.relax)
+
+    @property
+    def _shifts(self) -> Shifts:
+        settings = self.settings
+        alpha = 0.5 if settings.alpha is None else settings.alpha
+        return Shifts(
+            settings.shifts, alpha, settings.k, settings.epsilon, settings.kernel, settings.bandwidth
+        )
+
+    def _own_loss(self, tails: Sequence[PromptTail], golds: Sequence[Sequence[int]]) -> NeighbourLoss:
+        own = [[gold[0]] for gold in golds]
+        return NeighbourLoss(self.tails, [[tail] for tail in tails], own, torch.ones(len(tails), 1))
+
+    def _neighbour_loss(self, near: Neighbours, weight_NK: Tensor) -> NeighbourLoss:
+        index = near.index_QK.tolist()
+        found = self._reference_tails(sorted({r for row in index for r in row if r >= 0}))
+        tails = [[found.get(r) for r in row] for row in index]
+        golds = [[self.references.gold[r] if r >= 0 else 0 for r in row] for row in index]
+        return NeighbourLoss(self.tails, tails, golds, weight_NK)
+
+    def _reference_tails(self, wanted: list[int]) -> dict[int, PromptTail]:
+        """The tails of references; those that are not kept are read, and kept as far as memory is spare."""
+        found = {r: tail for r in wanted if (tail := self._kept.get(r)) is not None}
+        missing = [r for r in wanted if r not in found]
+        read = self.tails.read([self.references.prompts[r] for r in missing], self.budget)
+        for r, tail in zip(missing, read, strict=True):
+            self._kept.add(r, tail)
+            found[r] = tail
+        return found

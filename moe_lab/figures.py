@@ -1,22 +1,38 @@
-"""The figure of an experiment: from its cells to a PNG and the CSV behind it."""
+"""The figure of an experiment: from its cells to a PNG and the CSV behind it.
+
+A kind of figure is a module of its name in `moe_lab/reports/figures/`, whose `write_<kind>` draws what INPUTS gives it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config
+from moe_lab.figure_rows import equivalent_rows, setup_rows
 from moe_lab.reports.experiment import Experiment
 from moe_lab.reports.figures.stored_study import StoredStudy, read_study
 from moe_lab.reports.paper_table import file_stem
+from moe_lab.reports.setup_table import write_setup
 from moe_lab.reports.table_cell import TableCell
-from moe_lab.results.scaling_law import size_ratio
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a figure is made of."""
+
+    experiment: Experiment
+    scale: str
+    cells: Sequence[TableCell]
+    config: Config
+    models: ModelPool
+    folder: Path
 
 
 def make_figure(
@@ -29,32 +45,23 @@ def make_figure(
 ) -> list[Path]:
     """Draw the experiment's figure from the cells that have results; returns the paths of PNG and CSV.
 
-    Nothing is drawn where no cell has what the figure shows. With mode=report nothing is measured either: Figure 5
-    then shows what is stored.
+    Nothing is drawn where no cell has what the figure shows. With mode=report nothing is measured either: RoE's
+    Figure 5 then shows what is stored.
     """
-    from moe_lab.reports.figures.accuracy import write_accuracy
-    from moe_lab.reports.figures.control import write_control
-    from moe_lab.reports.figures.equivalent import write_equivalent
-    from moe_lab.reports.figures.heatmap import write_heatmap
-    from moe_lab.reports.figures.history import write_history
-    from moe_lab.reports.figures.overhead import write_overhead
-    from moe_lab.reports.figures.sweep import write_sweep
-    from moe_lab.reports.setup_table import write_setup
-
-    kind, title = experiment.figure, f"{experiment.title} (scale {scale})"
-    stem = f"{file_stem(experiment, scale)}-{kind}"
-    of_studies = {"history": write_history, "heatmap": write_heatmap, "sweep": write_sweep}
-    of_scores = {"accuracy": write_accuracy, "control": write_control}
-    if kind in of_studies:
-        studies = studies_of(cells)
-        return of_studies[kind](studies, folder, stem, title) if studies else []
-    if kind in of_scores:
-        return of_scores[kind](cells, experiment.metric, folder, stem, title)
-    if kind == "overhead":
-        return write_overhead(cells, folder, stem, title)
-    if kind == "equivalent":
-        return write_equivalent(equivalent_rows(cells, models, config.mode), folder, stem, title)
-    return write_setup(experiment, setup_rows(experiment), folder, scale) if kind == "setup" else []
+    kind = experiment.figure
+    if kind is None:
+        return []
+    asked = Asked(
+        experiment=experiment, scale=scale, cells=cells, config=config, models=models, folder=folder
+    )
+    if kind in TABLES:
+        return TABLES[kind](asked)
+    shown = INPUTS[kind](asked)
+    if not shown[0]:
+        return []
+    write = getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}")
+    stem, title = f"{file_stem(experiment, scale)}-{kind}", f"{experiment.title} (scale {scale})"
+    return write(*shown, folder, stem, title)
 
 
 def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
@@ -63,93 +70,40 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
     return [study for study in map(read_study, folders) if study.complete]
 
 
-def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
-    """One row per tuned cell on perplexity, by n: its equivalent size, and time and memory beside that size.
-
-    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
-    mode=report cells whose time was not measured yet are left out.
-    """
-    from moe_lab.measure.equivalent import measured
-
-    rows = []
-    for cell in cells:
-        if not cell.results or "paired" not in cell.results[0]["moe_lab"]:
-            continue
-        quality = _quality(cell)
-        found = measured(
-            _at_its_temperatures(cell), models, quality["size_ratio"], stored_only=mode == "report"
-        )
-        if found is not None:
-            rows.append(quality | _measured_columns(found))
-    return sorted(rows, key=lambda row: row["n"])
+def _studies(asked: Asked) -> tuple[Any, ...]:
+    return (studies_of(asked.cells),)
 
 
-def _quality(cell: TableCell) -> dict[str, Any]:
-    row, block = cell.row("headline"), cell.results[0]["moe_lab"]
-    assert row is not None and row.value is not None and row.baseline is not None
-    base = row.baseline
-    low, high = row.difference_interval or (math.nan, math.nan)
-    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
-    return {
-        "model": row.model,
-        "task": row.task,
-        "documents": row.n,
-        "seeds": row.seeds,
-        "n": block["roe"]["n"],
-        "metric": row.metric,
-        "perplexity": row.value,
-        "base_perplexity": base,
-        "size_ratio": ratios[0],
-        "size_ratio_low": ratios[1],
-        "size_ratio_high": ratios[2],
-        "run_id": row.run_id,
-    }
+def _cells(asked: Asked) -> tuple[Any, ...]:
+    return (asked.cells,)
 
 
-def _ratio(perplexity: float, base: float) -> float | None:
-    """Losses are the logarithms of perplexities per word: in nats, and proportional to those per token."""
-    return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
+def _scores(asked: Asked) -> tuple[Any, ...]:
+    return asked.cells, asked.experiment.metric
 
 
-def _at_its_temperatures(cell: TableCell) -> Config:
-    """The cell's configuration with the temperatures that its study found."""
-    roe, config = cell.results[0]["moe_lab"]["roe"], cell.config
-    assert config is not None
-    method = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
-    return replace(config, method=method, batch_size=1)
+def _comparison(asked: Asked) -> tuple[Any, ...]:
+    return asked.cells, asked.experiment
 
 
-def _measured_columns(found: dict[str, Any]) -> dict[str, Any]:
-    columns = {
-        name: found[name]
-        for name in (
-            "non_embedding_parameters",
-            "equivalent_non_embedding_parameters",
-            "layers",
-            "equivalent_layers",
-            "new_tokens",
-            "repetitions",
-            "device",
-        )
-    }
-    for name in ("base", "roe", "equivalent"):
-        for each in ("seconds", "fastest", "slowest"):
-            label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
-            columns[f"{name}_{label}"] = 1000 * found[name][each] / found["new_tokens"]
-        columns[f"{name}_mebibytes"] = found[name]["memory_bytes"] / 2**20
-        columns[f"{name}_energy_joules"] = found[name]["energy_joules"]
-    return columns
+def _equivalent(asked: Asked) -> tuple[Any, ...]:
+    return (equivalent_rows(asked.cells, asked.models, asked.config.mode),)
 
 
-def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """Table 1: for every number that the paper gives, what tuning uses here where nothing else is given."""
-    from moe_lab.tuning.presets import preset
+def _setup(asked: Asked) -> list[Path]:
+    return write_setup(asked.experiment, setup_rows(asked.experiment), asked.folder, asked.scale)
 
-    rows = []
-    for published in experiment.paper:
-        where = published.cell
-        usual = preset(where["category"], where["model"])
-        own: Any = getattr(usual, where["quantity"])
-        value = float(own == "perplexity") if where["quantity"] == "metric" else float(own)
-        rows.append({**where, "value": value, "published": published.value, "place": published.place})
-    return rows
+
+INPUTS: dict[str, Callable[[Asked], tuple[Any, ...]]] = {
+    "accuracy": _scores,
+    "control": _scores,
+    "equivalent": _equivalent,
+    "forest": _comparison,
+    "heatmap": _studies,
+    "history": _studies,
+    "overhead": _cells,
+    "sweep": _studies,
+}
+"""What each kind of figure draws; without a first part there is nothing to draw."""
+TABLES: dict[str, Callable[[Asked], list[Path]]] = {"setup": _setup}
+"""Kinds that are tables of their own, in the place of the one of cells."""

@@ -28,7 +28,7 @@ Six commands:
       a grid: every combination, each model loaded once, one table at the end
   python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
       what would run, what is stored already, and how much work it is; loads and writes nothing
-  python -m moe_lab experiment=figure3 scale=tiny
+  python -m moe_lab experiment=roe/figure3 scale=tiny
       a table or figure of a paper: runs what is not stored yet, then writes it to outputs/tables/
 """
 

@@ -163,13 +163,13 @@ def _write(
     failures: Sequence[Failure],
     models: ModelPool,
 ) -> None:
-    from moe_lab.figures import make_figure
+    from moe_lab.figures import TABLES, make_figure
     from moe_lab.loggers import open_logger
 
     folder = Path(config.output_dir) / "tables"
     for experiment in experiments:
         cells = [_table_cell(experiment, one, outcomes, failures) for one in prepared[experiment.name]]
-        if cells:
+        if cells and experiment.figure not in TABLES:
             print(write_table(experiment, config.scale, cells, folder))
         figures = make_figure(experiment, config.scale, cells, config, models, folder)
         with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
@@ -188,16 +188,16 @@ def _table_cell(
     names = [one.job.name] if one.job is not None and not runs else []
     failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
     error = one.error or next(failed, None)
-    keys = [*experiment.rows, *experiment.columns]
     ended = [outcomes[run_id] for run_id in ids if run_id in outcomes]
     return TableCell(
-        coordinates={key: coordinate(one, key) for key in keys},
+        coordinates={key: coordinate(one, key) for key in experiment.keys},
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in ended],
         summary=summary(ended) if len(ended) > 1 else None,
         study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
         problem=None if error is None else " ".join(str(error).split()),
         config=one.config,
+        folder=runs[0].folder if runs else None,
     )
 
 

@@ -31,7 +31,7 @@ WRONG = {
     "an unknown tuner": (["tuning=tpee"], "Did you mean 'tpe'?"),
     "an unknown mode": (["mode=plam"], "Did you mean 'plan'?"),
     "an unknown scale": (["scale=large"], "Choices: tiny, small, paper"),
-    "an unknown experiment": (["experiment=figure33"], "Did you mean 'figure3'?"),
+    "an unknown experiment": (["experiment=roe/figure33"], "Did you mean 'roe/figure3'?"),
     "text for an integer": (["seed=abc"], "seed=abc: expected an integer"),
     "a number for a switch": (["baseline=3"], "baseline=3: expected true or false"),
     "text for a method's integer": (["method.n=many"], "method.n=many: expected an integer"),
@@ -52,7 +52,7 @@ WRONG = {
         "method=roe has it, and method=base does not",
     ),
     "a key of another method with +": (["method=base", "+method.n=4"], "method=roe alone compares with base"),
-    "a key of another method in a table": (["experiment=figure3", "method.n=4"], "method=roe alone compares"),
+    "a key of another method in a table": (["experiment=roe/figure3", "method.n=4"], "method=roe alone compares"),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "selects nothing"),
@@ -80,7 +80,7 @@ WRONG = {
     "another launcher": (["-m", "hydra/launcher=joblib"], "hydra/launcher"),
     "gen_kwargs that are none": (["gen_kwargs='a,b'"], "gen_kwargs=key=value"),
     "a grid of modes": (["-m", "mode=run,plan"], "one mode"),
-    "a grid of experiments": (["-m", "experiment=figure3", "seed=1,2"], "brings its own grid"),
+    "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 

@@ -45,7 +45,7 @@ def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
 @pytest.mark.slow
 def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_olmoe_dir, tmp_path):
     output = tmp_path / "out"
-    command = [sys.executable, "-m", "moe_lab", "experiment=figure3", "limit=6", f"output_dir={output}"]
+    command = [sys.executable, "-m", "moe_lab", "experiment=roe/figure3", "limit=6", f"output_dir={output}"]
     command += [f"model.path={tiny_olmoe_dir}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 300

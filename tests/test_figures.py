@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe_lab import figures
+from moe_lab import figure_rows, figures
 from moe_lab.config import Config
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
-from moe_lab.reports.experiment import find_experiments
+from moe_lab.reports.experiment import FIGURES, find_experiments
 from moe_lab.reports.table_cell import TableCell
 from tests.reports.figures.studies import write_study
 from tests.reports.figures.test_cell_figures import results_of
@@ -41,10 +42,16 @@ def test_a_study_of_several_cells_is_drawn_once(tmp_path: Path) -> None:
     assert [study.folder for study in figures.studies_of(cells)] == [done]
 
 
+def test_every_kind_of_figure_can_be_drawn() -> None:
+    assert sorted([*figures.INPUTS, *figures.TABLES]) == sorted(FIGURES)
+    for kind in figures.INPUTS:
+        assert callable(getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}"))
+
+
 @pytest.mark.parametrize("name", ["figure7", "figure10"])
 def test_an_experiment_leaves_a_picture_beside_its_table(name: str, tmp_path: Path) -> None:
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
-    experiment = find_experiments(name)[0]
+    experiment = find_experiments(f"roe/{name}")[0]
     paths = figures.make_figure(
         experiment, "tiny", [cell_of(study)], Config(), ModelPool(), tmp_path / "tables"
     )
@@ -81,7 +88,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.M
         return STORED
 
     monkeypatch.setattr("moe_lab.measure.equivalent.measured", measured)
-    (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
+    (row,) = figure_rows.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
     assert [row[key] for key in ("size_ratio", "size_ratio_low", "size_ratio_high")] == pytest.approx(
         expected
@@ -96,13 +103,13 @@ def test_a_report_measures_nothing(tmp_path: Path) -> None:
         cell_of(**PERPLEXITY), config=Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
     )
     cell.results[0]["moe_lab"]["roe"]["temperatures"] = [0.0] * 8
-    assert figures.equivalent_rows([cell], ModelPool(), mode="report") == []
+    assert figure_rows.equivalent_rows([cell], ModelPool(), mode="report") == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
-    experiment = find_experiments("table1")[0]
-    rows = figures.setup_rows(experiment)
+    experiment = find_experiments("roe/table1")[0]
+    rows = figure_rows.setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 3
     assert [row for row in rows if row["value"] != row["published"]] == []
     markdown, table = figures.make_figure(experiment, "paper", [], Config(), ModelPool(), tmp_path)

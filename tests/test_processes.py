@@ -39,7 +39,7 @@ def test_a_single_process_does_as_ever():
         ("2", [config(model=SPLIT), config("base", model=SPLIT)], "one run at a time"),
         ("2", [config(model=SPLIT, seeds=2)], "one run at a time"),
         ("2", [config(model=SPLIT, tuning=TuningConfig(name="tpe"))], "one run at a time"),
-        ("2", [config(model=SPLIT, experiment="figure3")], "one run at a time"),
+        ("2", [config(model=SPLIT, experiment="roe/figure3")], "one run at a time"),
         ("2", [config("pretrain", model=SPLIT)], "training takes one process"),
     ],
 )

@@ -14,8 +14,10 @@ from moe_lab.errors import ConfigError
 from moe_lab.paths import resource_folder
 from moe_lab.typed import build
 
-FIGURES = ("accuracy", "control", "equivalent", "heatmap", "history", "overhead", "setup", "sweep")
+FIGURES = ("accuracy", "control", "equivalent", "forest", "heatmap", "history", "overhead", "setup", "sweep")
 """Kinds of figures (`moe_lab.figures`)."""
+AVERAGE = "average"
+"""What an averaged cell is called on the axis that it averages over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class Experiment:
     paper: list[Published]
     figure: str | None = None
     """What is drawn of the cells: one of FIGURES."""
+    average: str | None = None
+    """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
 
     def __post_init__(self) -> None:
         if self.figure is not None and self.figure not in FIGURES:
@@ -85,6 +89,11 @@ class Experiment:
                 f"figure={self.figure} is not drawn.{did_you_mean(self.figure, FIGURES)} "
                 f"Choices: {', '.join(FIGURES)}."
             )
+
+    @property
+    def keys(self) -> list[str]:
+        """All axes of its cells."""
+        return list(dict.fromkeys([*self.rows, *self.columns, *([self.average] if self.average else [])]))
 
     def scale(self, name: str) -> Scale:
         """The cells of one scale. Raises ConfigError naming those that the experiment has."""
@@ -118,12 +127,31 @@ def load_experiment(name: str, file: Path) -> Experiment:
         scales = {
             key: build(Scale, scale, f"scales.{key}.") for key, scale in values.get("scales", {}).items()
         }
-        paper = [build(Published, each, f"paper[{i}].") for i, each in enumerate(values.get("paper") or [])]
+        paper = [
+            build(Published, each, f"paper[{i}].")
+            for i, entry in enumerate(values.get("paper") or [])
+            for each in _single_numbers(entry, f"{file}: paper[{i}]")
+        ]
         return build(
             Experiment, {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}, ""
         )
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+def _single_numbers(entry: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """An entry of `paper` as one per number: a list in its cell goes with a list of values."""
+    cell = entry.get("cell", {})
+    listed = [key for key, value in cell.items() if isinstance(value, list)]
+    if not listed:
+        return [entry]
+    names, values = cell[listed[0]], entry.get("value")
+    if len(listed) > 1 or not isinstance(values, list) or len(values) != len(names):
+        raise ConfigError(f"{place}: cell.{listed[0]} lists {len(names)} names, value needs as many numbers.")
+    return [
+        {**entry, "cell": {**cell, listed[0]: name}, "value": value}
+        for name, value in zip(names, values, strict=True)
+    ]
 
 
 def _full_name(name: str, known: list[str]) -> str:
@@ -132,7 +160,7 @@ def _full_name(name: str, known: list[str]) -> str:
         return matches[0]
     if matches:
         raise ConfigError(f"experiment={name} is ambiguous. Choose one of: {', '.join(matches)}.")
-    shorts = [full.rpartition("/")[2] for full in known]
+    shown = known if "/" in name else [full.rpartition("/")[2] for full in known]
     raise ConfigError(
-        f"Unknown experiment {name!r}.{did_you_mean(name, shorts)}\nChoices: {', '.join(known)}, all."
+        f"Unknown experiment {name!r}.{did_you_mean(name, shown)}\nChoices: {', '.join(known)}, all."
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moe_lab.results.samples import reported
-from moe_lab.results.statistics import over_seeds
+from moe_lab.results.statistics import Interval, interval_of_weighted_mean, over_seeds
 from moe_lab.results.store import version_marks
 
 MARKS = {
@@ -49,7 +49,7 @@ def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
     block = results["moe_lab"]
     wanted = metric or block["task"].get("metric")
     names = [*results.get("groups", {}), *block["task"]["tasks"]]
-    return [_row(results, block, name, wanted) for name in names if name in results["results"]]
+    return [_named_row(results, block, name, wanted) for name in names if name in results["results"]]
 
 
 def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
@@ -77,6 +77,47 @@ def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
     )
 
 
+def task_mean(rows: Sequence[Row | None], weights: Sequence[float] | None = None) -> Row | None:
+    """The mean of several tasks' scores as one row, None where one is missing; no weights: every task counts alike."""
+    known = [row for row in rows if row is not None]
+    values = [row.value for row in known]
+    if not known or len(known) < len(rows) or None in values:
+        return None
+    first = known[0]
+    return replace(
+        first,
+        task="average",
+        run_id=" ".join(dict.fromkeys(row.run_id for row in known)),
+        n=sum(row.n or 0 for row in known),
+        value=_mean(values, weights),
+        std=None,
+        interval=_mean_interval(values, [row.interval for row in known], weights),
+        baseline=_mean([row.baseline for row in known], weights),
+        difference=_mean([row.difference for row in known], weights),
+        difference_interval=_mean_interval(
+            [row.difference for row in known], [row.difference_interval for row in known], weights
+        ),
+        p_mcnemar=None,
+        flips=None,
+        marks=tuple(dict.fromkeys(mark for row in known for mark in row.marks)),
+    )
+
+
+def _mean(values: Sequence[Any], weights: Sequence[float] | None) -> float | None:
+    if None in values:
+        return None
+    shares = weights or [1] * len(values)
+    return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
+
+
+def _mean_interval(
+    values: Sequence[Any], intervals: Sequence[Interval | None], weights: Sequence[float] | None
+) -> Interval | None:
+    known = [one for one in intervals if one is not None]
+    complete = len(known) == len(values) and None not in values
+    return interval_of_weighted_mean(values, known, weights) if complete else None
+
+
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
     """The keys of MARKS that hold for a run; `block` is the `moe_lab` part of its results.json."""
     holds = {
@@ -94,6 +135,18 @@ def _tuned_elsewhere(block: dict[str, Any]) -> bool:
         return False
     tuned = block["tuning"]
     return (tuned["model"], tuned["n"]) != (block["model"]["name"], block["method"]["config"]["n"])
+
+
+def _named_row(results: dict[str, Any], block: dict[str, Any], name: str, wanted: str | None) -> Row:
+    """The row of a task, or of a group: its documents' mean has the intervals of its tasks, weighed by their number."""
+    row = _row(results, block, name, wanted)
+    if name in block["samples"]:
+        return row
+    tasks = [_row(results, block, task, wanted) for task in _tasks_of(results, block["samples"], name)]
+    pooled = task_mean(tasks, [task.n or 0 for task in tasks])
+    if pooled is None or pooled.value is None or row.value is None or abs(pooled.value - row.value) > 1e-9:
+        return row  # a group that weighs its tasks otherwise
+    return replace(pooled, task=name, metric=row.metric, n=row.n)
 
 
 def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str | None) -> Row:
@@ -130,9 +183,14 @@ def headline(scores: dict[str, Any], wanted: str | None) -> str:
 
 def _documents(results: dict[str, Any], samples: dict[str, list[int]], name: str) -> int:
     """Documents of a task, or of all tasks of a group."""
+    return sum(len(samples[task]) for task in _tasks_of(results, samples, name))
+
+
+def _tasks_of(results: dict[str, Any], samples: dict[str, list[int]], name: str) -> list[str]:
+    """A task itself; the tasks of a group, and of the groups in it."""
     if name in samples:
-        return len(samples[name])
-    return sum(_documents(results, samples, child) for child in results["group_subtasks"][name])
+        return [name]
+    return [task for child in results["group_subtasks"][name] for task in _tasks_of(results, samples, child)]
 
 
 def _number(value: Any) -> float | None:

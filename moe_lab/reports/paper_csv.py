@@ -1,7 +1,7 @@
 """The table of an experiment as CSV: one line per cell, numbers as they are stored.
 
 `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
-`run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them.
+`run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them. Averages come last.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from moe_lab.reports.average import averages
 from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.table_cell import TableCell, published_of
 
@@ -38,12 +39,11 @@ CSV_COLUMNS = (
 
 
 def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
-    """One line per cell, numbers as they are stored."""
-    keys = [*experiment.rows, *experiment.columns]
+    """One line per cell, then one per average; numbers as they are stored."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=[*keys, *CSV_COLUMNS], lineterminator="\n")
+    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS], lineterminator="\n")
     writer.writeheader()
-    for cell in cells:
+    for cell in [*cells, *averages(experiment, cells)]:
         published = published_of(experiment, cell)
         writer.writerow(
             {**cell.coordinates, **_csv_numbers(cell, experiment.metric), **_csv_published(published)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
-from moe_lab.reports.experiment import Experiment
+from moe_lab.reports.average import NOTE, averages
+from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.numbers import MARKS, Row
 from moe_lab.reports.paper_csv import csv_text
 from moe_lab.reports.table_cell import TableCell, published_of
@@ -61,18 +63,22 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
         + (" ±: standard deviation over seeds." if any(row.seeds > 1 for row in measured) else ""),
         "",
     ]
-    lines += _grid(experiment, cells)
+    means = averages(experiment, cells)
+    alone = experiment.average not in [*experiment.rows, *experiment.columns]
+    lines += [NOTE, ""] if means else []
+    lines += _grid(experiment, means if means and alone else [*cells, *means])
     lines += ["", *_published_list(experiment), *_marks(measured), *_problems(cells), *_runs(cells)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    by_place = {(_key(cell, experiment.rows), _key(cell, experiment.columns)): cell for cell in cells}
+    across = [key for key in experiment.keys if key not in experiment.rows]
+    by_place = {(_key(cell, experiment.rows), _key(cell, across)): cell for cell in cells}
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
     header = [*experiment.rows, "documents", "seeds"]
     for column in columns:
-        name = _column_name(experiment, column)
+        name = _column_name(across, column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
     body = []
     for row in rows:
@@ -88,11 +94,11 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
 
 
-def _column_name(experiment: Experiment, column: tuple[str, ...]) -> str:
+def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
     """Options by their name, dotted keys as `n=8`; what a cell does not have is left out."""
     parts = [
         f"{key.rpartition('.')[2]}={value}" if "." in key else value
-        for key, value in zip(experiment.columns, column, strict=True)
+        for key, value in zip(keys, column, strict=True)
         if value != "-"
     ]
     return " ".join(parts)
@@ -132,20 +138,34 @@ def _with_interval(
 
 
 def _counts(cells: Sequence[TableCell | None], metric: str) -> list[str]:
-    """Documents and seeds of a line's cells; no seeds where every cell is one run."""
-    rows = [row for cell in cells if cell is not None and (row := cell.row(metric))]
+    """Documents and seeds of a line's cells, of averages where they stand alone; no seeds where all are one run."""
+    present = [cell for cell in cells if cell is not None]
+    single = [cell for cell in present if not cell.parts]
+    rows = [row for cell in single or present if (row := cell.row(metric))]
     documents = dict.fromkeys(str(row.n) for row in rows if row.n is not None)
     seeds = dict.fromkeys(str(row.seeds) for row in rows)
     return ["/".join(documents) or "-", "/".join(seeds) if any(row.seeds > 1 for row in rows) else ""]
 
 
 def _published_list(experiment: Experiment) -> list[str]:
-    lines = [
-        f"- {', '.join(each.cell.values())}: {each.value:g} {each.unit} ({each.place})"
-        + (f" {each.mark}" if each.mark else "")
-        for each in experiment.paper
-    ]
+    lines = []
+    for (place, unit, mark, where), group in groupby(
+        experiment.paper, lambda each: _origin(experiment, each)
+    ):
+        numbers = ", ".join(
+            f"{each.cell[experiment.average]} {each.value:g}"
+            if experiment.average in each.cell
+            else f"{each.value:g}"
+            for each in group
+        )
+        lines.append(f"- {', '.join(where)}: {numbers} {unit} ({place})" + (f" {mark}" if mark else ""))
     return ["Published numbers and their places:", "", *lines, ""] if lines else []
+
+
+def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
+    """What numbers of one line of the paper's table have in common."""
+    where = tuple(value for key, value in each.cell.items() if key != experiment.average)
+    return each.place, each.unit, each.mark, where
 
 
 def _marks(rows: Sequence[Row]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.experiment import Experiment, Published
-from moe_lab.reports.numbers import Row, mean_row, rows_of
+from moe_lab.reports.numbers import Row, mean_row, rows_of, task_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +27,18 @@ class TableCell:
     config: Any = None
     """The `moe_lab.config.Config` that it was composed to."""
     problem: str | None = None
+    folder: Path | None = None
+    """Of its first run."""
+    parts: Sequence[TableCell] = ()
+    """The cells whose mean it is; such a cell has no results of its own."""
 
     def row(self, metric: str) -> Row | None:
-        """The numbers of the cell's first task: of its one run, or the mean over its seeds.
+        """The numbers of the cell's first task: of its one run, the mean over its seeds, or the mean of its parts.
 
         `metric` is `headline` or an lm-eval `metric,filter`.
         """
+        if self.parts:
+            return task_mean([part.row(metric) for part in self.parts])
         wanted = None if metric == "headline" else metric
         rows = [found[0] for results in self.results if (found := rows_of(results, wanted))]
         if len(rows) < 2:

@@ -102,3 +102,16 @@ def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -
     assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(rows)
     check_metric(config, tasks)
     assert config.task.category == category
+
+
+def test_mmlu_reads_one_file_for_all_subjects(tmp_path: Path) -> None:
+    """As its option says, without further keys; a subject without rows would be an error."""
+    from lm_eval.tasks.mmlu._generate_configs import SUBJECTS
+
+    row = {"question": "1 + 1 = ?", "choices": list("1234"), "answer": 1}
+    rows = [row | {"subject": subject} for subject in SUBJECTS]
+    write_jsonl(tmp_path / "mmlu" / "test.jsonl", rows)
+    config = to_config(compose_cell(["task=mmlu", f"data_dir={tmp_path}", "num_fewshot=0"], []))
+    tasks = load_tasks(config)
+    assert len(tasks["tasks"]) == len(SUBJECTS) == 57
+    check_metric(config, tasks)

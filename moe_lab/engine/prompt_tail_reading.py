@@ -1,6 +1,8 @@
-"""What the untouched model makes of prompts, as far as their last tokens need it under other routings.
+"""What the untouched model makes of prompts, as far as their tails need it under other routings.
 
-M = tokens of one prompt (its last and those of its continuations), D = hidden size, E = experts.
+A tail is a prompt from the first of its W re-routed tokens on, with the continuations that hang off its end.
+
+B = sequences, S = new tokens of each, Q = tokens of one tail, W = re-routed tokens, D = hidden size, E = experts.
 """
 
 from __future__ import annotations
@@ -8,69 +10,98 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moe_lab.engine.cache import RowCache
-from moe_lab.engine.kept_rows import CleanForward
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.layers import decoder_layers, layer_inputs, parting_layer
+from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Question
-from moe_lab.engine.tokens import TreeRow
+from moe_lab.engine.token_spans import TokenSpan
+from moe_lab.engine.tokens import Tokens, TreeRow
 from moe_lab.routing import Router, Routing, routed
 from moe_lab.routing.remix import router_probs
 
 
 @dataclass(frozen=True)
 class PromptTail:
-    """What the untouched model computed for one prompt, as far as its last token (and what follows) needs it."""
+    """What the untouched model computed for one prompt, as far as its tail needs it."""
 
     past: RowCache
-    """Keys and values of the prompt without its last token, of the layers from the parting one on."""
-    hidden_MD: Tensor
-    """Hidden states as the parting decoder layer takes them: of the last token, then of its continuations' tokens."""
-    pathway_ME: Tensor
-    """float32 [MoE layers, E] on the CPU: the router's probabilities at the last token."""
+    """Keys and values of the prompt's tokens before the tail, of the layers from the parting one on."""
+    hidden_QD: Tensor
+    """Hidden states of the tail's tokens as the parting decoder layer takes them."""
+    pathway_WME: Tensor
+    """float32 [W, MoE layers, E] on the CPU: the router's probabilities at the re-routed tokens."""
     tree: TreeRow
-    """The last token, and the continuations that hang off it."""
-
-    @property
-    def hidden_1D(self) -> Tensor:
-        return self.hidden_MD[:1]
+    """The tail's tokens: the prompt's, and the continuations' that hang off it."""
 
     @property
     def position(self) -> int:
-        """Index of the last token in its prompt."""
+        """Index of the first re-routed token in its prompt."""
         return self.tree.positions[0]
 
     @property
     def nbytes(self) -> int:
-        return self.past.nbytes + self.hidden_MD.nbytes + self.pathway_ME.nbytes
+        return self.past.nbytes + self.hidden_QD.nbytes + self.pathway_WME.nbytes
 
 
-class PromptTailReader(CleanForward):
-    """The plain model, which notes what last tokens need."""
+class PromptTailReader(RowForward):
+    """The plain model, which notes what tails need.
+
+    Args:
+        first: the first MoE layer whose routing may be changed.
+    """
+
+    def __init__(self, model: nn.Module, first: int, span: TokenSpan):
+        super().__init__(model, Ensemble())
+        self.first, _ = parting_layer(model, first)
+        self.span = span
 
     def __enter__(self) -> PromptTailReader:
         super().__enter__()
-        self.probs: dict[int, list[Tensor]] = {}
-        self._stack.enter_context(routed(self.model, self._note_probs))
+        self._hidden: list[Tensor] = []
+        self._logits: dict[Router, list[Tensor]] = {}
+        layer = decoder_layers(self.model)[self.first]
+        self._stack.callback(layer.register_forward_pre_hook(self._note_hidden, with_kwargs=True).remove)
+        self._stack.enter_context(routed(self.model, self._note_logits))
         return self
 
-    def _note_probs(self, router: Router, routing: Routing) -> None:
-        probs_ME = router_probs(router, routing.logits_TE[self._wanted])
-        self.probs.setdefault(router.layer, []).append(probs_ME.to(self.device))
+    def __call__(
+        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
+    ) -> Tensor:
+        """As `RowForward`; a beginning that prompts share, which is read with `noise=False`, is no part of a tail."""
+        self._noted = tokens.ids_BS.shape if noise else None
+        return super().__call__(tokens, cache, counted, noise)
 
-    def tails(self, questions: list[Question], cache: RowCache) -> list[PromptTail]:
-        """Of a batch whose passes have just been made."""
-        trees = [TreeRow(q.context, q.continuations, cached=len(q.context) - 1) for q in questions]
-        sizes = [len(tree) for tree in trees]
-        pathways_LME = torch.stack([torch.cat(self.probs[layer]) for layer in sorted(self.probs)]).cpu()
-        pathways, parted = pathways_LME.split(sizes, dim=1), torch.cat(self.parted).split(sizes)
-        self.probs, self.parted, self.final = {}, [], []
-        return [
-            PromptTail(
-                cache.taken(b, tree.positions[0], self.first),
-                parted[b].clone(),
-                pathways[b][:, 0].clone(),
-                tree,
+    def _note_hidden(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._noted:
+            self._hidden.append(layer_inputs(layer, args, kwargs)["hidden_states"])
+
+    def _note_logits(self, router: Router, routing: Routing) -> None:
+        if self._noted:
+            self._logits.setdefault(router, []).append(routing.logits_TE.unflatten(0, self._noted))
+
+    def tails(self, questions: list[Question], cache: RowCache, shared: int) -> list[PromptTail]:
+        """Of a batch whose passes have just been made, behind `shared` tokens."""
+        hidden_BSD = torch.cat(self._hidden, dim=1)
+        logits = {router: torch.cat(parts, dim=1) for router, parts in self._logits.items()}
+        self._hidden, self._logits = [], {}
+        found = []
+        for b, question in enumerate(questions):
+            start = self.span.start(len(question.context))
+            tree = TreeRow(question.context, question.continuations, cached=start)
+            at, W = start - shared, self.span.size
+            probs = [
+                router_probs(router, logits[router][b, at : at + W].to(self.device))
+                for router in sorted(logits, key=lambda router: router.layer)
+            ]
+            found.append(
+                PromptTail(
+                    past=cache.taken(b, start, self.first),
+                    hidden_QD=hidden_BSD[b, at : at + len(tree)].clone(),
+                    pathway_WME=torch.stack(probs, dim=1).cpu(),
+                    tree=tree,
+                )
             )
-            for b, tree in enumerate(trees)
-        ]
+        return found

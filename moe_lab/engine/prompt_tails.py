@@ -1,11 +1,11 @@
-"""The last tokens of prompts under other routings: everything that these cannot change is computed once.
+"""Prompts with some of their tokens under other routings: everything that these cannot change is computed once.
 
-A prompt is read clean. Of that, what its last token needs from the first re-routed layer on is kept: keys and values of
-the tokens before it, and its hidden state. A pass is then one token of each of N prompts through the later layers, with
-gradients to the routing if these are asked for.
+A prompt is read clean. Of that, what its tail (the prompt from the first re-routed token on, and its continuations)
+needs from the first re-routed layer on is kept: keys and values of the tokens before it, and its hidden states. A pass
+is then the tails of N prompts through the later layers, with gradients to the routing if these are asked for.
 
-N = prompts of a pass, M = tokens of one (the prompt's last and those of its continuations), S = the most of these,
-T = kept columns, D = hidden size, E = experts, V = vocabulary.
+N = prompts of a pass, Q = tokens of one tail, S = the most of these, T = kept columns, M = wanted tokens of all tails,
+D = hidden size, E = experts, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from moe_lab.engine.masks import FULL, LayerMasks, ReachHooks
 from moe_lab.engine.prefixes import group_by_prefix
 from moe_lab.engine.prompt_tail_reading import PromptTail, PromptTailReader
 from moe_lab.engine.scoring import Budget, Question, Scores, batches, read_scores
+from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.engine.tokens import TreeRow
 from moe_lab.errors import ConfigError
 from moe_lab.routing import routed
@@ -32,22 +34,24 @@ from moe_lab.routing.remix import Remix
 
 
 class PromptTails:
-    """Reads prompts clean, then passes their last tokens through the later layers.
+    """Reads prompts clean, then passes their tails through the later layers.
 
     Args:
         first: the first MoE layer whose routing may be changed; pasts of earlier ones are not kept.
+        span: which tokens of a prompt may be re-routed.
 
     Raises ConfigError for models that keep more than keys and values.
     """
 
-    def __init__(self, model: nn.Module, first: int):
+    def __init__(self, model: nn.Module, first: int, span: TokenSpan | None = None):
         if not runs_rows(model):
             raise ConfigError(
                 f"{type(model).__name__} keeps more than keys and values, or counts positions by them: the pathway of "
-                "its last token cannot be changed alone.\nmethod=base and method=roe run it."
+                "single tokens cannot be changed.\nmethod=base and method=roe run it."
             )
         self.model = model
-        self.clean = PromptTailReader(model, first)
+        self.span = span or TokenSpan()
+        self.clean = PromptTailReader(model, first, self.span)
         self.first, router = parting_layer(model, first)
         self.first_moe = router.layer
         self.device = self.clean.device
@@ -65,66 +69,68 @@ class PromptTails:
         budget: Budget,
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> list[PromptTail]:
-        """What is kept of each prompt (token ids, at least one); what prompts begin with in common is read once.
+        """What is kept of each prompt (token ids); what prompts begin with in common before their tails is read once.
 
         Args:
-            continuations: of each prompt, those that `score` is to score.
+            continuations: of each prompt, those whose tokens are to be predicted; None: one token of each.
+
+        Raises ValueError for a prompt with fewer tokens than are to be re-routed.
         """
         asked = [
             Question(prompt, continuations[i] if continuations else [[0]], document=0)
             for i, prompt in enumerate(prompts)
         ]
         found: dict[int, PromptTail] = {}
-        for group in group_by_prefix(prompts):
+        for group in group_by_prefix([prompt[: self.span.start(len(prompt)) + 1] for prompt in prompts]):
             with self.clean:
                 for batch in batches(self.clean, asked, group, budget):
                     for _ in batch.passes(self.clean, budget):
                         pass
-                    read = self.clean.tails([asked[i] for i in batch.indices], batch.cache)
+                    read = self.clean.tails([asked[i] for i in batch.indices], batch.cache, group.shared)
                     found.update(zip(batch.indices, read, strict=True))
         return [found[i] for i in range(len(prompts))]
 
-    def batch(self, tokens: Sequence[PromptTail], size: int = 1) -> Batch:
-        """Tokens of one pass, their pasts joined; for `logits` more than once of the same tokens.
-
-        Args:
-            size: tokens of each: 1 for the prompts' last alone.
-        """
-        pasts = [token.past for token in tokens]
-        T = max(past.length for past in pasts)
-        visible = torch.stack([_visible(token.tree, token.past.length, T, size) for token in tokens])
-        positions = [token.tree.positions[:size] for token in tokens]
-        hidden = [token.hidden_MD[:size] for token in tokens]
+    def batch(self, tails: Sequence[PromptTail]) -> Batch:
+        """Tails of one pass, their pasts joined; for `logits` more than once of the same tails."""
+        pasts = [tail.past for tail in tails]
+        trees = [tail.tree for tail in tails]
+        T, S = max(past.length for past in pasts), max(map(len, trees))
+        visible = torch.stack(
+            [_visible(tree, past.length, T, S) for tree, past in zip(trees, pasts, strict=True)]
+        )
+        positions = [tree.positions + [0] * (S - len(tree)) for tree in trees]
+        hidden = [nn.functional.pad(tail.hidden_QD, (0, 0, 0, S - len(tail.tree))) for tail in tails]
         return Batch(
-            layers=[_Past.of(list(parts), T) for parts in zip(*(past.layers for past in pasts), strict=True)],
-            hidden_NSD=torch.stack([nn.functional.pad(rows, (0, 0, 0, size - len(rows))) for rows in hidden]),
-            position_NS=torch.tensor([p + [0] * (size - len(p)) for p in positions], device=self.device),
+            layers=[
+                _Past.of(list(parts), T, S) for parts in zip(*(past.layers for past in pasts), strict=True)
+            ],
+            hidden_NSD=torch.stack(hidden),
+            position_NS=torch.tensor(positions, device=self.device),
             masks=LayerMasks(visible.to(self.device), self.model.dtype),
-            count=sum(map(len, positions)),
+            wanted_M=torch.tensor(
+                [i * S + node for i, tree in enumerate(trees) for node in tree.wanted], device=self.device
+            ),
+            count=sum(map(len, trees)),
         )
 
-    def logits(self, tokens: Sequence[PromptTail] | Batch, remix: Remix | None) -> Tensor:
-        """float32 [N, V]: what the model predicts after each last token; float64 for a model that is.
+    def logits(self, tails: Sequence[PromptTail] | Batch, remix: Remix | None) -> Tensor:
+        """float32 [M, V], float64 for a model that is: what the model predicts after the wanted tokens of each tail,
+        which are the prompt's last and those of its continuations that are not their last.
 
+        The other tokens of a tail are routed as usual, and read the changed keys and values of the re-routed ones.
         Differentiable in the probabilities of `remix` where these ask for gradients. None: the untouched model.
         """
-        batch = tokens if isinstance(tokens, Batch) else self.batch(tokens)
-        return self._pass(batch, remix)[:, 0]
+        batch = tails if isinstance(tails, Batch) else self.batch(tails)
+        return self._pass(batch, remix)
 
-    def score(self, tokens: Sequence[PromptTail], remix: Remix | None) -> list[Scores]:
-        """Log-likelihood, and whether greedy decoding gives it, of the continuations that each prompt was read with.
-
-        Only the prompt's last token is re-routed. Continuations are routed as usual, and read its changed keys and
-        values.
-        """
-        trees = [token.tree for token in tokens]
+    def score(self, tails: Sequence[PromptTail], remix: Remix | None) -> list[Scores]:
+        """Log-likelihood, and whether greedy decoding gives it, of the continuations that each prompt was read with."""
         with torch.no_grad():
-            logits_NSV = self._pass(self.batch(tokens, max(map(len, trees))), remix)
-        logits_MV = torch.cat([rows[: len(tree)] for rows, tree in zip(logits_NSV, trees, strict=True)])
-        return read_scores(Ensemble(), trees, [logits_MV[:, None]])
+            logits_MV = self._pass(self.batch(tails), remix)
+        return read_scores(Ensemble(), [tail.tree for tail in tails], [logits_MV[:, None]])
 
     def _pass(self, batch: Batch, remix: Remix | None) -> Tensor:
-        """[N, S, V]"""
+        """[M, V]"""
         if remix and min(remix.probs) < self.first_moe:
             raise ValueError(
                 f"MoE layer {min(remix.probs)} is re-routed, but work is kept from {self.first_moe} on."
@@ -137,52 +143,78 @@ class PromptTails:
                 stack.enter_context(routed(self.model, remix, self.first_moe))
             self.reaches.install(stack)
             self.reaches.expect(batch.masks)
-            logits_NSV = self.model(
+            head = self.model.get_output_embeddings()
+            stack.callback(head.register_forward_pre_hook(batch.select).remove)
+            logits_MV = self.model(
                 inputs_embeds=batch.hidden_NSD,
                 attention_mask=batch.masks.of(FULL),
                 position_ids=batch.position_NS,
                 past_key_values=Cache(layers=batch.layers),
                 use_cache=True,
-            ).logits
+            ).logits[0]
         self._passed += batch.count
-        return logits_NSV.to(torch.promote_types(logits_NSV.dtype, torch.float32))
+        return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens that go through the later layers together."""
+    """Tails that go through the later layers together."""
 
     layers: list[RowLayer]
     hidden_NSD: Tensor
     position_NS: Tensor
     masks: LayerMasks
+    wanted_M: Tensor
+    """Flat indices into N x S."""
     count: int
     """Tokens that are no padding."""
 
+    def select(self, head: nn.Module, args: tuple) -> tuple:
+        """The output head's input, [N, S, D] -> [1, M, D]."""
+        return (args[0].flatten(0, 1)[self.wanted_M.to(args[0].device)][None], *args[1:])
+
 
 class _Past(RowLayer):
-    """One layer of joined pasts: new columns are put behind it without being kept, and gradients go through them."""
+    """One layer of joined pasts: every pass writes its new columns to the same place behind them."""
 
     @classmethod
-    def of(cls, parts: list[RowLayer], width: int) -> _Past:
-        past = cls(width)
+    def of(cls, parts: list[RowLayer], width: int, room: int) -> _Past:
+        past = cls(width + room)
         past.join(parts, width)
         return past
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The past, and [N, H, S, D] behind it."""
+        """The past with [N, H, S, D] behind it, until the next call; gradients go to the new columns alone."""
         if not self.is_initialized:
             return key_states, value_states
-        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+        return _Written.apply(key_states, self.keys, self.length), _Written.apply(
+            value_states, self.values, self.length
+        )
 
 
-def _visible(tree: TreeRow, past: int, T: int, size: int) -> Tensor:
-    """bool [size, T + size]: the prompt's columns, which end at T, then those tokens of the tree that each sees."""
-    own = torch.from_numpy(tree.visible[:size, :size])
-    own = nn.functional.pad(own, (0, size - len(own), 0, size - len(own)))
-    before = (torch.arange(T) >= T - past).expand(size, -1)
+class _Written(torch.autograd.Function):
+    """New columns put behind a past that asks for no gradients, without a copy of it: [N, H, S, D] -> [N, H, T + S, D].
+
+    Backward through what an earlier call gave raises RuntimeError: its columns are overwritten.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, new: Tensor, past: Tensor, length: int) -> Tensor:
+        ctx.length = length
+        past[:, :, length:] = new
+        return past.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient[:, :, ctx.length :], None, None
+
+
+def _visible(tree: TreeRow, past: int, T: int, S: int) -> Tensor:
+    """bool [S, T + S]: the prompt's columns, which end at T, then those tokens of the tree that each sees."""
+    own = nn.functional.pad(torch.from_numpy(tree.visible), (0, S - len(tree), 0, S - len(tree)))
+    before = (torch.arange(T) >= T - past).expand(S, -1)
     return torch.cat([before, own], dim=-1)
 
 

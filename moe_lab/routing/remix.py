@@ -1,6 +1,7 @@
-"""A policy by which a token's experts are weighed by given probabilities, through which gradients flow.
+"""A policy by which tokens' experts are weighed by given probabilities, through which gradients flow.
 
-N = sequences of a pass, S = tokens of each, E = experts, K = experts per token, C = given experts.
+N = sequences of a pass, S = tokens of each, W = those that are re-routed, T = N x S, E = experts,
+K = experts per token, C = given experts.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from moe_lab.routing.seams import Routing
 
 
 class Remix:
-    """Routes the first token of each of the N sequences of a pass by given probabilities, other tokens as usual.
+    """Routes the first W tokens of each of the N sequences of a pass by given probabilities, other tokens as usual.
 
     The probabilities stand for those that the router itself has: their logarithms, raised to the sum that the router's
     logits have, go through the rule of its family. So with the router's own probabilities nothing changes.
 
     Args:
-        probs: of some MoE layers (others are left alone): [N, E], rows that sum to 1.
-        experts: of the same layers: int64 [N, C], which all contribute; sequences of one token only. None: those K that
-            the router takes at these probabilities.
+        probs: of some MoE layers (others are left alone): [N, W, E], which sum to 1 over E.
+        experts: of the same layers: int64 [N, W, C], which all contribute. None: those K that the router takes at these
+            probabilities.
     """
 
     def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
@@ -30,25 +31,26 @@ class Remix:
     @property
     def needs_grad(self) -> bool:
         """Whether gradients are asked for."""
-        return torch.is_grad_enabled() and any(probs_NE.requires_grad for probs_NE in self.probs.values())
+        return torch.is_grad_enabled() and any(probs_NWE.requires_grad for probs_NWE in self.probs.values())
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        probs_NE = self.probs.get(router.layer)
-        if probs_NE is None:
+        if router.layer not in self.probs:
             return None
-        N, K = len(probs_NE), routing.index_TK.shape[-1]
-        logits_NE = routing.logits_TE.unflatten(0, (N, -1))[:, 0]
-        given_NE = _logits_of(probs_NE.to(logits_NE.device), router, logits_NE)
+        probs_NWE = self.probs[router.layer].to(routing.logits_TE.device)
+        N, W, _ = probs_NWE.shape
+        S, K = len(routing.logits_TE) // N, routing.index_TK.shape[-1]
+        own_RE = routing.logits_TE.unflatten(0, (N, S))[:, :W].flatten(0, 1)
+        given_RE = _logits_of(probs_NWE.flatten(0, 1), router, own_RE)
         if self.experts is None:
-            index_NC = router.choose(router.scores(given_NE.detach()), K)
+            index_RC = router.choose(router.scores(given_RE.detach()), K)
         else:
-            index_NC = self.experts[router.layer].to(logits_NE.device)
-        weights_NC = router.weights(given_NE, index_NC).to(routing.weights_TK.dtype)
-        if len(routing.index_TK) == N:
-            return Routing(routing.logits_TE, weights_NC, index_NC)
-        return Routing(
-            routing.logits_TE, _first(weights_NC, routing.weights_TK), _first(index_NC, routing.index_TK)
-        )
+            index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
+        weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
+        if S > W:
+            usual = _with_experts(router, routing, index_RC.shape[-1])
+            weights_RC = _in_front(weights_RC, usual.weights_TK, N)
+            index_RC = _in_front(index_RC, usual.index_TK, N)
+        return Routing(routing.logits_TE, weights_RC, index_RC)
 
 
 def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
@@ -63,7 +65,17 @@ def _logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
     return router.family.rule.logits(scores_NE)
 
 
-def _first(own_NK: Tensor, all_TK: Tensor) -> Tensor:
-    """`all_TK` of N sequences with the first token of each replaced."""
-    rest_NSK = all_TK.unflatten(0, (len(own_NK), -1))[:, 1:]
-    return torch.cat([own_NK[:, None], rest_NSK], dim=1).flatten(0, 1)
+def _with_experts(router: Router, routing: Routing, C: int) -> Routing:
+    """The same decision with C distinct experts for each token, the further ones with weight 0."""
+    more = C - routing.index_TK.shape[-1]
+    if not more:
+        return routing
+    others_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
+    index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
+    return Routing(routing.logits_TE, torch.nn.functional.pad(routing.weights_TK, (0, more)), index_TC)
+
+
+def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
+    """`all_TC` of N sequences with the first tokens of each replaced."""
+    own_NWC, all_NSC = own_RC.unflatten(0, (N, -1)), all_TC.unflatten(0, (N, -1))
+    return torch.cat([own_NWC, all_NSC[:, own_NWC.shape[1] :]], dim=1).flatten(0, 1)

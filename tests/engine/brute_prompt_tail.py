@@ -1,6 +1,6 @@
-"""The slow reference of re-routed last tokens: whole prompts, no cache, a hook that writes one token's weights.
+"""The slow reference of re-routed tokens: whole prompts, no cache, a hook that writes their weights.
 
-E = experts, C = experts of the re-routed token.
+W = re-routed tokens, K = the router's experts, E = experts, C = experts of the re-routed tokens.
 """
 
 from __future__ import annotations
@@ -14,39 +14,43 @@ FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek")
 PROMPT_LENGTHS = (30, 5, 1, 17)
 
 
-def prompts(seed=1):
-    """Unlike lengths, one of a single token, two with a common beginning that is read once."""
+def prompts(seed=1, least=1):
+    """Unlike lengths, one of a single token (or of `least`), two with a common beginning that may be read once."""
     generator = torch.Generator().manual_seed(seed)
-    found = [torch.randint(0, 250, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
+    lengths = [max(length, least) for length in PROMPT_LENGTHS]
+    found = [torch.randint(0, 250, (length,), generator=generator).tolist() for length in lengths]
     return [*found, [*found[0][:22], 7, 8, 9]]
 
 
-def whole_logits(model, ids, at, probs_by_layer, experts_by_layer=None):
-    """[tokens, V] of one full pass in which token `at` is routed by these probabilities ([E] of each layer)."""
+def whole_logits(model, ids, start, probs_by_layer, experts_by_layer=None):
+    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these probabilities ([W, E] of each
+    layer), by the largest of them or by given experts ([W, C])."""
     kind = model.config.model_type
     handles = []
     for router in find_routers(model):
         if router.layer not in probs_by_layer:
             continue
-        probs_E = probs_by_layer[router.layer]
-        probs_E = probs_E / probs_E.sum()  # so that gradients are those along distributions
+        probs_WE = probs_by_layer[router.layer]
+        probs_WE = probs_WE / probs_WE.sum(
+            -1, keepdim=True
+        )  # so that gradients are those along distributions
 
-        def hook(module, args, output, layer=router.layer, probs_E=probs_E):
+        def hook(module, args, output, layer=router.layer, probs_WE=probs_WE):
             logits, weights_TK, index_TK = output
             K = index_TK.shape[-1]
-            index_C = experts_by_layer[layer] if experts_by_layer else probs_E.topk(K).indices
-            own_C = probs_E[index_C]
-            if kind in RENORMALIZED or getattr(model.config, "norm_topk_prob", False):
-                own_C = own_C / own_C.sum()
-            weights_TC = torch.nn.functional.pad(weights_TK, (0, len(index_C) - K))
-            index_TC = torch.nn.functional.pad(index_TK, (0, len(index_C) - K))
-            here = torch.zeros(len(index_TC), 1, dtype=torch.bool)
-            here[at] = True
-            return (
-                logits,
-                torch.where(here, own_C.to(weights_TC.dtype), weights_TC),
-                torch.where(here, index_C, index_TC),
-            )
+            index_WC = experts_by_layer[layer] if experts_by_layer else probs_WE.topk(K).indices
+            weights, index = [], []
+            for t in range(len(index_TK)):
+                own_C, experts_C = weights_TK[t], index_TK[t]
+                if start <= t < start + len(probs_WE):
+                    experts_C = index_WC[t - start]
+                    own_C = probs_WE[t - start, experts_C]
+                    if kind in RENORMALIZED or getattr(model.config, "norm_topk_prob", False):
+                        own_C = own_C / own_C.sum()
+                room = index_WC.shape[-1] - len(own_C)
+                weights.append(torch.nn.functional.pad(own_C.to(weights_TK.dtype), (0, room)))
+                index.append(torch.nn.functional.pad(experts_C, (0, room)))
+            return logits, torch.stack(weights), torch.stack(index)
 
         handles.append(router.module.register_forward_hook(hook))
     try:

@@ -1,6 +1,8 @@
-"""Re-routed last tokens over kept work equal whole passes: logits, gradients, continuations, whatever the batch."""
+"""Re-routed tokens over kept work equal whole passes: logits, gradients, continuations, whatever the batch."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from moe_lab.engine.layers import runs_rows
 from moe_lab.engine.prompt_tails import PromptTails
 from moe_lab.engine.scoring import Budget
+from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.errors import ConfigError
 from moe_lab.routing import family_of_type, find_routers, record
 from moe_lab.routing.remix import Remix
@@ -17,6 +20,13 @@ from tests.families.zoo import ZOO, small_model
 
 BUDGET = Budget(64)
 BY_LOGITS = [name for name in ZOO if family_of_type(name).rule.noise == LOGITS]
+SPANS = [
+    TokenSpan(),
+    TokenSpan("first", 1),
+    TokenSpan("middle", 1),
+    TokenSpan("last", 3),
+    TokenSpan("first", 3),
+]
 SATURATED = {"phimoe"}
 """Weights are 1 for all experts that others are far above or below, and have no gradient then."""
 
@@ -32,16 +42,23 @@ def changed_layers(model):
     return [count - 2, count - 1]
 
 
-def read(model, **options):
-    tails = PromptTails(model, first=changed_layers(model)[0])
-    return tails, tails.read(prompts(), BUDGET, **options)
+def read(model, span=TokenSpan(), **options):  # noqa: B008 - frozen
+    tails = PromptTails(model, changed_layers(model)[0], span)
+    return tails, tails.read(prompts(least=span.size), BUDGET, **options)
 
 
 def mixed(model, tokens, seed=3):
     """Other probabilities for each question, in the changed layers: some other experts become the largest."""
     torch.manual_seed(seed)
-    E = tokens[0].pathway_ME.shape[-1]
-    return {layer: torch.rand(len(tokens), E).softmax(dim=-1) for layer in changed_layers(model)}
+    W, _, E = tokens[0].pathway_WME.shape
+    return {layer: torch.rand(len(tokens), W, E).softmax(dim=-1) for layer in changed_layers(model)}
+
+
+def own_probs(model, tokens):
+    return {
+        layer: torch.stack([token.pathway_WME[:, layer] for token in tokens])
+        for layer in changed_layers(model)
+    }
 
 
 def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
@@ -52,41 +69,85 @@ def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
             expected = model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
         assert token.position == len(prompt) - 1
-        for own_E, logits_TE in zip(token.pathway_ME, routes.logits, strict=True):
+        for own_E, logits_TE in zip(token.pathway_WME[0], routes.logits, strict=True):
             torch.testing.assert_close(own_E, logits_TE[-1].softmax(-1), atol=1e-6, rtol=0)
 
 
 def test_own_probabilities_change_nothing(model):
     tails, tokens = read(model)
-    own = {
-        layer: torch.stack([token.pathway_ME[layer] for token in tokens]) for layer in changed_layers(model)
-    }
+    own = own_probs(model, tokens)
     torch.testing.assert_close(
         tails.logits(tokens, Remix(own)), tails.logits(tokens, None), atol=2e-6, rtol=0
     )
 
 
 @pytest.mark.parametrize("core", [False, True])
-def test_given_probabilities_equal_whole_passes_with_gradients(model, core):
-    """A wrong token, layer, weight rule, past, mask or position, or a cut graph, would show."""
-    tails, tokens = read(model)
+@pytest.mark.parametrize("span", SPANS, ids=str)
+def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core):
+    """In float64. A wrong token, layer, weight rule, past, mask or position, or a cut graph, would show; so would further
+    experts of the tokens behind that are more than nothing."""
+    model = copy.deepcopy(model).double()
+    model.set_experts_implementation("eager")
+    continuations = [[[5, 6, 7]], [[8]], [[9, 1]], [[2, 2, 2]], [[3]]]
+    tails, tokens = read(model, span, continuations=continuations)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     experts = {layer: value.topk(5).indices for layer, value in mixed(model, tokens, seed=9).items()}
-    logits_NV = tails.logits(tokens, Remix(probs, experts if core else None))
-    losses = torch.nn.functional.cross_entropy(logits_NV, torch.arange(len(tokens)), reduction="none")
-    gradients = torch.autograd.grad(losses.sum(), list(probs.values()))
+    logits_MV = tails.logits(tokens, Remix(probs, experts if core else None))
+    answers = torch.tensor([token for [answer] in continuations for token in answer])
+    losses_M = torch.nn.functional.cross_entropy(logits_MV, answers, reduction="none")
+    gradients = torch.autograd.grad(losses_M.sum(), list(probs.values()))
 
-    for n, prompt in enumerate(prompts()):
+    done, steepest = 0, 0.0
+    for n, (prompt, [answer]) in enumerate(zip(prompts(least=span.size), continuations, strict=True)):
         own = {layer: value[n].detach().requires_grad_() for layer, value in probs.items()}
         chosen = {layer: value[n] for layer, value in experts.items()} if core else None
-        expected_V = whole_logits(model, prompt, len(prompt) - 1, own, chosen)[-1]
-        torch.testing.assert_close(logits_NV[n], expected_V, atol=1e-5, rtol=0)
-        loss = torch.nn.functional.cross_entropy(expected_V[None], torch.tensor([n]))
-        for gradient_NE, expected_E in zip(
+        start = span.start(len(prompt))
+        assert tokens[n].position == start
+        expected_TV = whole_logits(model, [*prompt, *answer[:-1]], start, own, chosen)
+        expected_AV = expected_TV[len(prompt) - 1 :]
+        torch.testing.assert_close(logits_MV[done : done + len(answer)], expected_AV, atol=2e-6, rtol=0)
+        loss = torch.nn.functional.cross_entropy(expected_AV, torch.tensor(answer), reduction="sum")
+        for gradient_NWE, expected_WE in zip(
             gradients, torch.autograd.grad(loss, list(own.values())), strict=True
         ):
-            assert expected_E.abs().max() > 1e-4
-            torch.testing.assert_close(gradient_NE[n], expected_E, atol=1e-5, rtol=1e-3)
+            steepest = max(steepest, expected_WE.abs().max().item())
+            torch.testing.assert_close(gradient_NWE[n], expected_WE, atol=2e-6, rtol=1e-4)
+        done += len(answer)
+    assert done == len(logits_MV) and steepest > 1e-4
+
+
+@pytest.mark.parametrize("span", SPANS, ids=str)
+def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
+    tails, tokens = read(model, span)
+    untouched = tails.logits(tokens, None)
+    for prompt, token, row in zip(prompts(least=span.size), tokens, untouched, strict=True):
+        with torch.no_grad(), record(model) as routes:
+            torch.testing.assert_close(
+                row, model(torch.tensor([prompt]), use_cache=False).logits[0, -1], atol=1e-5, rtol=0
+            )
+        here = slice(token.position, token.position + span.size)
+        expected_WME = torch.stack([logits_TE[here].softmax(-1) for logits_TE in routes.logits], dim=1)
+        torch.testing.assert_close(token.pathway_WME, expected_WME, atol=1e-6, rtol=0)
+    remix = Remix(own_probs(model, tokens))
+    torch.testing.assert_close(tails.logits(tokens, remix), untouched, atol=5e-6, rtol=0)
+
+
+def test_a_prompt_with_fewer_tokens_than_are_rerouted_is_refused(model):
+    tails = PromptTails(model, 0, TokenSpan("middle", 3))
+    with pytest.raises(ValueError, match="2 tokens has no 3"):
+        tails.read([[1, 2, 3], [4, 5]], BUDGET)
+
+
+def test_backward_through_an_earlier_pass_of_the_same_batch_is_an_error():
+    """Its columns are overwritten; gradients from the wrong ones must not come out."""
+    model = small_model("olmoe")
+    tails, tokens = read(model)
+    probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
+    batch = tails.batch(tokens)
+    first = tails.logits(batch, Remix(probs))
+    tails.logits(batch, Remix(probs))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.sum().backward()
 
 
 def test_a_batch_gives_what_one_by_one_gives(model):
@@ -99,16 +160,18 @@ def test_a_batch_gives_what_one_by_one_gives(model):
 
 
 @pytest.mark.parametrize("untouched", [False, True])
-def test_continuations_read_the_changed_token_and_are_routed_as_usual(model, untouched):
+@pytest.mark.parametrize("span", SPANS[:4], ids=str)
+def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, span, untouched):
     continuations = [[[5], [6, 7], [6, 8, 9]]] * len(prompts())
-    tails, tokens = read(model, continuations=continuations)
+    tails, tokens = read(model, span, continuations=continuations)
     probs = mixed(model, tokens)
     scores = tails.score(tokens, None if untouched else Remix(probs))
-    for n, prompt in enumerate(prompts()):
+    for n, prompt in enumerate(prompts(least=span.size)):
+        start = span.start(len(prompt))
         own = {} if untouched else {layer: value[n] for layer, value in probs.items()}
         for (found, greedy), continuation in zip(scores[n], continuations[n], strict=True):
             with torch.no_grad():
-                logits = whole_logits(model, [*prompt, *continuation], len(prompt) - 1, own)
+                logits = whole_logits(model, [*prompt, *continuation], start, own)
             predicted = logits[len(prompt) - 1 : -1].log_softmax(-1)
             expected = predicted[torch.arange(len(continuation)), continuation].sum().item()
             assert found == pytest.approx(expected, abs=2e-5)
@@ -121,8 +184,8 @@ def test_work_of_earlier_layers_is_not_kept_and_long_prompts_are_read_in_parts(m
     whole, parts = tails.read(prompts(), BUDGET), tails.read(prompts(), Budget(4))
     everything = PromptTails(model, 0).read(prompts(), BUDGET)
     for one, other, more in zip(whole, parts, everything, strict=True):
-        torch.testing.assert_close(one.hidden_1D, other.hidden_1D, atol=1e-5, rtol=0)
-        torch.testing.assert_close(one.pathway_ME, other.pathway_ME, atol=1e-5, rtol=0)
+        torch.testing.assert_close(one.hidden_QD, other.hidden_QD, atol=1e-5, rtol=0)
+        torch.testing.assert_close(one.pathway_WME, other.pathway_WME, atol=1e-5, rtol=0)
         assert one.past.length == one.position == other.past.length
         assert not any(layer.is_initialized for layer in one.past.layers[: tails.first])
         assert one.nbytes < more.nbytes or not one.position
@@ -137,13 +200,11 @@ def test_nothing_is_left_behind(model):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any("forward" in m.__dict__ for m in model.modules())
-    kept = [token.hidden_MD for token in tokens] + [token.past.layers[-1].keys for token in tokens]
+    kept = [token.hidden_QD for token in tokens] + [token.past.layers[-1].keys for token in tokens]
     assert not any(tensor.requires_grad or tensor.is_inference() for tensor in kept)
 
 
 def test_bfloat16_has_gradients_too(model):
-    import copy
-
     low = copy.deepcopy(model).to(torch.bfloat16)
     tails, tokens = read(low)
     probs = {layer: value.requires_grad_() for layer, value in mixed(low, tokens).items()}
@@ -156,7 +217,7 @@ def test_bfloat16_has_gradients_too(model):
 def test_layers_before_the_kept_ones_are_refused(model):
     tails, tokens = read(model)
     with pytest.raises(ValueError, match="kept from"):
-        tails.logits(tokens, Remix({0: tokens[0].pathway_ME[:1].expand(len(tokens), -1)}))
+        tails.logits(tokens, Remix({0: tokens[0].pathway_WME[:, :1].expand(len(tokens), -1, -1)}))
 
 
 def test_a_recurrent_model_is_refused_by_name():
@@ -175,9 +236,7 @@ def test_every_family_that_chooses_by_logits(family):
             PromptTails(model, 0)
         return
     tails, tokens = read(model)
-    own = {
-        layer: torch.stack([token.pathway_ME[layer] for token in tokens]) for layer in changed_layers(model)
-    }
+    own = own_probs(model, tokens)
     untouched = tails.logits(tokens, None)
     torch.testing.assert_close(tails.logits(tokens, Remix(own)), untouched, atol=1e-5, rtol=0)
     for mine, plain in zip(tails.score(tokens, Remix(own)), tails.score(tokens, None), strict=True):

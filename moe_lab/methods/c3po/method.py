@@ -1,7 +1,7 @@
 """`method=c3po`: Critical-layer, Core-expert, Collaborative Pathway Optimization (arXiv 2504.07964).
 
-For every question the routing weights of the prompt's last token, its pathway, are re-mixed in a few layers, guided by
-the nearest reference questions that the untouched model answered correctly. The answer is then scored with it.
+For every question its pathway, the routing weights of one or some of the prompt's tokens, is re-mixed in a few layers,
+guided by the nearest reference questions that the untouched model answered correctly. Answers are scored with it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.layers import named_layers
+from moe_lab.methods.c3po.tokens import named_tokens
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _CHOICES = {
     "update": ("adam", "gd"),
     "schedule": ("cosine", "step", "fixed"),
     "relax": ("core", "topk"),
+    "loss": ("cross_entropy", "l2"),
 }
 
 
@@ -36,6 +38,7 @@ class C3PO(Method):
     """Pathways of test questions, optimized on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
+    numerics: ClassVar[int] = 2
 
     @dataclass(kw_only=True)
     class Config:
@@ -45,6 +48,7 @@ class C3PO(Method):
         optimizer: str = "ngd"
         layers: Any = "last5"
         core_experts: int | None = 20
+        tokens: str = "last1"
         k: int = 3
         epsilon: float | None = None
         kernel: str = "gaussian"
@@ -55,6 +59,7 @@ class C3PO(Method):
         """First and last; the paper's "10e-2 to 10e-5", read literally, is [0.1, 0.0001]."""
         schedule: str = "cosine"
         relax: str = "core"
+        loss: str = "cross_entropy"
         alpha: float | None = None
         shifts: int = 10
         reference: Any = None
@@ -65,6 +70,7 @@ class C3PO(Method):
         trace: bool = False
 
         def __post_init__(self) -> None:
+            named_tokens(self.tokens)
             for key, choices in _CHOICES.items():
                 if (value := getattr(self, key)) not in choices:
                     raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
@@ -132,7 +138,9 @@ class C3PO(Method):
             )
         _check_tasks(config)
         documents = reference_documents(config, self.config)
-        return reference_content(config, documents, facts) | embedding_identity(self.config.embeddings)
+        return reference_content(config, self.config, documents, facts) | embedding_identity(
+            self.config.embeddings
+        )
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`layers` as the numbers that they resolve to."""
@@ -167,6 +175,8 @@ class C3PO(Method):
             "steps": settings.steps,
             "layers": named_layers(settings.layers, facts.moe_layers),
             "core_experts": settings.core_experts,
+            "tokens": settings.tokens,
+            "loss": settings.loss,
             "abstain": settings.abstain,
             "reference": {
                 "too_similar": counters.get("reference_dropped", 0),

@@ -1,6 +1,7 @@
 """Mode finding (mean shift, equations 7 and 8): pathways move to where those of the references are dense.
 
-N = questions, R = references, k = neighbours of each question, M = MoE layers, L = optimized ones, E = experts.
+N = questions, R = references, k = neighbours of each question, W = re-routed tokens, M = MoE layers, L = optimized
+ones, E = experts.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ class Shifts:
     bandwidth: float | None = None
 
 
-def distances(pathway_NLE: Tensor, reference_RLE: Tensor) -> Tensor:
-    """[N, R]: root mean square, over layers, of the distance between two distributions: 0 to sqrt(2), as far as
-    embeddings that have nothing in common."""
-    L = pathway_NLE.shape[1]
-    return torch.cdist(pathway_NLE.flatten(1), reference_RLE.flatten(1)) / math.sqrt(L)
+def distances(pathway_NWLE: Tensor, reference_RWLE: Tensor) -> Tensor:
+    """[N, R]: root mean square, over tokens and layers, of the distance between two distributions: 0 to sqrt(2), as far
+    as embeddings that have nothing in common."""
+    W, L = pathway_NWLE.shape[1:3]
+    return torch.cdist(pathway_NWLE.flatten(1), reference_RWLE.flatten(1)) / math.sqrt(W * L)
 
 
 @torch.no_grad()
 def mode_finding(
     pathways: Pathways,
     loss: NeighbourLoss,
-    reference_RME: Tensor,
+    reference_RWME: Tensor,
     shifts: Shifts,
     excluded_NR: Tensor | None = None,
     watch: Watch = unwatched,
@@ -55,28 +56,28 @@ def mode_finding(
         excluded_NR: bool: references that a question may not have (near duplicates of it).
     """
     changed = pathways.copy()
-    reference_RLE = reference_RME[:, pathways.layers]
+    reference_RWLE = reference_RWME[:, :, pathways.layers]
     losses = [loss.value(changed, "topk")]
     watch(changed)
     for _ in range(shifts.count):
-        distance_NR = distances(changed.probs_NLE(), reference_RLE)
+        distance_NR = distances(changed.probs_NWLE(), reference_RWLE)
         if excluded_NR is not None:
             distance_NR = distance_NR.masked_fill(excluded_NR, torch.inf)
-        mean_NLE, found_N = _local_mean(distance_NR, reference_RLE, shifts)
-        own_NLC = changed.core_probs()
-        moved_NLC = shifts.alpha * own_NLC + (1 - shifts.alpha) * changed.to_core(mean_NLE)
-        changed.set_core(moved_NLC.where(found_N[:, None, None], own_NLC))
+        mean_NWLE, found_N = _local_mean(distance_NR, reference_RWLE, shifts)
+        own_NWLC = changed.core_probs()
+        moved_NWLC = shifts.alpha * own_NWLC + (1 - shifts.alpha) * changed.to_core(mean_NWLE)
+        changed.set_core(moved_NWLC.where(found_N[:, None, None, None], own_NWLC))
         losses.append(loss.value(changed, "topk"))
         watch(changed)
     return changed, torch.stack(losses)
 
 
-def _local_mean(distance_NR: Tensor, reference_RLE: Tensor, shifts: Shifts) -> tuple[Tensor, Tensor]:
-    """([N, L, E] of equation 8, bool [N]: whether there was a neighbour)."""
+def _local_mean(distance_NR: Tensor, reference_RWLE: Tensor, shifts: Shifts) -> tuple[Tensor, Tensor]:
+    """([N, W, L, E] of equation 8, bool [N]: whether there was a neighbour)."""
     near_Nk, index_Nk = distance_NR.topk(min(shifts.k, distance_NR.shape[1]), largest=False)
     if shifts.epsilon is not None:
         near_Nk = near_Nk.masked_fill(near_Nk > shifts.epsilon, torch.inf)
     weight_Nk = kernel(shifts.kernel, near_Nk, shifts.bandwidth)
     total_N1 = weight_Nk.sum(dim=-1, keepdim=True)
     share_Nk = weight_Nk / total_N1.clamp(min=torch.finfo(weight_Nk.dtype).tiny)
-    return torch.einsum("nk,nkle->nle", share_Nk, reference_RLE[index_Nk]), total_N1[:, 0] > 0
+    return torch.einsum("nk,nkwle->nwle", share_Nk, reference_RWLE[index_Nk]), total_N1[:, 0] > 0

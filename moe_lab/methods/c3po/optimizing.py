@@ -1,7 +1,5 @@
 """From questions to their optimized pathways: neighbours, their loss, the optimizer that was asked for.
 
-Losses are of the first token of a right answer, which is all of it where answers are letters.
-
 N = questions of a batch, K = neighbours of each, R = references.
 """
 
@@ -65,19 +63,20 @@ class PathwayOptimizer:
         self,
         texts: Sequence[str],
         tails: Sequence[PromptTail],
-        golds: Sequence[Sequence[int]] | None = None,
+        own: Sequence[PromptTail] | None = None,
         watch: Watch = unwatched,
     ) -> Optimized:
         """Args:
         texts, tails: of N prompts.
-        golds: token ids of their right answers; the oracle's alone.
+        own: the same, read with their right answers alone; the oracle's.
         watch: is shown the pathways of every state.
         """
         settings = self.settings
-        clean = torch.stack([tail.pathway_ME for tail in tails])
+        clean = torch.stack([tail.pathway_WME for tail in tails])
         pathways = Pathways(clean, self.layers, settings.core_experts)
-        if golds is not None:
-            return Optimized(*ngd(pathways, self._own_loss(tails, golds), self._descent, watch))
+        if own is not None:
+            loss = NeighbourLoss(self.tails, [[tail] for tail in own], torch.ones(len(own), 1), settings.loss)
+            return Optimized(*ngd(pathways, loss, self._descent, watch))
         embedding = self.references.embed(list(texts), self.model)
         near = neighbours(
             embedding,
@@ -97,7 +96,7 @@ class PathwayOptimizer:
         else:
             excluded_NR = embedding @ self.references.embedding_RX.T > settings.most_similar
             excluded_NR |= far_N[:, None]
-            known = self.references.pathway_RME
+            known = self.references.pathway_RWME
             changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
         return Optimized(*changed, near, weight_NK)
 
@@ -120,22 +119,18 @@ class PathwayOptimizer:
             settings.shifts, alpha, settings.k, settings.epsilon, settings.kernel, settings.bandwidth
         )
 
-    def _own_loss(self, tails: Sequence[PromptTail], golds: Sequence[Sequence[int]]) -> NeighbourLoss:
-        own = [[gold[0]] for gold in golds]
-        return NeighbourLoss(self.tails, [[tail] for tail in tails], own, torch.ones(len(tails), 1))
-
     def _neighbour_loss(self, near: Neighbours, weight_NK: Tensor) -> NeighbourLoss:
         index = near.index_QK.tolist()
         found = self._reference_tails(sorted({r for row in index for r in row if r >= 0}))
         tails = [[found.get(r) for r in row] for row in index]
-        golds = [[self.references.gold[r] if r >= 0 else 0 for r in row] for row in index]
-        return NeighbourLoss(self.tails, tails, golds, weight_NK)
+        return NeighbourLoss(self.tails, tails, weight_NK, self.settings.loss)
 
     def _reference_tails(self, wanted: list[int]) -> dict[int, PromptTail]:
         """The tails of references; those that are not kept are read, and kept as far as memory is spare."""
         found = {r: tail for r in wanted if (tail := self._kept.get(r)) is not None}
         missing = [r for r in wanted if r not in found]
-        read = self.tails.read([self.references.prompts[r] for r in missing], self.budget)
+        prompts = [self.references.prompts[r] for r in missing]
+        read = self.tails.read(prompts, self.budget, [[self.references.golds[r]] for r in missing])
         for r, tail in zip(missing, read, strict=True):
             self._kept.add(r, tail)
             found[r] = tail

@@ -1,6 +1,6 @@
 """Pathways of questions, and the parameters that C3PO changes in them.
 
-N = questions, M = MoE layers, L = optimized ones, E = experts, C = core experts.
+N = questions, W = re-routed tokens of each, M = MoE layers, L = optimized ones, E = experts, C = core experts.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from moe_lab.routing.remix import Remix
 
 
 class Pathways:
-    """Routing probabilities of N last tokens, of which those of the core experts in the optimized layers may change.
+    """Routing probabilities of W tokens of N questions each, of which those of the core experts in the optimized layers
+    may change.
 
-    The core experts are those that the token's own router weighs most. Parameters are logits over them: their softmax,
-    times the probability that the core has in the untouched model, is the core's pathway, so that all probabilities
-    stay distributions and experts outside the core keep theirs.
+    The core experts of a token and layer are those that its own router weighs most. Parameters are logits over them:
+    their softmax, times the probability that the core has in the untouched model, is the core's pathway, so that all
+    probabilities stay distributions and experts outside the core keep theirs.
 
     Args:
-        pathway_NME: probabilities of the untouched model.
+        pathway_NWME: probabilities of the untouched model.
         layers: numbers of the optimized MoE layers.
         core_experts: C; None, or more than there are: all.
     """
 
-    def __init__(self, pathway_NME: Tensor, layers: Sequence[int], core_experts: int | None):
+    def __init__(self, pathway_NWME: Tensor, layers: Sequence[int], core_experts: int | None):
         self.layers = list(layers)
-        self.clean_NLE = pathway_NME[:, self.layers]
-        E = pathway_NME.shape[-1]
-        own_NLC, self.core = self.clean_NLE.topk(min(core_experts or E, E), dim=-1)
-        self.mass_NL1 = own_NLC.sum(dim=-1, keepdim=True)
-        self.theta = torch.empty_like(own_NLC)
-        """Leaf [N, L, C]: logits over the core experts `core` (int64 [N, L, C])."""
-        self.set_core(own_NLC)
+        self.clean_NWLE = pathway_NWME[:, :, self.layers]
+        E = pathway_NWME.shape[-1]
+        own_NWLC, self.core = self.clean_NWLE.topk(min(core_experts or E, E), dim=-1)
+        self.mass_NWL1 = own_NWLC.sum(dim=-1, keepdim=True)
+        self.theta = torch.empty_like(own_NWLC)
+        """Leaf [N, W, L, C]: logits over the core experts `core` (int64 [N, W, L, C])."""
+        self.set_core(own_NWLC)
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -46,40 +47,40 @@ class Pathways:
         return other
 
     def core_probs(self) -> Tensor:
-        """[N, L, C]: probabilities of the core experts."""
-        return self.theta.softmax(dim=-1) * self.mass_NL1
+        """[N, W, L, C]: probabilities of the core experts."""
+        return self.theta.softmax(dim=-1) * self.mass_NWL1
 
-    def set_core(self, probs_NLC: Tensor) -> None:
+    def set_core(self, probs_NWLC: Tensor) -> None:
         """Take these probabilities of the core experts, scaled to the core's mass."""
-        tiny = torch.finfo(probs_NLC.dtype).tiny
-        self.theta = probs_NLC.detach().clamp(min=tiny).log().requires_grad_()
+        tiny = torch.finfo(probs_NWLC.dtype).tiny
+        self.theta = probs_NWLC.detach().clamp(min=tiny).log().requires_grad_()
 
-    def to_core(self, pathway_NLE: Tensor) -> Tensor:
-        """[N, L, C]: what other pathways say of the core experts, scaled to the core's mass."""
-        at_core_NLC = pathway_NLE.gather(-1, self.core)
-        return at_core_NLC / at_core_NLC.sum(dim=-1, keepdim=True) * self.mass_NL1
+    def to_core(self, pathway_NWLE: Tensor) -> Tensor:
+        """[N, W, L, C]: what other pathways say of the core experts, scaled to the core's mass."""
+        at_core_NWLC = pathway_NWLE.gather(-1, self.core)
+        return at_core_NWLC / at_core_NWLC.sum(dim=-1, keepdim=True) * self.mass_NWL1
 
-    def probs_NLE(self) -> Tensor:
+    def probs_NWLE(self) -> Tensor:
         """Probabilities of all experts, in the optimized layers."""
-        return self.clean_NLE.scatter(-1, self.core, self.core_probs())
+        return self.clean_NWLE.scatter(-1, self.core, self.core_probs())
 
     def probs(self) -> dict[int, Tensor]:
-        """Of each optimized MoE layer: [N, E]."""
-        return dict(zip(self.layers, self.probs_NLE().unbind(dim=1), strict=True))
+        """Of each optimized MoE layer: [N, W, E]."""
+        return dict(zip(self.layers, self.probs_NWLE().unbind(dim=2), strict=True))
 
     def remix(self, relax: str, question_P: Tensor | None = None) -> Remix:
-        """The policy that routes tokens so.
+        """The policy that routes the re-routed tokens of sequences so.
 
         Args:
             relax: "topk": the router's K experts at these probabilities; "core": all core experts contribute.
-            question_P: int64: whose pathway each token of the pass takes; None: the questions in order.
+            question_P: int64: whose pathway each sequence of the pass takes; None: the questions in order.
         """
         index = slice(None) if question_P is None else question_P
-        probs = {layer: probs_NE[index] for layer, probs_NE in self.probs().items()}
+        probs = {layer: probs_NWE[index] for layer, probs_NWE in self.probs().items()}
         if relax == "topk":
             return Remix(probs)
-        cores = zip(self.layers, self.core.unbind(dim=1), strict=True)
-        return Remix(probs, {layer: core_NC[index] for layer, core_NC in cores})
+        cores = zip(self.layers, self.core.unbind(dim=2), strict=True)
+        return Remix(probs, {layer: core_NWC[index] for layer, core_NWC in cores})
 
 
 Watch = Callable[[Pathways], None]

@@ -10,6 +10,7 @@ from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.scoring import Budget, Question, Scores
 from moe_lab.methods.c3po.optimizing import Optimized, PathwayOptimizer
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.c3po.tokens import check_length, named_tokens
 from moe_lab.methods.c3po.trace import Trace
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class PathwayEngine:
     ):
         self.budget, self.trace = budget, trace
         self.asked = Asked()
-        self.tails = PromptTails(model.model, layers[0])
+        self.tails = PromptTails(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.tails, budget)
 
     @property
@@ -67,6 +68,8 @@ class PathwayEngine:
                 on_scores(i, scores)
 
     def _scored(self, questions: list[Question]) -> list[Scores]:
+        for question in questions:
+            check_length(self.tails.span, question.context, self.asked.prompts[tuple(question.context)])
         tails = self.tails.read(
             [question.context for question in questions],
             self.budget,
@@ -92,8 +95,12 @@ class PathwayEngine:
         self, questions: list[Question], tails: list[PromptTail], watch: Watch = unwatched
     ) -> Optimized:
         contexts = [tuple(question.context) for question in questions]
-        golds = [self.asked.golds[context] for context in contexts] if self.asked.golds else None
-        return self.optimize([self.asked.prompts[context] for context in contexts], tails, golds, watch)
+        own = None
+        if self.asked.golds:
+            own = self.tails.read(
+                contexts, self.budget, [[self.asked.golds[context]] for context in contexts]
+            )
+        return self.optimize([self.asked.prompts[context] for context in contexts], tails, own, watch)
 
     def _text(self, question: Question, continuation: Sequence[int]) -> str:
         return self.asked.continuations[tuple(question.context), tuple(continuation)]

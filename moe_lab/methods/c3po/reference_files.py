@@ -1,12 +1,12 @@
 """The files of a reference set: built in portions, joined, read.
 
     references.jsonl             one line per answered question: task, document, text, what was answered, token ids
-    pathways.safetensors         pathway [R, M, E]
+    pathways.safetensors         pathway [R, W, M, E]
     embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding that was asked for (`references.py`)
     references.json              counts and versions, written last
     parts/                       finished portions while the set is being built
 
-R = references, M = MoE layers, E = experts.
+R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods.c3po.reference_questions import Graded, Question, answered, reference_questions
+from moe_lab.methods.c3po.tokens import check_length, named_tokens
 from moe_lab.results.files import write_atomically, write_json
 from moe_lab.results.schema import versions
 
@@ -53,9 +54,19 @@ def is_complete(folder: Path, digest: str) -> bool:
 
 
 def build(
-    folder: Path, digest: str, config: Config, documents: ReferenceDocuments, model: LoadedModel, lm: EngineLM
+    folder: Path,
+    digest: str,
+    config: Config,
+    tokens: str,
+    documents: ReferenceDocuments,
+    model: LoadedModel,
+    lm: EngineLM,
 ) -> None:
-    """Ask what is not asked yet, and write the set. The folder is held by the caller."""
+    """Ask what is not asked yet, and write the set. The folder is held by the caller.
+
+    Args:
+        tokens: the name of those whose pathways are kept.
+    """
     start = time.perf_counter()
     questions = reference_questions(config, documents)
     parts = folder / "parts"
@@ -65,7 +76,7 @@ def build(
             portion = questions[first : first + PORTION]
             part = parts / f"{first:08}.safetensors"
             if not part.exists():
-                _ask(part, portion, model, lm)
+                _ask(part, portion, tokens, model, lm)
             bar.update(len(portion))
     _join(folder, parts)
     with (folder / "references.jsonl").open(encoding="utf-8") as file:
@@ -79,18 +90,20 @@ def build(
     shutil.rmtree(parts)
 
 
-def _ask(part: Path, portion: list[Question], model: LoadedModel, lm: EngineLM) -> None:
+def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
     """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
     from moe_lab.engine.prompt_tails import PromptTails
 
     lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
-    facts = model.facts
-    pathways = [torch.zeros(0, facts.moe_layers, facts.experts)]
+    facts, span = model.facts, named_tokens(tokens)
+    pathways = [torch.zeros(0, span.size, facts.moe_layers, facts.experts)]
     if lines:
-        read = PromptTails(model.model, facts.moe_layers - 1).read(
+        for line in lines:
+            check_length(span, line["prompt_ids"], line["text"])
+        read = PromptTails(model.model, facts.moe_layers - 1, span).read(
             [line["prompt_ids"] for line in lines], lm.budget
         )
-        pathways.append(torch.stack([token.pathway_ME for token in read]))
+        pathways.append(torch.stack([tail.pathway_WME for tail in read]))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomically(part.with_suffix(".jsonl"), text)
     write_atomically(part, save({"pathway": torch.cat(pathways)}))
@@ -114,8 +127,8 @@ def _join(folder: Path, parts: Path) -> None:
     finished = sorted(parts.glob("*.safetensors"))
     text = "".join(part.with_suffix(".jsonl").read_text(encoding="utf-8") for part in finished)
     write_atomically(folder / "references.jsonl", text)
-    pathway_RME = torch.cat([load_file(part)["pathway"] for part in finished])
-    write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RME}))
+    pathway_RWME = torch.cat([load_file(part)["pathway"] for part in finished])
+    write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RWME}))
 
 
 def read(folder: Path, correct: bool) -> dict[str, Any]:
@@ -127,8 +140,8 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
         summary = json.loads((folder / "references.json").read_text(encoding="utf-8"))
         with (folder / "references.jsonl").open(encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-        pathway_RME = load_file(folder / "pathways.safetensors")["pathway"]
-        whole = len(lines) == len(pathway_RME) and summary["correct"] == sum(x["correct"] for x in lines)
+        pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
+        whole = len(lines) == len(pathway_RWME) and summary["correct"] == sum(x["correct"] for x in lines)
     except Exception as error:
         raise ResultsError(
             f"{folder} is damaged: {error}. Remove it; the same command builds it anew."
@@ -141,6 +154,6 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
         "answers": [lines[i]["answer"] for i in wanted],
         "prompts": [lines[i]["prompt_ids"] for i in wanted],
         "golds": [lines[i]["answer_ids"] for i in wanted],
-        "pathway_RME": pathway_RME[wanted],
+        "pathway_RWME": pathway_RWME[wanted],
         "counts": {key: summary[key] for key in ("label", "asked", "correct", "dropped", "sources")},
     }

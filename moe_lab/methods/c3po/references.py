@@ -3,14 +3,13 @@
 A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/; its
 files are `reference_files.py`'s. A killed command continues.
 
-R = references, M = MoE layers, E = experts, X = size of an embedding.
+R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
-NUMERICS = 2
+NUMERICS = 3
 """Raised whenever the content of a set may change."""
 
 
@@ -52,8 +51,8 @@ class ReferenceSet:
     """Token ids of each prompt."""
     golds: list[list[int]]
     """Token ids of each answer, 32 at most."""
-    pathway_RME: Tensor
-    """float32: routing probabilities of the prompt's last token at every MoE layer."""
+    pathway_RWME: Tensor
+    """float32: routing probabilities of the prompt's re-routed tokens at every MoE layer."""
     embedding_RX: Tensor
     """float32, rows of unit length."""
     counts: dict[str, Any]
@@ -66,11 +65,6 @@ class ReferenceSet:
     def __len__(self) -> int:
         return len(self.texts)
 
-    @cached_property
-    def gold(self) -> list[int]:
-        """First token id of each answer."""
-        return [tokens[0] for tokens in self.golds]
-
     def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
         """float32 [Q, X]: embeddings of other texts, to be compared with `embedding_RX`."""
         return embed(texts, self.how, model, self.mean_X)
@@ -80,13 +74,13 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     """The run's reference set: read, or built as far as it is missing; another process that builds it is waited for.
 
     Args:
-        settings: `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
+        settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
         lm: the untouched model.
 
     Raises ConfigError for references that cannot be had or are fewer than k, and for a folder that holds another set.
     """
     documents = reference_documents(config, settings)
-    content = reference_content(config, documents, model.facts)
+    content = reference_content(config, settings, documents, model.facts)
     now = versions()
     made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
     digest = run_id(content | made_with)
@@ -96,7 +90,7 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
         with store.held(wait=True):
             if not is_complete(folder, digest):
                 with store.status():
-                    build(folder, digest, config, documents, model, lm)
+                    build(folder, digest, config, settings.tokens, documents, model, lm)
     found = read(folder, correct=True)
     _check_enough(found["counts"], settings, config)
     embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
@@ -114,7 +108,9 @@ def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
     return replace(references, **found, embedding_RX=embedding)
 
 
-def reference_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
+def reference_content(
+    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
+) -> dict[str, Any]:
     """All that determines a set but the hub commit of the model and the libraries' versions, as plain values.
 
     Needs no weights.
@@ -128,6 +124,7 @@ def reference_content(config: Config, documents: ReferenceDocuments, facts: Mode
         "numerics": NUMERICS,
         "model": model_identity(model_source(config.model), config.model),
         "dtype": facts.dtype,
+        "tokens": settings.tokens,
         "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
         "settings": {
             name: getattr(config, name) for name in sorted(HASHED - {"predict_only", "fewshot_seed"})

@@ -1,6 +1,6 @@
 """Kernel regression (equations 4 to 6): a question's pathway moves towards the mean of its neighbours'.
 
-N = questions, L = optimized layers, C = core experts, A = values of alpha.
+N = questions, W = re-routed tokens of each, L = optimized layers, C = core experts, A = values of alpha.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def kernel_regression(
         alpha: share of the question's own pathway; None: the one of `ALPHAS` with the least loss on the neighbours,
             question by question (equation 6).
     """
-    own_NLC, mean_NLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
+    own_NWLC, mean_NWLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
     changed = pathways.copy()
 
     def loss_at(alpha_N: Tensor) -> Tensor:
-        alpha_N11 = alpha_N[:, None, None]
-        changed.set_core(alpha_N11 * own_NLC + (1 - alpha_N11) * mean_NLC)
+        alpha_N111 = alpha_N[:, None, None, None]
+        changed.set_core(alpha_N111 * own_NWLC + (1 - alpha_N111) * mean_NWLC)
         return loss.value(changed, "topk")
 
     if alpha is None:

@@ -50,9 +50,9 @@ class Trace:
             {
                 "prompt": text_key(prompt),
                 "layers": changed.layers,
-                "before": numbers(changed.clean_NLE[n][None]),
-                "after": numbers(changed.probs_NLE()[n][None]),
-                "core": changed.core[n][None].tolist(),
+                "before": numbers(changed.clean_NWLE[n]),
+                "after": numbers(changed.probs_NWLE()[n]),
+                "core": changed.core[n].tolist(),
                 "neighbours": _neighbours(n, found, references),
                 "losses": numbers(found.losses[:, n]),
                 "continuations": continuations,
@@ -74,7 +74,7 @@ def _neighbours(n: int, found: Optimized, references: ReferenceSet) -> list[dict
             "text": references.texts[r],
             "distance": numbers(found.near.distance_QK[n, j]),
             "weight": numbers(share_K[j]),
-            "pathway": numbers(references.pathway_RME[r, found.pathways.layers][None]),
+            "pathway": numbers(references.pathway_RWME[r][:, found.pathways.layers]),
         }
         for j, r in enumerate(found.near.index_QK[n].tolist())
         if r >= 0

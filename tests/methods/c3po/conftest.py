@@ -1,14 +1,16 @@
-"""Small random models with the last tokens of a few prompts, as the optimizers take them."""
+"""Small random models with the tails of a few prompts, as the optimizers take them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
 from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.scoring import Budget
+from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing import find_routers
@@ -17,13 +19,15 @@ from tests.families.zoo import small_model
 
 WEIGHT_NK = torch.tensor([[1.0, 0.5, 0.2], [0.3, 0.0, 0.9], [0.0, 0.0, 0.0]])
 """Of three questions; the second has two neighbours, the third none."""
-GOLD = [[11, 22, 33], [44, 0, 55], [0, 0, 0]]
+ANSWERS = [[11], [22], [33], [44], [55]]
+"""Right answers of the references."""
+LONG_ANSWERS = [[11, 12, 13], [22], [33, 34, 35], [44, 45, 46], [55, 5]]
 CORE = 5
 
 
 @dataclass
 class Setting:
-    """Three questions and five reference prompts of unlike lengths."""
+    """Three questions and five references of unlike lengths."""
 
     model: torch.nn.Module
     layers: list[int]
@@ -32,11 +36,11 @@ class Setting:
     references: list[PromptTail]
 
     @property
-    def pathway_NME(self) -> torch.Tensor:
-        return torch.stack([token.pathway_ME for token in self.questions])
+    def pathway_NWME(self) -> torch.Tensor:
+        return torch.stack([tail.pathway_WME for tail in self.questions])
 
     def pathways(self, core: int | None = CORE) -> Pathways:
-        return Pathways(self.pathway_NME, self.layers, core)
+        return Pathways(self.pathway_NWME, self.layers, core)
 
     @property
     def neighbours(self) -> list[list[PromptTail | None]]:
@@ -44,18 +48,18 @@ class Setting:
         return [[a, b, c], [d, None, e], [None, None, None]]
 
     def loss(self, kind: str = "cross_entropy", rows: slice = slice(None)) -> NeighbourLoss:
-        return NeighbourLoss(self.tails, self.neighbours[rows], GOLD[rows], WEIGHT_NK[rows], kind)
+        return NeighbourLoss(self.tails, self.neighbours[rows], WEIGHT_NK[rows], kind)
 
 
-def setting_of(model: torch.nn.Module) -> Setting:
+def setting_of(model: torch.nn.Module, span: TokenSpan | None = None, answers: Any = ANSWERS) -> Setting:
     torch.set_num_threads(1)
     count = len(find_routers(model))
     layers = [count - 2, count - 1]
-    tails = PromptTails(model, layers[0])
-    budget = Budget(64)
-    return Setting(
-        model, layers, tails, tails.read(prompts(seed=2)[:3], budget), tails.read(prompts(seed=1), budget)
-    )
+    tails = PromptTails(model, layers[0], span)
+    budget, least = Budget(64), tails.span.size
+    questions = tails.read(prompts(seed=2, least=least)[:3], budget)
+    references = tails.read(prompts(seed=1, least=least), budget, [[answer] for answer in answers])
+    return Setting(model, layers, tails, questions, references)
 
 
 @pytest.fixture(params=FAMILIES)

@@ -70,6 +70,12 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
         ["method.epsilon=0.9", "method.schedule=step"],
         ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
         ["method.reference=toy_choice:far", "method.k=5"],
+        ["method.tokens=first1"],
+        ["method.tokens=middle1", "method.loss=l2"],
+        ["method.tokens=last3", "method.layers=middle4", "method.optimizer=kernel_regression"],
+        ["method.tokens=first3", "method.layers=all", "method.optimizer=mode_finding"],
+        ["method.tokens=middle3", "method.layers=[1,6]", "method.optimizer=oracle", "method.loss=l2"],
+        ["method.tokens=last1", "method.layers=first1+middle2+last1", "task.answer=text"],
     ],
     ids=str,
 )
@@ -87,6 +93,12 @@ def arc(folder: Path, answers: str) -> Path:
     write_jsonl(folder / "arc_easy" / "test.jsonl", test)
     write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
     return folder
+
+
+def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):
+    ended = command(capsys, outputs, "task=toy_choice", "limit=4", "method.tokens=last99")
+    assert ended.code == 2
+    assert "method.tokens=last99: the prompt" in ended.err
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -125,6 +137,8 @@ def test_a_task_without_choices_is_refused_before_weights(tmp_path, capsys, load
         ("method.optimizer=sgd", "choose one of ngd"),
         ("method.layers=last9", "8 MoE layers"),
         ("method.k=0", "at least 1"),
+        ("method.tokens=last", "last1 or middle3"),
+        ("method.loss=hinge", "choose one of cross_entropy, l2"),
         ("method.alpha=2", "between 0 and 1"),
         ("method.learning_rate=[0.1]", "the first and the last"),
         ("method.learning_rate=[0.1,0]", "above 0"),

@@ -16,12 +16,12 @@ SHIFTS = Shifts(count=30, alpha=0.5, k=4, kernel="gaussian")
 
 
 def cluster(setting, expert, size, seed):
-    """Pathways around one that favours `expert`, [size, M, E]."""
+    """Pathways around one that favours `expert`, [size, 1, M, E]."""
     generator = torch.Generator().manual_seed(seed)
-    centre_ME = torch.full(setting.pathway_NME.shape[1:], 0.02)
+    centre_ME = torch.full(setting.pathway_NWME.shape[2:], 0.02)
     centre_ME[:, expert] = 1
     noise = 0.02 * torch.rand(size, *centre_ME.shape, generator=generator)
-    return (centre_ME + noise) / (centre_ME + noise).sum(-1, keepdim=True)
+    return ((centre_ME + noise) / (centre_ME + noise).sum(-1, keepdim=True))[:, None]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def two_clusters(olmoe):
 
 def near(olmoe, expert):
     """Three questions, each a little off the cluster of `expert`."""
-    mixed = 0.7 * cluster(olmoe, expert, 3, seed=5) + 0.3 / olmoe.pathway_NME.shape[-1]
+    mixed = 0.7 * cluster(olmoe, expert, 3, seed=5) + 0.3 / olmoe.pathway_NWME.shape[-1]
     return mixed / mixed.sum(-1, keepdim=True)
 
 
@@ -40,18 +40,18 @@ def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(olmoe, two_clust
     wide = dataclasses.replace(SHIFTS, bandwidth=1e6)
     pathways = Pathways(near(olmoe, expert), olmoe.layers, None)
     changed, losses = mode_finding(pathways, olmoe.loss(), two_clusters, wide)
-    mean_LE = two_clusters[members][:, olmoe.layers].mean(0)
-    for found_LE in changed.probs_NLE():
-        torch.testing.assert_close(found_LE, mean_LE, atol=1e-5, rtol=1e-3)
+    mean_WLE = two_clusters[members][:, :, olmoe.layers].mean(0)
+    for found_WLE in changed.probs_NWLE():
+        torch.testing.assert_close(found_WLE, mean_WLE, atol=1e-5, rtol=1e-3)
     assert losses.shape == (31, 3) and losses[:, :2].isfinite().all()
 
 
 def test_a_mode_stays(olmoe, two_clusters):
     """All neighbours in one place, which is the question's own."""
-    same = two_clusters[:1].expand(4, -1, -1)
+    same = two_clusters[:1].expand(4, -1, -1, -1)
     pathways = Pathways(same[:3], olmoe.layers, CORE)
     changed, losses = mode_finding(pathways, olmoe.loss(), same, SHIFTS)
-    torch.testing.assert_close(changed.probs_NLE(), pathways.clean_NLE)
+    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
     torch.testing.assert_close(losses[-1, :2], losses[0, :2])
 
 
@@ -60,14 +60,18 @@ def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
     shifts = Shifts(count=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     for n in range(3):
-        own_LE = pathways.clean_NLE[n]
-        away = [(own_LE - other[olmoe.layers]).square().sum().div(2).sqrt().item() for other in two_clusters]
+        own_WLE = pathways.clean_NWLE[n]
+        away = [
+            (own_WLE - other[:, olmoe.layers]).square().sum().div(2).sqrt().item() for other in two_clusters
+        ]
         nearest = sorted(range(8), key=away.__getitem__)[:3]
         weights = [math.exp(-(away[i] ** 2) / (2 * 0.1**2)) for i in nearest]
-        mean_LE = sum(w * two_clusters[i][olmoe.layers] for w, i in zip(weights, nearest, strict=True)) / sum(
-            weights
+        mean_WLE = sum(
+            w * two_clusters[i][:, olmoe.layers] for w, i in zip(weights, nearest, strict=True)
+        ) / sum(weights)
+        torch.testing.assert_close(
+            changed.probs_NWLE()[n], 0.3 * own_WLE + 0.7 * mean_WLE, atol=1e-6, rtol=1e-4
         )
-        torch.testing.assert_close(changed.probs_NLE()[n], 0.3 * own_LE + 0.7 * mean_LE, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("alpha", "count"), [(1.0, 5), (0.5, 0)])
@@ -75,14 +79,14 @@ def test_alpha_1_or_no_shifts_change_nothing(olmoe, two_clusters, alpha, count):
     pathways = olmoe.pathways()
     shifts = Shifts(count=count, alpha=alpha)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
-    torch.testing.assert_close(changed.probs_NLE(), pathways.clean_NLE)
+    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
 
 
 def test_only_core_experts_change(olmoe, two_clusters):
     pathways = olmoe.pathways()
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, SHIFTS)
-    outside = torch.ones_like(pathways.clean_NLE, dtype=torch.bool).scatter(-1, pathways.core, False)
-    assert torch.equal(changed.probs_NLE()[outside], pathways.clean_NLE[outside])
+    outside = torch.ones_like(pathways.clean_NWLE, dtype=torch.bool).scatter(-1, pathways.core, False)
+    assert torch.equal(changed.probs_NWLE()[outside], pathways.clean_NWLE[outside])
     moved = changed.core_probs() - pathways.core_probs()
     assert moved.abs().amax(dim=-1).min() > 1e-3
 
@@ -92,14 +96,14 @@ def test_excluded_references_and_those_outside_the_ball_do_not_count(olmoe, two_
     first = torch.tensor([True] * 4 + [False] * 4).expand(3, -1)
     wide = dataclasses.replace(SHIFTS, bandwidth=1e6)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, wide, excluded_NR=first)
-    mean_LE = two_clusters[4:][:, olmoe.layers].mean(0)
-    torch.testing.assert_close(changed.probs_NLE()[0], mean_LE, atol=1e-5, rtol=1e-3)
+    mean_WLE = two_clusters[4:][:, :, olmoe.layers].mean(0)
+    torch.testing.assert_close(changed.probs_NWLE()[0], mean_WLE, atol=1e-5, rtol=1e-3)
     small = dataclasses.replace(SHIFTS, epsilon=1e-3)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, small)
-    torch.testing.assert_close(changed.probs_NLE(), pathways.clean_NLE)
+    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
 
 
 def test_distances_are_like_those_of_unit_vectors():
-    one, other = torch.eye(4)[0].expand(1, 3, 4), torch.eye(4)[1].expand(1, 3, 4)
+    one, other = torch.eye(4)[0].expand(1, 2, 3, 4), torch.eye(4)[1].expand(1, 2, 3, 4)
     found = distances(one, torch.cat([one, other]))
     torch.testing.assert_close(found, torch.tensor([[0.0, math.sqrt(2)]]))

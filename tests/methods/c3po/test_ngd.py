@@ -7,36 +7,52 @@ import copy
 import pytest
 import torch
 
-from moe_lab.engine.prompt_tails import PromptTails
 from moe_lab.engine.scoring import Budget
+from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
-from tests.engine.brute_prompt_tail import prompts, whole_logits
-from tests.methods.c3po.conftest import CORE, GOLD, WEIGHT_NK
+from moe_lab.routing.remix import Remix
+from tests.engine.brute_prompt_tail import FAMILIES, prompts, whole_logits
+from tests.families.zoo import small_model
+from tests.methods.c3po.conftest import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of
 
 SMALL = (1e-3, 1e-3)
+SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]
 
 
-def brute_loss(setting, pathways, n, relax, kind):
-    """Equation 3 for question n, by whole passes of its neighbours' prompts without any cache."""
-    probs = {layer: probs_NE[n] for layer, probs_NE in pathways.probs().items()}
-    experts = {layer: pathways.core[n, i] for i, layer in enumerate(setting.layers)}
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
+    """Equation 3 for question n, by whole passes of its neighbours' prompts and answers without any cache."""
+    probs = {layer: probs_NWE[n] for layer, probs_NWE in pathways.probs().items()}
+    experts = {layer: pathways.core[n, :, i] for i, layer in enumerate(setting.layers)}
+    span = setting.tails.span
     total = torch.zeros(())
-    for j, token in enumerate(setting.neighbours[n]):
-        if token is None:
+    for j, tail in enumerate(setting.neighbours[n]):
+        if tail is None:
             continue
-        prompt = prompts(seed=1)[setting.references.index(token)]
-        logits_V = whole_logits(
-            setting.model, prompt, len(prompt) - 1, probs, experts if relax == "core" else None
-        )[-1]
-        target_V = torch.nn.functional.one_hot(torch.tensor(GOLD[n][j]), len(logits_V))
-        losses = {
-            "cross_entropy": -logits_V.log_softmax(-1)[GOLD[n][j]],
-            "l2": (logits_V.softmax(-1) - target_V).square().sum(),
-        }
-        total = total + WEIGHT_NK[n, j] * losses[kind]
+        number = next(i for i, reference in enumerate(setting.references) if reference is tail)
+        prompt, answer = prompts(seed=1, least=span.size)[number], answers[number]
+        logits_TV = whole_logits(
+            setting.model,
+            [*prompt, *answer[:-1]],
+            span.start(len(prompt)),
+            probs,
+            experts if relax == "core" else None,
+        )
+        losses = []
+        for token, logits_V in zip(answer, logits_TV[len(prompt) - 1 :], strict=True):
+            target_V = torch.nn.functional.one_hot(torch.tensor(token), len(logits_V))
+            if kind == "l2":
+                losses.append((logits_V.softmax(-1) - target_V).square().sum())
+            else:
+                losses.append(-logits_V.log_softmax(-1)[token])
+        total = total + WEIGHT_NK[n, j] * sum(losses) / len(answer)
     return total / WEIGHT_NK[n].sum()
 
 
@@ -44,43 +60,92 @@ def brute_loss(setting, pathways, n, relax, kind):
 @pytest.mark.parametrize("relax", ["core", "topk"])
 def test_loss_and_gradient_are_those_of_whole_passes(setting, relax, kind):
     """Brute-force autograd through the whole model: no cache, no batch, the weights written by a hook."""
+    equals_whole_passes(setting, relax, kind, ANSWERS)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "l2"])
+@pytest.mark.parametrize("span", SPANS, ids=str)
+def test_other_tokens_and_longer_answers_too(family, span, kind, monkeypatch):
+    """Answers of one to three tokens, in float64, in passes of few tokens."""
+    monkeypatch.setattr("moe_lab.methods.c3po.loss.TOKENS", 12)
+    model = copy.deepcopy(small_model(family)).double()
+    model.set_experts_implementation("eager")
+    setting = setting_of(model, span, LONG_ANSWERS)
+    assert len(setting.loss()._parts) > 1
+    equals_whole_passes(setting, "core", kind, LONG_ANSWERS, atol=1e-8)
+
+
+def equals_whole_passes(setting, relax, kind, answers, atol=2e-6):
     pathways = setting.pathways()
     with torch.no_grad():
         pathways.theta += torch.randn(pathways.theta.shape, generator=torch.Generator().manual_seed(0))
-    loss_N = setting.loss(kind)(pathways, relax)
-    (gradient,) = torch.autograd.grad(loss_N.sum(), [pathways.theta])
+    loss_N, gradient = setting.loss(kind).gradient(pathways, relax)
     for n in range(2):
-        expected = brute_loss(setting, pathways, n, relax, kind)
+        expected = brute_loss(setting, pathways, n, relax, kind, answers)
         (brute,) = torch.autograd.grad(expected, [pathways.theta])
-        torch.testing.assert_close(loss_N[n], expected, atol=2e-6, rtol=1e-5)
-        torch.testing.assert_close(gradient[n], brute[n], atol=2e-6, rtol=1e-3)
-        assert relax == "topk" or brute[n].abs().max() > 1e-4
+        torch.testing.assert_close(loss_N[n], expected.to(loss_N.dtype), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(gradient[n], brute[n].to(gradient.dtype), atol=atol, rtol=1e-3)
+    assert relax == "topk" or gradient.abs().max() > 30 * atol
     assert loss_N[2] == 0 and not gradient[2].any()
 
 
 @pytest.mark.parametrize("relax", ["core", "topk"])
-def test_gradient_equals_finite_differences(setting, relax):
-    """In float64. The differences of topk are taken where no expert changes its place among the first K."""
-    model = copy.deepcopy(setting.model).double()
+@pytest.mark.parametrize("span", [SPANS[0], SPANS[-1]], ids=str)
+def test_gradient_equals_finite_differences(family, span, relax):
+    """In float64, with answers of several tokens. The differences of topk are taken where no expert changes its place
+    among the first K."""
+    model = copy.deepcopy(small_model(family)).double()
     model.set_experts_implementation("eager")
-    tails = PromptTails(model, setting.layers[0])
-    references = tails.read(prompts(seed=1), Budget(64))
+    setting = setting_of(model, span, LONG_ANSWERS)
+    references = setting.references
     neighbours = [[references[0], references[1]], [references[3], references[4]]]
-    loss = NeighbourLoss(tails, neighbours, GOLD[:2], torch.tensor([[1.0, 0.5], [0.3, 0.9]]).double())
-    E = setting.pathway_NME.shape[-1]
-    steep_NME = (torch.linspace(2, -2, E).double().softmax(-1)).expand_as(setting.pathway_NME)[:2]
-    pathways = Pathways(steep_NME, setting.layers, CORE)
+    loss = NeighbourLoss(setting.tails, neighbours, torch.tensor([[1.0, 0.5], [0.3, 0.9]]).double())
+    E = setting.pathway_NWME.shape[-1]
+    steep_NWME = (torch.linspace(2, -2, E).double().softmax(-1)).expand_as(setting.pathway_NWME)[:2]
+    pathways = Pathways(steep_NWME, setting.layers, CORE)
     (gradient,) = torch.autograd.grad(loss(pathways, relax).sum(), [pathways.theta])
     step = 5e-3
-    for n, i, c in [(0, 0, 0), (0, 1, 1), (1, 0, 3), (1, 1, 4), (1, 0, 1)]:
+    for n, w, i, c in [(0, 0, 0, 0), (0, -1, 1, 1), (1, 0, 0, 3), (1, -1, 1, 4), (1, -1, 0, 1)]:
         around = []
         for sign in (1, -1):
             moved = pathways.copy()
             with torch.no_grad():
-                moved.theta[n, i, c] += sign * step
+                moved.theta[n, w, i, c] += sign * step
             around.append(loss.value(moved, relax).sum())
         difference = (around[0] - around[1]) / (2 * step)
-        torch.testing.assert_close(gradient[n, i, c], difference, atol=2e-5, rtol=2e-3)
+        torch.testing.assert_close(gradient[n, w, i, c], difference, atol=2e-5, rtol=2e-3)
+
+
+class Noted(Remix):
+    """Keeps what each router decided, and what became of it."""
+
+    def __call__(self, router, routing):
+        changed = super().__call__(router, routing)
+        self.__dict__.setdefault("noted", {})[router.layer] = routing, changed
+        return changed
+
+
+def test_three_tokens_change_apart_and_nothing_else_does(family):
+    """Experts outside the core keep their probabilities exactly; other tokens and layers their experts and weights."""
+    setting = setting_of(small_model(family), TokenSpan("first", 3), LONG_ANSWERS)
+    layer, other = setting.layers
+    pathways = Pathways(setting.pathway_NWME, [layer], CORE)
+    changed, _ = ngd(pathways, setting.loss(), Descent(steps=3, rates=(0.1, 0.1)))
+    moved = changed.probs_NWLE() != pathways.clean_NWLE
+    core = torch.zeros_like(moved).scatter(-1, pathways.core, True)
+    assert not moved[~core].any() and torch.equal(changed.theta[2], pathways.theta[2])
+    steps = (changed.theta - pathways.theta)[:2, :, 0]
+    assert (steps[0] != 0).any(-1).all(), "each token has a gradient"
+    assert (steps[0, 0] - steps[0, 1]).abs().max() > 1e-3, "of its own"
+
+    remix = Noted(changed.probs())
+    setting.tails.score(setting.questions, remix)
+    own, given = remix.noted[layer]
+    for before, after in zip(own[1:], given[1:], strict=True):
+        before, after = before.unflatten(0, (3, -1)), after.unflatten(0, (3, -1))
+        assert torch.equal(before[:, 3:], after[:, 3:])
+    assert not torch.equal(own.weights_TK, given.weights_TK)
+    assert remix.noted[other][1] is None
 
 
 @pytest.mark.parametrize("update", ["adam", "gd"])
@@ -117,7 +182,7 @@ def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
     together, losses = ngd(setting.pathways(), setting.loss(), descent)
     for n in range(3):
         one = slice(n, n + 1)
-        alone = Pathways(setting.pathway_NME[one], setting.layers, CORE)
+        alone = Pathways(setting.pathway_NWME[one], setting.layers, CORE)
         changed, own_losses = ngd(alone, setting.loss(rows=one), descent)
         torch.testing.assert_close(together.theta[one], changed.theta, atol=2e-4, rtol=1e-3)
         torch.testing.assert_close(losses[:, one], own_losses, atol=1e-5, rtol=1e-5, equal_nan=True)
@@ -132,6 +197,7 @@ def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
     """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
     whole, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
     monkeypatch.setattr("moe_lab.methods.c3po.loss.ROWS", 2)
+    monkeypatch.setattr("moe_lab.methods.c3po.loss.HELD_BYTES", 0)
     parts, own_losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
     torch.testing.assert_close(parts.theta, whole.theta, atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(own_losses, losses, atol=1e-5, rtol=1e-5, equal_nan=True)
@@ -147,8 +213,8 @@ def test_plain_gradient_descent_follows_equation_1(olmoe):
 
 
 def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
-    gold = [[5], [6], [7]]
-    loss = NeighbourLoss(olmoe.tails, [[token] for token in olmoe.questions], gold, torch.ones(3, 1))
+    read = olmoe.tails.read(prompts(seed=2)[:3], Budget(64), [[[5]], [[6]], [[7]]])
+    loss = NeighbourLoss(olmoe.tails, [[tail] for tail in read], torch.ones(3, 1))
     untouched = olmoe.tails.logits(olmoe.questions, None).log_softmax(-1)
     torch.testing.assert_close(
         loss.value(olmoe.pathways(), "topk"), -untouched[[0, 1, 2], [5, 6, 7]], atol=1e-5, rtol=0
@@ -159,14 +225,14 @@ def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
 
 
 def test_no_neighbour_at_all_leaves_every_pathway(olmoe):
-    nobody = NeighbourLoss(olmoe.tails, [[None]] * 3, [[0]] * 3, torch.zeros(3, 1))
+    nobody = NeighbourLoss(olmoe.tails, [[None]] * 3, torch.zeros(3, 1))
     changed, losses = ngd(olmoe.pathways(), nobody, Descent(steps=2))
     assert torch.equal(changed.theta, olmoe.pathways().theta) and losses.isnan().all()
 
 
 def test_a_weighed_neighbour_without_work_is_a_defect(olmoe):
-    with pytest.raises(ValueError, match="no last token"):
-        NeighbourLoss(olmoe.tails, [[None]], [[0]], torch.ones(1, 1))
+    with pytest.raises(ValueError, match="was not read"):
+        NeighbourLoss(olmoe.tails, [[None]], torch.ones(1, 1))
 
 
 def test_a_loss_that_is_nan_is_named(olmoe):

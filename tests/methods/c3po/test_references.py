@@ -26,7 +26,9 @@ from tests.conftest import make_model
 from tests.runs import choices, write_jsonl
 from tests.tasks.test_answer_format import OPENBOOKQA
 
-SETTINGS = SimpleNamespace(reference="openbookqa", reference_size=None, embeddings=None, k=1, epsilon=None)
+SETTINGS = SimpleNamespace(
+    tokens="last1", reference="openbookqa", reference_size=None, embeddings=None, k=1, epsilon=None
+)
 QUESTIONS = 30
 
 
@@ -104,13 +106,13 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
             continue
         where = found.texts.index(text)
         assert found.prompts[where] == ids and found.golds[where] == letters[i % 4]
-        assert found.gold[where] == letters[i % 4][0]
+        assert found.golds[where][0] == letters[i % 4][0]
         expected = torch.stack([logits[len(ids) - 1].softmax(-1) for logits in routes.logits])
-        assert torch.allclose(found.pathway_RME[where], expected, atol=1e-5)
+        assert torch.allclose(found.pathway_RWME[where], expected, atol=1e-5)
         kept += 1
     assert 0 < kept < QUESTIONS, "some are right, some are wrong"
     assert len(found) == kept == found.counts["correct"] and found.counts["asked"] == QUESTIONS
-    assert found.pathway_RME.dtype == torch.float32
+    assert found.pathway_RWME.dtype == torch.float32
     again = found.embed(found.texts, loaded)
     assert torch.allclose(again, found.embedding_RX, atol=1e-4)
     assert found.folder.name.startswith("small-openbookqa-train-")
@@ -138,7 +140,7 @@ def test_a_set_is_built_once(config, asked):
     assert asked == [8, 8, 8, 6]
     again, _ = build(replace(config, seed=9, limit=1, batch_size=1))
     assert asked == [8, 8, 8, 6] and again.folder == first.folder
-    assert again.prompts == first.prompts and again.pathway_RME.equal(first.pathway_RME)
+    assert again.prompts == first.prompts and again.pathway_RWME.equal(first.pathway_RWME)
     assert again.embedding_RX.equal(first.embedding_RX)
     assert not (first.folder / "parts").exists()
 
@@ -266,7 +268,7 @@ def test_kill_9_loses_at_most_the_portion_under_way(config, asked, tmp_path):
     assert asked == [], "all portions were there"
     whole, _ = build(replace(config, output_dir=str(tmp_path / "whole")))
     assert found.prompts == whole.prompts and found.golds == whole.golds
-    assert torch.allclose(found.pathway_RME, whole.pathway_RME, atol=1e-6)
+    assert torch.allclose(found.pathway_RWME, whole.pathway_RWME, atol=1e-6)
     status = json.loads((found.folder / "status.json").read_text())
     assert status["status"] == "success"
 

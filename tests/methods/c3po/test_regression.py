@@ -8,22 +8,22 @@ import torch
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.regression import ALPHAS, kernel_regression
-from tests.methods.c3po.conftest import GOLD, WEIGHT_NK
+from tests.methods.c3po.conftest import WEIGHT_NK
 
 DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] * 3])
 
 
 def loss_with(setting, weight_NK):
-    return NeighbourLoss(setting.tails, setting.neighbours, GOLD, weight_NK)
+    return NeighbourLoss(setting.tails, setting.neighbours, weight_NK)
 
 
 def pathway_of(setting, token):
-    return token.pathway_ME[setting.layers]
+    return token.pathway_WME[:, setting.layers]
 
 
 def test_alpha_1_is_the_untouched_pathway(setting):
     changed, losses = kernel_regression(setting.pathways(), setting.loss(), 1.0)
-    torch.testing.assert_close(changed.probs_NLE(), setting.pathway_NME[:, setting.layers])
+    torch.testing.assert_close(changed.probs_NWLE(), setting.pathway_NWME[:, :, setting.layers])
     torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=0, equal_nan=True)
 
 
@@ -36,19 +36,19 @@ def test_alpha_0_with_all_experts_is_the_weighted_mean_of_the_neighbours(setting
             for weight, token in zip(WEIGHT_NK[n], setting.neighbours[n], strict=True)
             if token is not None
         ]
-        torch.testing.assert_close(changed.probs_NLE()[n], sum(parts) / WEIGHT_NK[n].sum())
+        torch.testing.assert_close(changed.probs_NWLE()[n], sum(parts) / WEIGHT_NK[n].sum())
 
 
 def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting):
     pathways = setting.pathways()
     changed, _ = kernel_regression(pathways, setting.loss(), 0.0)
-    mean_NLE = setting.loss().mean_pathway(pathways)
-    found, clean = changed.probs_NLE(), pathways.clean_NLE
-    core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NLE[:2].gather(-1, pathways.core[:2])
+    mean_NWLE = setting.loss().mean_pathway(pathways)
+    found, clean = changed.probs_NWLE(), pathways.clean_NWLE
+    core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(-1, pathways.core[:2])
     torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)
     assert torch.equal(found[outside], clean[outside])
-    torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:2]))
+    torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:3]))
 
 
 def test_bandwidth_0_takes_the_nearest_and_infinity_the_plain_mean(setting):
@@ -56,12 +56,12 @@ def test_bandwidth_0_takes_the_nearest_and_infinity_the_plain_mean(setting):
     narrow = loss_with(setting, kernel("gaussian", DISTANCE_NK, 1e-4))
     changed, _ = kernel_regression(setting.pathways(core=None), narrow, 0.0)
     for n in range(2):
-        torch.testing.assert_close(changed.probs_NLE()[n], pathway_of(setting, nearest[n]))
+        torch.testing.assert_close(changed.probs_NWLE()[n], pathway_of(setting, nearest[n]))
     wide = loss_with(setting, kernel("gaussian", DISTANCE_NK, 1e6))
     changed, _ = kernel_regression(setting.pathways(core=None), wide, 0.0)
     for n in range(2):
         mean = torch.stack([pathway_of(setting, token) for token in setting.neighbours[n] if token]).mean(0)
-        torch.testing.assert_close(changed.probs_NLE()[n], mean)
+        torch.testing.assert_close(changed.probs_NWLE()[n], mean)
 
 
 def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
@@ -81,7 +81,7 @@ def test_without_neighbours_a_pathway_stays(setting, alpha):
     changed, losses = kernel_regression(pathways, setting.loss(), alpha)
     torch.testing.assert_close(changed.theta[2], pathways.theta[2], atol=1e-6, rtol=0)
     assert losses[:, 2].isnan().all()
-    nobody = NeighbourLoss(setting.tails, [[None]] * 3, [[0]] * 3, torch.zeros(3, 1))
+    nobody = NeighbourLoss(setting.tails, [[None]] * 3, torch.zeros(3, 1))
     changed, losses = kernel_regression(pathways, nobody, alpha)
     torch.testing.assert_close(changed.theta, pathways.theta, atol=1e-6, rtol=0)
     assert losses.isnan().all()

@@ -15,7 +15,9 @@ from moe_lab.config import Config
 from moe_lab.figure_rows import equivalent_rows, setup_rows
 from moe_lab.reports.experiment import Experiment
 from moe_lab.reports.figures.stored_study import StoredStudy, read_study
+from moe_lab.reports.figures.stored_traces import read_traces
 from moe_lab.reports.paper_table import file_stem
+from moe_lab.reports.reference_table import write_references
 from moe_lab.reports.setup_table import write_setup
 from moe_lab.reports.table_cell import TableCell
 
@@ -86,6 +88,13 @@ def _comparison(asked: Asked) -> tuple[Any, ...]:
     return asked.cells, asked.experiment
 
 
+def _traces(asked: Asked) -> tuple[Any, ...]:
+    found = [
+        read_traces(cell.folder, cell.results[0]) for cell in asked.cells if cell.folder and cell.results
+    ]
+    return ([run for run in found if run is not None],)
+
+
 def _equivalent(asked: Asked) -> tuple[Any, ...]:
     return (equivalent_rows(asked.cells, asked.models, asked.config.mode),)
 
@@ -94,16 +103,25 @@ def _setup(asked: Asked) -> list[Path]:
     return write_setup(asked.experiment, setup_rows(asked.experiment), asked.folder, asked.scale)
 
 
+def _references(asked: Asked) -> list[Path]:
+    return write_references(asked.experiment, asked.cells, asked.folder, asked.scale)
+
+
 INPUTS: dict[str, Callable[[Asked], tuple[Any, ...]]] = {
     "accuracy": _scores,
+    "activation": _traces,
     "control": _scores,
     "equivalent": _equivalent,
+    "flops": _scores,
     "forest": _comparison,
     "heatmap": _studies,
     "history": _studies,
     "overhead": _cells,
+    "retained": _traces,
+    "sample": _traces,
+    "steps": _traces,
     "sweep": _studies,
 }
 """What each kind of figure draws; without a first part there is nothing to draw."""
-TABLES: dict[str, Callable[[Asked], list[Path]]] = {"setup": _setup}
+TABLES: dict[str, Callable[[Asked], list[Path]]] = {"references": _references, "setup": _setup}
 """Kinds that are tables of their own, in the place of the one of cells."""

@@ -135,13 +135,16 @@ class _Attempts:
 
 
 def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
-    """`moe_lab.run.execute`, its results given to the run's logger."""
+    """`moe_lab.run.execute`, its results and figures given to the run's logger."""
     from moe_lab.loggers import open_logger
+    from moe_lab.reports.figures import write_run_figures
     from moe_lab.run import execute
 
     with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
         outcome = execute(run, models)
         logger.log_results(outcome.results, run.folder)
+        for figure in write_run_figures(run.folder, outcome.results):
+            logger.log_figure(figure)
     return outcome
 
 

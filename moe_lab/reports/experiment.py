@@ -14,7 +14,23 @@ from moe_lab.errors import ConfigError
 from moe_lab.paths import resource_folder
 from moe_lab.typed import build
 
-FIGURES = ("accuracy", "control", "equivalent", "forest", "heatmap", "history", "overhead", "setup", "sweep")
+FIGURES = (
+    "accuracy",
+    "activation",
+    "control",
+    "equivalent",
+    "flops",
+    "forest",
+    "heatmap",
+    "history",
+    "overhead",
+    "references",
+    "retained",
+    "sample",
+    "setup",
+    "steps",
+    "sweep",
+)
 """Kinds of figures (`moe_lab.figures`)."""
 AVERAGE = "average"
 """What an averaged cell is called on the axis that it averages over."""

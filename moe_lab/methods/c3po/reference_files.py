@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,12 @@ def build(
             bar.update(len(portion))
     _join(folder, parts)
     with (folder / "references.jsonl").open(encoding="utf-8") as file:
-        correct = sum(json.loads(line)["correct"] for line in file)
-    counts = {"asked": len(questions), "correct": correct, "dropped": documents.dropped}
-    summary = {"id": digest, "label": documents.label, **counts, "sources": documents.sources}
+        correct = Counter(line["task"] for line in map(json.loads, file) if line["correct"])
+    counts = {"asked": len(questions), "correct": correct.total(), "dropped": documents.dropped}
+    sources = [
+        source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
+    ]
+    summary = {"id": digest, "label": documents.label, **counts, "sources": sources}
     seconds = time.perf_counter() - start
     write_json(
         folder / "references.json", summary | {"versions": versions(), "last_session_seconds": seconds}

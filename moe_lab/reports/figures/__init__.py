@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 def write_study_figures(folder: Path) -> list[Path]:
@@ -24,3 +25,27 @@ def write_study_figures(folder: Path) -> list[Path]:
     history = write_history([study], folder / "figures", "history")
     heatmap = write_heatmap([study], folder / "figures", "heatmap") if study.temperatures else []
     return history + heatmap
+
+
+def write_run_figures(folder: Path, results: dict[str, Any]) -> list[Path]:
+    """Draw what the traces of a C3PO run show into its `figures/`; none without traces. `results` is its results.json.
+
+    `steps`, `activation` and `sample`, and `retained` where all experts were optimized. Returns the paths, each PNG
+    followed by its CSV.
+    """
+    from moe_lab.reports.figures.activation import write_activation
+    from moe_lab.reports.figures.retained import write_retained
+    from moe_lab.reports.figures.sample import write_sample
+    from moe_lab.reports.figures.steps import write_steps
+    from moe_lab.reports.figures.stored_traces import read_traces
+
+    run = read_traces(folder, results)
+    if run is None:
+        return []
+    drawn = {
+        "steps": write_steps,
+        "activation": write_activation,
+        "sample": write_sample,
+        "retained": write_retained,
+    }
+    return [path for name, write in drawn.items() for path in write([run], folder / "figures", name)]

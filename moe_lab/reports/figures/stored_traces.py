@@ -1,0 +1,126 @@
+"""The traces of a stored C3PO run (`method.trace=true`), joined with its documents: what Figures 5 to 8 are drawn from.
+
+N = questions, P = re-routed tokens of all of them, L = re-mixed layers, E = experts, K = experts of a token,
+S = states: the untouched pathway, then that after every step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ResultsError
+from moe_lab.results.samples import read_samples
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FILE = "traces.jsonl"
+
+
+@dataclass(frozen=True)
+class StoredTraces:
+    """The questions of a run in the order of their documents, each with its trace."""
+
+    results: dict[str, Any]
+    """The run's results.json."""
+    traces: list[dict[str, Any]]
+    """One per question; documents whose choices have prompts of their own, of the right one."""
+    prompts: list[str]
+    """Of the same."""
+    golds: list[str]
+    """The right answers."""
+    right: list[list[bool]]
+    """[N][S]: whether the right answer had the highest log-likelihood in each state."""
+
+    @property
+    def block(self) -> dict[str, Any]:
+        return self.results["moe_lab"]
+
+    @property
+    def top_k(self) -> int:
+        return int(self.block["model"]["top_k"])
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the re-mixed MoE layers."""
+        return list(self.traces[0]["layers"])
+
+    @property
+    def all_experts(self) -> bool:
+        """Whether every expert's weight was optimized."""
+        core = self.block["method"]["config"]["core_experts"]
+        return core is None or core >= self.block["model"]["experts"]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What names the run in a CSV."""
+        return {"model": self.block["model"]["name"], "task": self.block["task"]["name"]}
+
+    @property
+    def label(self) -> str:
+        return f"{self.key['model']}, {self.key['task']} ({len(self.traces)} questions)"
+
+    @cached_property
+    def question_P(self) -> np.ndarray:
+        """int [P]: which question a token is of."""
+        import numpy as np
+
+        return np.repeat(np.arange(len(self.traces)), [len(trace["before"]) for trace in self.traces])
+
+    def probabilities(self, state: str) -> np.ndarray:
+        """float64 [P, L, E]: `state` is "before" or "after"."""
+        import numpy as np
+
+        return np.array([token for trace in self.traces for token in trace[state]])
+
+
+def read_traces(folder: Path, results: dict[str, Any]) -> StoredTraces | None:
+    """The traces of a run in its folder; None where it wrote none. `results` is its results.json.
+
+    Raises ResultsError where a document has no trace.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8") as file:
+        by_prompt = {trace["prompt"]: trace for trace in map(json.loads, file)}  # of doubled lines the last
+    samples = read_samples(folder, results["moe_lab"]["task"]["tasks"])
+    found = StoredTraces(results, [], [], [], [])
+    for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one["doc_id"])):
+        asked = [(given["arg_0"], given["arg_1"]) for given in sample["arguments"].values()]
+        gold = _gold(sample["target"], asked)
+        try:
+            traces = [
+                by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
+                for prompt, _ in asked
+            ]
+            scores = [
+                [state[trace["continuations"].index(text)] for state in trace["scores"]]
+                for trace, (_, text) in zip(traces, asked, strict=True)
+            ]
+        except (KeyError, ValueError) as error:
+            raise ResultsError(
+                f"{path} has no trace of document {sample['doc_id']}. The run's command with rerun=true makes all."
+            ) from error
+        found.traces.append(traces[gold])
+        found.prompts.append(asked[gold][0])
+        found.golds.append(asked[gold][1].strip())
+        found.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
+    return found
+
+
+def _gold(target: str, asked: list[tuple[str, str]]) -> int:
+    """Index of the right answer: what lm-eval logs is that, or the answer's text."""
+    if target.isdigit() and int(target) < len(asked):
+        return int(target)
+    return [text.strip() for _, text in asked].index(target.strip())
+
+
+def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
+    """int [P, L, K]: the experts that a token takes."""
+    return (-probabilities_PLE).argsort(axis=-1, kind="stable")[..., :top_k]

@@ -64,7 +64,8 @@ def _batches(
         pasts = (pasts or CleanPasts(Store(0))) if ensemble.prefill == "clean" else None
     size = budget.sequences or MAX_SEQUENCES.get(forward.device.type, 64)
     size = max(1, min(size, budget.tokens // ensemble.n))
-    one_group = pasts or ensemble.own_history or ensemble.cache == "none"
+    alone = not forward.shares_beginnings
+    one_group = pasts or alone or ensemble.own_history or ensemble.cache == "none"
     prompts = [sequence.prompt for sequence in sequences]
     groups = [Group(list(range(len(prompts))), 0)] if one_group else group_by_prefix(prompts)
     for group in groups:

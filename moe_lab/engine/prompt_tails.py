@@ -123,11 +123,16 @@ class PromptTails:
         batch = tails if isinstance(tails, Batch) else self.batch(tails)
         return self._pass(batch, remix)
 
-    def score(self, tails: Sequence[PromptTail], remix: Remix | None) -> list[Scores]:
-        """Log-likelihood, and whether greedy decoding gives it, of the continuations that each prompt was read with."""
+    def score(self, tails: Sequence[PromptTail], *rows: Remix | None) -> list[Scores]:
+        """Log-likelihood, and whether greedy decoding gives it, of the continuations that each prompt was read with.
+
+        Args:
+            rows: the routings whose probabilities are averaged; None: the untouched model's.
+        """
+        batch = self.batch(tails)
         with torch.no_grad():
-            logits_MV = self._pass(self.batch(tails), remix)
-        return read_scores(Ensemble(), [tail.tree for tail in tails], [logits_MV[:, None]])
+            logits_MnV = torch.stack([self._pass(batch, remix) for remix in rows], dim=1)
+        return read_scores(Ensemble(n=len(rows)), [tail.tree for tail in tails], [logits_MnV])
 
     def _pass(self, batch: Batch, remix: Remix | None) -> Tensor:
         """[M, V]"""

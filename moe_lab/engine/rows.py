@@ -29,6 +29,9 @@ from moe_lab.routing import routed
 class RowForward:
     """A causal language model that computes the next-token logits of wanted tokens over a `RowCache`."""
 
+    shares_beginnings = True
+    """Whether a beginning that prompts have in common may be read once, as tokens of no prompt."""
+
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.model = model
         self.ensemble = ensemble

@@ -23,10 +23,16 @@ class Remix:
         probs: of some MoE layers (others are left alone): [N, W, E], which sum to 1 over E.
         experts: of the same layers: int64 [N, W, C], which all contribute. None: those K that the router takes at these
             probabilities.
+        noise: of the same layers: [N, W, E], added to the scores that these K are chosen by, not to their weights.
     """
 
-    def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
-        self.probs, self.experts = probs, experts
+    def __init__(
+        self,
+        probs: dict[int, Tensor],
+        experts: dict[int, Tensor] | None = None,
+        noise: dict[int, Tensor] | None = None,
+    ):
+        self.probs, self.experts, self.noise = probs, experts, noise
 
     @property
     def needs_grad(self) -> bool:
@@ -40,9 +46,12 @@ class Remix:
         N, W, _ = probs_NWE.shape
         S, K = len(routing.logits_TE) // N, routing.index_TK.shape[-1]
         own_RE = routing.logits_TE.unflatten(0, (N, S))[:, :W].flatten(0, 1)
-        given_RE = _logits_of(probs_NWE.flatten(0, 1), router, own_RE)
+        given_RE = logits_of(probs_NWE.flatten(0, 1), router, own_RE)
         if self.experts is None:
-            index_RC = router.choose(router.scores(given_RE.detach()), K)
+            scores_RE = router.scores(given_RE.detach())
+            if self.noise:
+                scores_RE = scores_RE + self.noise[router.layer].to(scores_RE.device).flatten(0, 1)
+            index_RC = router.choose(scores_RE, K)
         else:
             index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
         weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
@@ -58,7 +67,7 @@ def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
     return router.family.rule.scores(router.module, logits_TE).softmax(dim=-1)
 
 
-def _logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
+def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
     """Logits with these probabilities, as large as the router's own: in some rules more than differences matters."""
     size_N1 = router.family.rule.scores(router.module, own_NE).logsumexp(-1, keepdim=True)
     scores_NE = probs_NE.clamp(min=torch.finfo(probs_NE.dtype).tiny).log() + size_N1

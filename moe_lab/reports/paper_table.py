@@ -164,7 +164,7 @@ def _published_list(experiment: Experiment) -> list[str]:
 
 def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
     """What numbers of one line of the paper's table have in common."""
-    where = tuple(value for key, value in each.cell.items() if key != experiment.average)
+    where = tuple(value for key, value in each.cell.items() if key != experiment.average and value != "-")
     return each.place, each.unit, each.mark, where
 
 

@@ -59,13 +59,11 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
 def _draw(axis: Axes, run: StoredTraces) -> None:
     rows = retained_rows(run)
     counts = [row["n"] for row in rows]
-    axis.plot(
-        counts, [row["share"] for row in rows], "o-", ms=3, color=BLUE, label="mean over questions and layers"
-    )
+    axis.plot(counts, [row["share"] for row in rows], "o-", ms=3, color=BLUE, label="mean")
     if all(row["low"] is not None for row in rows):
         axis.fill_between(
             counts, [row["low"] for row in rows], [row["high"] for row in rows], color=BLUE, alpha=0.15, lw=0,
-            label="95% interval over questions",
+            label="95% interval",
         )  # fmt: skip
     axis.axvline(run.top_k, color=GREY, ls=":", lw=1.2, label=f"the {run.top_k} experts of a token")
     axis.set(

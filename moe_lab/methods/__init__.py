@@ -16,6 +16,9 @@ METHODS = {
     "base": "moe_lab.methods.base:Base",
     "roe": "moe_lab.methods.roe:RoE",
     "c3po": "moe_lab.methods.c3po.method:C3PO",
+    "icl": "moe_lab.methods.icl:ICL",
+    "prefix-tuning": "moe_lab.methods.virtual_tokens.method:PrefixTuning",
+    "soft-prompt": "moe_lab.methods.virtual_tokens.method:SoftPrompt",
     "pretrain": "moe_lab.methods.pretrain:Pretrain",
 }
 

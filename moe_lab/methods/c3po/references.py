@@ -115,16 +115,20 @@ def reference_content(
 
     Needs no weights.
     """
+    asked = questions_content(config, documents, facts)
+    return asked | {"numerics": NUMERICS, "tokens": settings.tokens}
+
+
+def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
+    """The model, and what it is asked: the documents and their form, as plain values. Needs no weights."""
     from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
     from moe_lab.tasks import documents_digest
 
     tasks: Any = {"tasks": documents.tasks}
     return {
-        "numerics": NUMERICS,
         "model": model_identity(model_source(config.model), config.model),
         "dtype": facts.dtype,
-        "tokens": settings.tokens,
         "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
         "settings": {
             name: getattr(config, name) for name in sorted(HASHED - {"predict_only", "fewshot_seed"})

@@ -1,0 +1,107 @@
+"""`method=icl`: in-context learning with the nearest references as demonstrations, a baseline of C3PO's Table 1.
+
+The references, and what is near, are C3PO's; the model is untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.choice_questions import check_choice_questions, check_choices
+from moe_lab.methods.method import Method
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config as RunConfig
+    from moe_lab.methods.demonstrations import DemonstrationLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+class ICL(Method):
+    """The k nearest references before each question, with their right answers."""
+
+    answer: ClassVar[str | None] = "letters"
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/icl.yaml`."""
+
+        name: str = "icl"
+        k: int = 3
+        reference: Any = None
+        reference_size: int | None = None
+        embeddings: str | None = None
+        most_similar: float = 0.95
+        epsilon: ClassVar[None] = None
+        tokens: ClassVar[str] = "last1"
+        """Keys of C3PO that say which reference set it is: here those of C3PO's defaults."""
+
+        def __post_init__(self) -> None:
+            for key in ("k", "reference_size"):
+                value = getattr(self, key)
+                if value is not None and value < 1:
+                    raise ConfigError(f"method.{key}={value}: must be at least 1.")
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self._references: dict[str, Any] | None = None
+        """What the reference set holds; None where all answers were stored."""
+        self._folder: Path | None = None
+
+    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
+        from moe_lab.methods.c3po.embeddings import embedding_identity
+        from moe_lab.methods.c3po.reference_tasks import reference_documents
+        from moe_lab.methods.c3po.references import reference_content
+
+        check_choice_questions(config)
+        _check_prompts(config)
+        documents = reference_documents(config, self.config)
+        check_choices(config, documents.tasks)
+        return reference_content(config, self.config, documents, facts) | embedding_identity(
+            self.config.embeddings
+        )
+
+    def keep_files_in(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[DemonstrationLM]:
+        from moe_lab.engine.lm import EngineLM
+        from moe_lab.methods.c3po.references import load_or_build
+        from moe_lab.methods.demonstrations import DemonstrationLM, asked_questions
+
+        base = EngineLM(model.model, model.tokenizer, **engine_options(config))
+        references = load_or_build(config, self.config, model, base)
+        self._references = references.counts
+        yield DemonstrationLM(model, config, self.config, references, asked_questions(config), self._folder)
+
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        reference = {
+            "too_similar": counters.get("reference_dropped", 0),
+            "set": self._references,
+        }
+        dropped = counters.get("demonstrations_dropped", 0)
+        return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}
+
+
+def _check_prompts(config: RunConfig) -> None:
+    """Raise ConfigError where a question is more than one plain text."""
+    from moe_lab.tasks import load_tasks
+
+    if config.apply_chat_template:
+        raise ConfigError(
+            "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
+        )
+    for name, task in load_tasks(config)["tasks"].items():
+        if getattr(task, "multiple_input", 0):
+            raise ConfigError(
+                f"{name} has a prompt of its own for every choice, and method=icl looks for the neighbours of one: "
+                "task.answer=letters asks it with one."
+            )

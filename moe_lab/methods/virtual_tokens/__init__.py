@@ -1,0 +1,1 @@
+"""Prompt tuning and prefix tuning: learned vectors before every prompt of an untouched model."""

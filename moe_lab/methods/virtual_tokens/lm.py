@@ -1,0 +1,106 @@
+"""The language model of `method=soft-prompt` and `method=prefix-tuning`: questions behind virtual tokens.
+
+To the engine, V placeholder tokens stand before every context: positions, masks and shared beginnings follow from
+that. Where a pass would read the placeholders, the adapter's keys and values take their place in the cache.
+
+V = virtual tokens, B = sequences, S = new tokens, M = wanted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from moe_lab.engine.cache import RowCache
+from moe_lab.engine.encoding import Encoder
+from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+from moe_lab.engine.row_engine import RowEngine
+from moe_lab.engine.rows import RowForward
+from moe_lab.engine.tokens import Tokens
+from moe_lab.methods.base import engine_options
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.models.load import LoadedModel
+
+PLACEHOLDER = 0
+"""Token id that is never read."""
+
+
+def short_lm(model: LoadedModel, config: Config, virtual_tokens: int) -> EngineLM:
+    """The untouched model with room for virtual tokens before its inputs."""
+    return EngineLM(model.model, model.tokenizer, **_options(model, config, virtual_tokens))
+
+
+def _options(model: LoadedModel, config: Config, virtual_tokens: int) -> dict[str, Any]:
+    room = (config.max_length or model.facts.max_length) - virtual_tokens
+    return engine_options(config) | {"max_length": room}
+
+
+class VirtualTokensLM(EngineLM):
+    """Scores multiple-choice questions.
+
+    Args:
+        past: keys and values of the virtual tokens, of one sequence.
+    """
+
+    def __init__(self, model: LoadedModel, config: Config, past: RowCache):
+        super().__init__(model.model, model.tokenizer, **_options(model, config, past.length))
+        assert self.engine == "rows", "other models are refused before weights load"
+        self._encoder = _BehindPlaceholders(self, past.length)
+        engine = RowEngine(model.model, self.ensemble, self.budget, reuse=False)
+        engine.forward = VirtualTokensForward(model.model, past)
+        self._engine = engine
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        assert kind == "loglikelihood", "other tasks are refused before weights load"
+        super().answer(kind, requests, on_answer)
+
+
+class _BehindPlaceholders(Encoder):
+    def __init__(self, lm: EngineLM, count: int):
+        super().__init__(lm)
+        self.placeholders = (PLACEHOLDER,) * count
+
+    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        context_ids, ids = super().pair(context, continuation)
+        return self.placeholders + context_ids, ids
+
+
+class VirtualTokensForward(RowForward):
+    """A `RowForward` of the plain model; the first V tokens of every sequence are placeholders of `past`."""
+
+    def __init__(self, model: Any, past: RowCache):
+        super().__init__(model, Ensemble())
+        self.past = past
+
+    def __call__(
+        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
+    ) -> Tensor:
+        if cache.length:
+            return super().__call__(tokens, cache, counted, noise)
+        B, S = tokens.ids_BS.shape
+        V = self.past.length
+        for own, new in zip(self.past.layers, cache.layers, strict=True):
+            new.update(own.keys.expand(B, -1, -1, -1), own.values.expand(B, -1, -1, -1))
+        if S == V:
+            return torch.empty(0, 1, self.model.config.get_text_config().vocab_size, device=self.device)
+        return super().__call__(_behind(tokens, V), cache, counted and counted - B * V, noise)
+
+
+def _behind(tokens: Tokens, V: int) -> Tokens:
+    """All but the first V tokens of each sequence, none of which is wanted."""
+    S = tokens.ids_BS.shape[1]
+    return replace(
+        tokens,
+        ids_BS=tokens.ids_BS[:, V:],
+        position_BS=tokens.position_BS[:, V:],
+        visible_BSK=None if tokens.visible_BSK is None else tokens.visible_BSK[:, V:],
+        wanted_M=tokens.wanted_M // S * (S - V) + tokens.wanted_M % S - V,
+        real_BS=None if tokens.real_BS is None else tokens.real_BS[:, V:],
+    )

@@ -1,0 +1,132 @@
+"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv 2101.00190), baselines of
+C3PO's Table 1: virtual tokens before every prompt, trained on the questions of its reference sets with the base frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods.choice_questions import check_choice_questions, check_choices
+from moe_lab.methods.method import Method
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config as RunConfig
+    from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+MOST_VIRTUAL_TOKENS = 1024
+RECIPE = ("name", "virtual_tokens", "learning_rate", "epochs", "batch_size")
+"""Keys that determine an adapter; the others say which questions it is trained on."""
+RECORDED = ("questions", "steps", "parameters", "loss_of_last_epoch", "reference")
+"""What of training.json stands in results.json."""
+
+
+@dataclass(kw_only=True)
+class VirtualTokensConfig:
+    """Keys of `conf/method/soft-prompt.yaml` and `prefix-tuning.yaml`."""
+
+    name: str
+    virtual_tokens: int = 20
+    learning_rate: float
+    epochs: int = 5
+    batch_size: int = 8
+    reference: Any = None
+    reference_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("virtual_tokens", "epochs", "batch_size", "reference_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"method.{key}={value}: must be at least 1.")
+        if self.virtual_tokens > MOST_VIRTUAL_TOKENS:
+            raise ConfigError(
+                f"method.virtual_tokens={self.virtual_tokens}: must be at most {MOST_VIRTUAL_TOKENS}."
+            )
+        if not 0 < self.learning_rate < float("inf"):
+            raise ConfigError(f"method.learning_rate={self.learning_rate}: must be a number above 0.")
+
+
+class VirtualTokens(Method):
+    """Trained once, then the untouched model with the adapter's keys and values before every prompt."""
+
+    random = True
+    needs_router = False
+    answer: ClassVar[str | None] = "letters"
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self._content: dict[str, Any] = {}
+        self._record: dict[str, Any] | None = None
+        """What training.json holds; None where all answers were stored."""
+
+    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The questions of the training. Raises ModelError for a model that has no room for virtual tokens."""
+        from moe_lab.methods.c3po.reference_tasks import reference_documents
+        from moe_lab.methods.c3po.references import questions_content
+
+        check_choice_questions(config)
+        self._check_model(config, facts)
+        documents = reference_documents(config, self.config)
+        check_choices(config, documents.tasks)
+        recipe = {key: getattr(self.config, key) for key in RECIPE}
+        asked = questions_content(config, documents, facts)
+        self._content = {"method": recipe | {"numerics": self.numerics}, "seed": config.seed, **asked}
+        return asked
+
+    def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
+        from moe_lab.methods.virtual_tokens.fits import refusal
+        from moe_lab.models.hub import load_config
+
+        tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
+        if tokens >= room:
+            raise ConfigError(
+                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens."
+            )
+        reason = refusal(load_config(config.model, offline=config.offline), self.config.name)
+        if reason:
+            raise ModelError(
+                f"method={self.config.name} does not run on {facts.path or facts.name} (model type {facts.family}): "
+                f"{reason}."
+            )
+
+    @contextmanager
+    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[VirtualTokensLM]:
+        from moe_lab.methods.virtual_tokens.adapters import stored_past
+        from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
+        from moe_lab.methods.virtual_tokens.trained import load_or_train
+
+        self._record = load_or_train(config, self.config, self._content, model)
+        yield VirtualTokensLM(model, config, stored_past(self._record["folder"] / "adapter", model.model))
+
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
+        training = self._record and {key: self._record[key] for key in RECORDED}
+        adapter = self._record and self._record["folder"].name
+        return {self.config.name.replace("-", "_"): block | {"adapter": adapter, "training": training}}
+
+
+class SoftPrompt(VirtualTokens):
+    """Learned input embeddings before the prompt's."""
+
+    @dataclass(kw_only=True)
+    class Config(VirtualTokensConfig):
+        """The learning rate of peft's own example of prompt tuning."""
+
+        name: str = "soft-prompt"
+        learning_rate: float = 3e-2
+
+
+class PrefixTuning(VirtualTokens):
+    """Learned keys and values before the prompt's, in every layer."""
+
+    @dataclass(kw_only=True)
+    class Config(VirtualTokensConfig):
+        """The learning rate of peft's own example of prefix tuning."""
+
+        name: str = "prefix-tuning"
+        learning_rate: float = 1e-2

@@ -1,0 +1,105 @@
+"""The adapter of a run: trained once per model, questions and recipe, whatever task is evaluated with it.
+
+outputs/models/<model>-<method>-<id8>/
+  adapter/         peft's own format
+  checkpoints/     what a killed training continues from; gone when it is done
+  log.jsonl        loss and learning rate of every step
+  training.json    what determines the adapter, and how training went; written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods.virtual_tokens.adapters import with_adapter
+from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
+from moe_lab.results.files import write_json, writing
+from moe_lab.results.identity import run_id
+from moe_lab.results.schema import DECISIVE, versions
+from moe_lab.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments
+    from moe_lab.models.load import LoadedModel
+
+
+def load_or_train(
+    config: Config, settings: Any, content: dict[str, Any], model: LoadedModel
+) -> dict[str, Any]:
+    """The run's adapter: what training.json says of it, and its `folder`. Trained as far as it is missing.
+
+    Args:
+        settings: `name`, `virtual_tokens`, `learning_rate`, `epochs`, `batch_size`, and what chooses the questions.
+        content: all that determines the adapter but the hub commit of the model and the libraries' versions.
+
+    Another process that trains it is waited for.
+    """
+    now = versions()
+    made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    digest = run_id(content | made_with)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{settings.name}-{digest[:8]}")
+    folder = Path(config.output_dir) / "models" / name
+    store = RunFolder(folder, digest)
+    record = _record(folder, digest)
+    if record is None:
+        with store.held(wait=True):
+            record = _record(folder, digest)
+            if record is None:
+                with store.status():
+                    record = _train(folder, config, settings, model) | {"id": digest, **content}
+                    write_json(folder / "training.json", record)
+                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return record | {"folder": folder}
+
+
+def _record(folder: Path, digest: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if record.get("id") == digest else None
+
+
+def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
+    """Train, or continue, and write the adapter."""
+    from moe_lab.methods.c3po.reference_tasks import reference_documents
+
+    documents = reference_documents(config, settings)
+    examples = _examples(config, settings, documents, model)
+    recipe = Recipe(settings.learning_rate, settings.epochs, settings.batch_size, config.seed)
+    start = time.perf_counter()
+    with with_adapter(model.model, settings.name, settings.virtual_tokens, config.seed) as wrapped:
+        losses = train(wrapped, examples, recipe, folder)
+        with writing(folder / "adapter"):
+            wrapped.save_pretrained(str(folder / "adapter"))
+        trained = sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters())
+    epoch = losses[-recipe.steps(len(examples)) // recipe.epochs :]
+    return {
+        "recipe": asdict(recipe),
+        "questions": len(examples),
+        "steps": len(losses),
+        "parameters": trained,
+        "loss_of_last_epoch": sum(epoch) / len(epoch),
+        "last_session_seconds": time.perf_counter() - start,
+        "reference": {"label": documents.label, "dropped": documents.dropped, "sources": documents.sources},
+        "versions": versions(),
+    }
+
+
+def _examples(
+    config: Config, settings: Any, documents: ReferenceDocuments, model: LoadedModel
+) -> list[Example]:
+    """All questions that are asked, each with its right answer."""
+    from moe_lab.methods.c3po.reference_questions import reference_questions
+    from moe_lab.methods.virtual_tokens.lm import short_lm
+
+    lm = short_lm(model, config, settings.virtual_tokens)
+    asked = reference_questions(config, documents)
+    return [Example(*lm.encode_pair(question.prompt, question.right_answer)) for question in asked]

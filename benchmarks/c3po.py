@@ -44,14 +44,16 @@ def full_passes(
     model.requires_grad_(False)
 
     def run() -> None:
-        pathways = Pathways(question.pathway_ME[None], LAYERS, CORE)
+        pathways = Pathways(question.pathway_WME[None], LAYERS, CORE)
         optimizer = torch.optim.Adam([pathways.theta])
 
         def policy(router: Router, routing: Routing) -> Routing | None:
             if router.layer not in LAYERS:
                 return None
             last = torch.arange(K) * ids_KT.shape[1] + ids_KT.shape[1] - 1
-            weights_K, index_K = pathways.probs()[router.layer].expand(K, -1).topk(routing.index_TK.shape[-1])
+            weights_K, index_K = (
+                pathways.probs()[router.layer][:, 0].expand(K, -1).topk(routing.index_TK.shape[-1])
+            )
             weights_TK = routing.weights_TK.index_copy(0, last, weights_K)
             return Routing(routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K))
 
@@ -73,19 +75,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--length", type=int, default=100, help="tokens of a prompt")
-    parser.add_argument("--questions", type=int, default=16, help="optimized at once")
+    parser.add_argument("--questions", type=int, default=32, help="optimized at once")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, N = make_model(), options.questions
     model.set_experts_implementation(NAME)
     tails = PromptTails(model, LAYERS[0])
     asked, known = prompts(N, options.length, seed=1), prompts(N * K, options.length, seed=2)
-    questions, neighbours = tails.read(asked, BUDGET), tails.read(known, BUDGET)
+    answers = [[[n % K]] for n in range(N * K)]
+    questions, neighbours = tails.read(asked, BUDGET), tails.read(known, BUDGET, answers)
 
-    def c3po(count: int, tokens: list[PromptTail]) -> torch.Tensor:
-        pathways = Pathways(torch.stack([q.pathway_ME for q in questions[:count]]), LAYERS, CORE)
-        nested = [tokens[n * K : (n + 1) * K] for n in range(count)]
-        loss = NeighbourLoss(tails, nested, [[0, 1, 2]] * count, torch.ones(count, K))
+    def c3po(count: int, read: list[PromptTail]) -> torch.Tensor:
+        pathways = Pathways(torch.stack([q.pathway_WME for q in questions[:count]]), LAYERS, CORE)
+        nested = [read[n * K : (n + 1) * K] for n in range(count)]
+        loss = NeighbourLoss(tails, nested, torch.ones(count, K))
         changed, _ = ngd(pathways, loss, Descent())
         return tails.logits(questions[:count], changed.remix("topk"))
 
@@ -94,7 +97,7 @@ def main() -> None:
             "full passes": full_passes(model, questions[0], known[:K]),
             "one": lambda: c3po(1, neighbours),
             "batch": lambda: c3po(N, neighbours),
-            "batch, read": lambda: c3po(N, tails.read(known, BUDGET)),
+            "batch, read": lambda: c3po(N, tails.read(known, BUDGET, answers)),
             "plain": lambda: tails.read(asked, BUDGET),
         },
         options.rounds,

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from moe_lab.engine.masks import FULL, LayerMasks, ReachHooks
 from moe_lab.engine.prefixes import group_by_prefix
 from moe_lab.engine.prompt_tail_reading import PromptTail, PromptTailReader
 from moe_lab.engine.scoring import Budget, Question, Scores, batches, read_scores
+from moe_lab.engine.tail_attention import TailLayer, tail_attention
 from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.engine.tokens import TreeRow
 from moe_lab.errors import ConfigError
@@ -102,7 +102,8 @@ class PromptTails:
         hidden = [nn.functional.pad(tail.hidden_QD, (0, 0, 0, S - len(tail.tree))) for tail in tails]
         return Batch(
             layers=[
-                _Past.of(list(parts), T, S) for parts in zip(*(past.layers for past in pasts), strict=True)
+                TailLayer.of(list(parts), T, S)
+                for parts in zip(*(past.layers for past in pasts), strict=True)
             ],
             hidden_NSD=torch.stack(hidden),
             position_NS=torch.tensor(positions, device=self.device),
@@ -144,6 +145,7 @@ class PromptTails:
             stack.enter_context(torch.set_grad_enabled(bool(remix and remix.needs_grad)))
             stack.enter_context(_constant(self.model))
             stack.enter_context(only_layers_from(self.model, self.first, lambda: batch.hidden_NSD))
+            stack.enter_context(tail_attention(batch.layers))
             if remix:
                 stack.enter_context(routed(self.model, remix, self.first_moe))
             self.reaches.install(stack)
@@ -177,43 +179,6 @@ class Batch:
     def select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [N, S, D] -> [1, M, D]."""
         return (args[0].flatten(0, 1)[self.wanted_M.to(args[0].device)][None], *args[1:])
-
-
-class _Past(RowLayer):
-    """One layer of joined pasts: every pass writes its new columns to the same place behind them."""
-
-    @classmethod
-    def of(cls, parts: list[RowLayer], width: int, room: int) -> _Past:
-        past = cls(width + room)
-        past.join(parts, width)
-        return past
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """The past with [N, H, S, D] behind it, until the next call; gradients go to the new columns alone."""
-        if not self.is_initialized:
-            return key_states, value_states
-        return _Written.apply(key_states, self.keys, self.length), _Written.apply(
-            value_states, self.values, self.length
-        )
-
-
-class _Written(torch.autograd.Function):
-    """New columns put behind a past that asks for no gradients, without a copy of it: [N, H, S, D] -> [N, H, T + S, D].
-
-    Backward through what an earlier call gave raises RuntimeError: its columns are overwritten.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, new: Tensor, past: Tensor, length: int) -> Tensor:
-        ctx.length = length
-        past[:, :, length:] = new
-        return past.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient[:, :, ctx.length :], None, None
 
 
 def _visible(tree: TreeRow, past: int, T: int, S: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from moe_lab.engine.prompt_tails import Batch, PromptTail, PromptTails
 from moe_lab.methods.c3po.pathway import Pathways
 
-ROWS = 64
+ROWS = 96
 """Pairs that go through one pass."""
 TOKENS = 512
 """Tokens of a pass, padding included, where it has several pairs: some megabytes each while gradients are computed."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moe_lab.methods.c3po.references import ReferenceSet
     from moe_lab.models.load import LoadedModel
 
-AT_ONCE = 16
+AT_ONCE = 32
 """Questions whose pathways are optimized together."""
 Tokens = tuple[int, ...]
 

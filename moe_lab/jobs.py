@@ -73,7 +73,7 @@ def runs_of(config: Config) -> list[Run]:
 
 def seeds_of(config: Config) -> list[Config]:
     """One config per seed; only one for a method without randomness."""
-    count = config.num_seeds if get_method(config.method.name).random else 1
+    count = config.num_seeds if get_method(config.method.name)(config.method).random else 1
     return [replace(config, seed=config.seed + index) for index in range(count)]
 
 

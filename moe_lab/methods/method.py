@@ -32,7 +32,7 @@ class Method(ABC):
 
     numerics: ClassVar[int] = 1
     """Raised whenever the method's numbers may change: part of a run's identity."""
-    random: ClassVar[bool] = False
+    random: bool = False
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.pathway_engine import Asked, PathwayEngine
+from moe_lab.methods.c3po.reference_files import ANSWER_TOKENS
 from moe_lab.methods.c3po.trace import Trace
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
-    from moe_lab.methods.c3po.method import C3PO
+    from moe_lab.methods.c3po.config import C3POConfig
     from moe_lab.methods.c3po.references import ReferenceSet
     from moe_lab.models.load import LoadedModel
 
@@ -21,7 +22,7 @@ GoldOf = Callable[[str], str]
 
 
 class C3POLM(EngineLM):
-    """Scores multiple-choice questions.
+    """Answers questions, by choices or by texts.
 
     Args:
         layers: numbers of the MoE layers to re-mix.
@@ -33,15 +34,15 @@ class C3POLM(EngineLM):
         self,
         model: LoadedModel,
         config: Config,
-        settings: C3PO.Config,
+        settings: C3POConfig,
         layers: list[int],
         references: ReferenceSet,
         gold_of: GoldOf | None = None,
         trace: Trace | None = None,
     ):
         super().__init__(model.model, model.tokenizer, **engine_options(config))
-        self.pathways = PathwayEngine(model, settings, layers, references, self.budget, trace)
-        self._engine = self.pathways  # type: ignore[assignment]  # its `score` is all that is asked for
+        self.pathways = PathwayEngine(model, settings, layers, references, self.budget, config.seed, trace)
+        self._engine = self.pathways  # type: ignore[assignment]  # `score` and `generate` are all that is asked for
         self._gold_of = gold_of
 
     @property
@@ -50,7 +51,10 @@ class C3POLM(EngineLM):
         return super().cost | self.pathways.optimize.counted
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        assert kind == "loglikelihood", "other tasks are refused before weights load"
+        self.pathways.asked = self._choices(requests) if kind == "loglikelihood" else self._texts(requests)
+        super().answer(kind, requests, on_answer)
+
+    def _choices(self, requests: Sequence[Request]) -> Asked:
         asked = Asked()
         for request in requests:
             prompt, text = request.args
@@ -59,5 +63,11 @@ class C3POLM(EngineLM):
             asked.continuations[context, continuation] = text
             if self._gold_of:
                 asked.golds[context] = self.encode_pair(prompt, self._gold_of(prompt))[1]
-        self.pathways.asked = asked
-        super().answer(kind, requests, on_answer)
+        return asked
+
+    def _texts(self, requests: Sequence[Request]) -> Asked:
+        prompts = [request.args[0] for request in requests]
+        right: list[tuple[int, ...]] = []
+        if self._gold_of:
+            right = [self.encode_pair(prompt, self._gold_of(prompt))[1][:ANSWER_TOKENS] for prompt in prompts]
+        return Asked(generated=prompts, right=right)

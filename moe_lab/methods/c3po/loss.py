@@ -33,7 +33,17 @@ def _l2(logits_AV: Tensor, target_A: Tensor) -> Tensor:
     return (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": _cross_entropy, "l2": _l2}
+def _unlikelihood(logits_AV: Tensor, target_A: Tensor) -> Tensor:
+    """-log(1 - p) of a token that should not come (Welleck et al., arXiv 1908.04319, equation 2)."""
+    others_AV = logits_AV.scatter(-1, target_A[:, None], -torch.inf)
+    return logits_AV.logsumexp(dim=-1) - others_AV.logsumexp(dim=-1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "l2": _l2,
+    "unlikelihood": _unlikelihood,
+}
 """Of single tokens; an answer's is their mean."""
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
+from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
-from moe_lab.methods.c3po.tokens import named_tokens
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
-_CHOICES = {
-    "optimizer": ("ngd", "kernel_regression", "mode_finding", "oracle"),
-    "kernel": ("gaussian", "matern", "polynomial", "linear"),
-    "update": ("adam", "gd"),
-    "schedule": ("cosine", "step", "fixed"),
-    "relax": ("core", "topk"),
-    "loss": ("cross_entropy", "l2"),
-}
-
 
 class C3PO(Method):
     """Pathways of test questions, optimized on their neighbours."""
@@ -40,71 +31,13 @@ class C3PO(Method):
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 2
 
-    @dataclass(kw_only=True)
-    class Config:
-        """Keys of `conf/method/c3po.yaml`."""
-
-        name: str = "c3po"
-        optimizer: str = "ngd"
-        layers: Any = "last5"
-        core_experts: int | None = 20
-        tokens: str = "last1"
-        k: int = 3
-        epsilon: float | None = None
-        kernel: str = "gaussian"
-        bandwidth: float | None = None
-        steps: int = 10
-        update: str = "adam"
-        learning_rate: list[float] = field(default_factory=lambda: [1e-2, 1e-5])
-        """First and last; the paper's "10e-2 to 10e-5", read literally, is [0.1, 0.0001]."""
-        schedule: str = "cosine"
-        relax: str = "core"
-        loss: str = "cross_entropy"
-        alpha: float | None = None
-        shifts: int = 10
-        reference: Any = None
-        reference_size: int | None = None
-        embeddings: str | None = None
-        most_similar: float = 0.95
-        abstain: float | None = None
-        trace: bool = False
-
-        def __post_init__(self) -> None:
-            named_tokens(self.tokens)
-            for key, choices in _CHOICES.items():
-                if (value := getattr(self, key)) not in choices:
-                    raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
-            for key, least in {
-                "core_experts": 1,
-                "k": 1,
-                "steps": 0,
-                "shifts": 0,
-                "reference_size": 1,
-            }.items():
-                value = getattr(self, key)
-                if value is not None and value < least:
-                    raise ConfigError(f"method.{key}={value}: must be at least {least}.")
-            for key in ("epsilon", "bandwidth", "abstain"):
-                value = getattr(self, key)
-                if value is not None and not value > 0:
-                    raise ConfigError(f"method.{key}={value}: must be above 0.")
-            if self.alpha is not None and not 0 <= self.alpha <= 1:
-                raise ConfigError(f"method.alpha={self.alpha}: must be between 0 and 1.")
-            if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
-                raise ConfigError(
-                    f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
-                    "[0.01,0.00001]."
-                )
-            if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
-                raise ConfigError(
-                    f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
-                    "method.kernel=gaussian or matern."
-                )
+    Config = C3POConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
         self._references: dict[str, Any] | None = None
         """What the reference set holds; None where all answers were stored."""
+        self.random = config.n > 1
         self._folder: Path | None = None
 
     def check(self, facts: ModelFacts) -> None:
@@ -136,7 +69,7 @@ class C3PO(Method):
             raise ConfigError(
                 "method=c3po runs in one process: leave model.tp_plan out (model.device_map=auto)."
             )
-        _check_tasks(config)
+        _check_tasks(config, self.config)
         documents = reference_documents(config, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
             self.config.embeddings
@@ -178,6 +111,10 @@ class C3PO(Method):
             "tokens": settings.tokens,
             "loss": settings.loss,
             "abstain": settings.abstain,
+            "negative": settings.negative,
+            "n": settings.n,
+            "temperature": settings.temperature if settings.n > 1 else None,
+            "persistence": settings.persistence,
             "reference": {
                 "too_similar": counters.get("reference_dropped", 0),
                 "too_far": counters.get("reference_far", 0),
@@ -188,26 +125,38 @@ class C3PO(Method):
         return {"c3po": block}
 
 
-def _check_tasks(config: RunConfig) -> None:
-    """Raise ConfigError for a task that asks for anything but one of several choices."""
+def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
+    """Raise ConfigError for tasks that cannot be answered so."""
     from moe_lab.tasks import load_tasks
 
-    for name, task in load_tasks(config)["tasks"].items():
-        if task.get_config("output_type") != "multiple_choice":
+    kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
+    for name, kind in kinds.items():
+        if kind not in ("multiple_choice", "generate_until"):
             raise ConfigError(
-                f"method=c3po answers multiple-choice questions, and {name} asks for texts or their likelihood.\n"
+                f"method=c3po answers questions, by choices or by texts, and {name} asks for the likelihood of texts.\n"
                 "method=base and method=roe run it."
             )
+        if kind == "generate_until" and (settings.n > 1 or settings.trace):
+            key = f"method.n={settings.n}" if settings.n > 1 else "method.trace=true"
+            raise ConfigError(
+                f"{key} is for multiple-choice questions, and {name} generates its answers: leave it out."
+            )
+    if settings.persistence != "prompt_last" and "generate_until" not in kinds.values():
+        raise ConfigError(
+            f"method.persistence={settings.persistence} is about generated answers, and {', '.join(kinds)} has none: "
+            "leave it out."
+        )
 
 
 def right_answers(config: RunConfig) -> GoldOf:
     """The right answer of each prompt that lm-eval has built for this run: test labels, for the oracle alone."""
     from moe_lab.tasks import load_tasks
-    from moe_lab.tasks.documents import gold_choice
+    from moe_lab.tasks.requests import right_request
 
     golds: dict[str, str] = {}
     for task in load_tasks(config)["tasks"].values():
+        by_document: dict[int, list[Any]] = {}
         for instance in task.instances:
-            if instance.idx == gold_choice(task, instance.doc):
-                golds[instance.args[0]] = instance.args[1]
+            by_document.setdefault(instance.doc_id, []).append(instance)
+        golds.update(right_request(config, task, instances) for instances in by_document.values())
     return golds.__getitem__

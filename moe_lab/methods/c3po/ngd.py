@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
+from moe_lab.methods.c3po.contrast import Contrast
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
@@ -53,7 +54,7 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
 
 
 def ngd(
-    pathways: Pathways, loss: NeighbourLoss, descent: Descent, watch: Watch = unwatched
+    pathways: Pathways, loss: NeighbourLoss | Contrast, descent: Descent, watch: Watch = unwatched
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [steps + 1, N]): before each step and after the last.
 

@@ -15,17 +15,18 @@ from torch import Tensor
 from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.store import Store, store_on
+from moe_lab.methods.c3po.contrast import Contrast
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding
 from moe_lab.methods.c3po.neighbours import Neighbours, neighbours
 from moe_lab.methods.c3po.ngd import Descent, ngd
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.c3po.references import ReferenceSet, wrong_answers
 from moe_lab.methods.c3po.regression import kernel_regression
 
 if TYPE_CHECKING:
-    from moe_lab.methods.c3po.method import C3PO
-    from moe_lab.methods.c3po.references import ReferenceSet
+    from moe_lab.methods.c3po.config import C3POConfig
     from moe_lab.models.load import LoadedModel
 
 
@@ -48,7 +49,7 @@ class PathwayOptimizer:
     def __init__(
         self,
         model: LoadedModel,
-        settings: C3PO.Config,
+        settings: C3POConfig,
         layers: list[int],
         references: ReferenceSet,
         tails: PromptTails,
@@ -56,8 +57,10 @@ class PathwayOptimizer:
     ):
         self.model, self.settings, self.layers = model, settings, layers
         self.references, self.tails, self.budget = references, tails, budget
+        self._wrong = wrong_answers(references, model) if settings.negative else None
         self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
         self._kept: Store[PromptTail] = store_on(model.device)
+        """Tails of references by the tokens of their prompt and answer."""
 
     def __call__(
         self,
@@ -89,7 +92,9 @@ class PathwayOptimizer:
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         loss = self._neighbour_loss(near, weight_NK)
         self._count(near, far_N, loss)
-        if settings.optimizer == "ngd":
+        if settings.optimizer == "ngd" and self._wrong:
+            changed = ngd(pathways, self._contrast(embedding, loss), self._descent, watch)
+        elif settings.optimizer == "ngd":
             changed = ngd(pathways, loss, self._descent, watch)
         elif settings.optimizer == "kernel_regression":
             changed = kernel_regression(pathways, loss, settings.alpha, watch)
@@ -120,18 +125,38 @@ class PathwayOptimizer:
         )
 
     def _neighbour_loss(self, near: Neighbours, weight_NK: Tensor) -> NeighbourLoss:
-        index = near.index_QK.tolist()
-        found = self._reference_tails(sorted({r for row in index for r in row if r >= 0}))
-        tails = [[found.get(r) for r in row] for row in index]
-        return NeighbourLoss(self.tails, tails, weight_NK, self.settings.loss)
+        return self._loss(self.references, near, weight_NK, self.settings.loss)
 
-    def _reference_tails(self, wanted: list[int]) -> dict[int, PromptTail]:
+    def _contrast(self, embedding: Tensor, right: NeighbourLoss) -> Contrast:
+        """With the nearest wrong answers of questions that have right neighbours."""
+        assert self._wrong is not None
+        settings = self.settings
+        near = neighbours(
+            embedding,
+            self._wrong.embedding_RX,
+            k=settings.k,
+            epsilon=settings.epsilon,
+            most_similar=settings.most_similar,
+        )
+        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth) * right.found_N[:, None]
+        wrong = self._loss(self._wrong, near, weight_NK, "unlikelihood")
+        return Contrast(right, wrong, settings.negative)
+
+    def _loss(
+        self, references: ReferenceSet, near: Neighbours, weight_NK: Tensor, kind: str
+    ) -> NeighbourLoss:
+        index = near.index_QK.tolist()
+        found = self._reference_tails(references, sorted({r for row in index for r in row if r >= 0}))
+        tails = [[found.get(r) for r in row] for row in index]
+        return NeighbourLoss(self.tails, tails, weight_NK, kind)
+
+    def _reference_tails(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptTail]:
         """The tails of references; those that are not kept are read, and kept as far as memory is spare."""
-        found = {r: tail for r in wanted if (tail := self._kept.get(r)) is not None}
-        missing = [r for r in wanted if r not in found]
-        prompts = [self.references.prompts[r] for r in missing]
-        read = self.tails.read(prompts, self.budget, [[self.references.golds[r]] for r in missing])
-        for r, tail in zip(missing, read, strict=True):
-            self._kept.add(r, tail)
-            found[r] = tail
-        return found
+        keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
+        found = {r: tail for r, key in keys.items() if (tail := self._kept.get(key)) is not None}
+        missing = [key for r, key in keys.items() if r not in found]
+        prompts, answers = [prompt for prompt, _ in missing], [[answer] for _, answer in missing]
+        read = dict(zip(missing, self.tails.read(prompts, self.budget, answers), strict=True))
+        for key, tail in read.items():
+            self._kept.add(key, tail)
+        return found | {r: read[key] for r, key in keys.items() if key in read}

@@ -68,6 +68,10 @@ class Pathways:
         """Of each optimized MoE layer: [N, W, E]."""
         return dict(zip(self.layers, self.probs_NWLE().unbind(dim=2), strict=True))
 
+    def noisy(self, noise: dict[int, Tensor]) -> Remix:
+        """The policy that chooses the re-routed tokens' K experts with noise ([N, W, E] of each optimized layer)."""
+        return Remix(self.probs(), noise=noise)
+
     def remix(self, relax: str, question_P: Tensor | None = None) -> Remix:
         """The policy that routes the re-routed tokens of sequences so.
 

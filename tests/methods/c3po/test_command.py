@@ -70,6 +70,7 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
         ["method.epsilon=0.9", "method.schedule=step"],
         ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
         ["method.reference=toy_choice:far", "method.k=5"],
+        ["method.negative=1.0", "method.n=3", "method.temperature=0.5"],
         ["method.tokens=first1"],
         ["method.tokens=middle1", "method.loss=l2"],
         ["method.tokens=last3", "method.layers=middle4", "method.optimizer=kernel_regression"],
@@ -122,13 +123,6 @@ def test_other_references_make_another_run(tmp_path, capsys):
     assert plans[0] == plans[1]
     ids = [next(line for line in plan.splitlines() if "c3po" in line).split()[1] for plan in plans]
     assert ids[0] != ids[2]
-
-
-def test_a_task_without_choices_is_refused_before_weights(tmp_path, capsys, loads):
-    ended = command(capsys, tmp_path, "task=toy_math", "task.answer=text")
-    assert ended.code == 2
-    assert "multiple-choice" in ended.err
-    assert loads == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""The keys of `method=c3po`, and what they may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.c3po.tokens import named_tokens
+from moe_lab.methods.method import Method
+
+CHOICES = {
+    "optimizer": ("ngd", "kernel_regression", "mode_finding", "oracle"),
+    "kernel": ("gaussian", "matern", "polynomial", "linear"),
+    "update": ("adam", "gd"),
+    "schedule": ("cosine", "step", "fixed"),
+    "relax": ("core", "topk"),
+    "loss": ("cross_entropy", "l2"),
+    "persistence": ("prompt_last", "all_new", "decay"),
+}
+AT_LEAST = {"core_experts": 1, "k": 1, "steps": 0, "shifts": 0, "reference_size": 1, "n": 1}
+ABOVE_0 = ("epsilon", "bandwidth", "abstain")
+NOT_NEGATIVE = ("negative", "temperature")
+
+
+@dataclass(kw_only=True)
+class C3POConfig(Method.Config):
+    """Keys of `conf/method/c3po.yaml`."""
+
+    name: str = "c3po"
+    optimizer: str = "ngd"
+    layers: Any = "last5"
+    core_experts: int | None = 20
+    tokens: str = "last1"
+    k: int = 3
+    epsilon: float | None = None
+    kernel: str = "gaussian"
+    bandwidth: float | None = None
+    steps: int = 10
+    update: str = "adam"
+    learning_rate: list[float] = field(default_factory=lambda: [1e-2, 1e-5])
+    """First and last; the paper's "10e-2 to 10e-5", read literally, is [0.1, 0.0001]."""
+    schedule: str = "cosine"
+    relax: str = "core"
+    loss: str = "cross_entropy"
+    alpha: float | None = None
+    shifts: int = 10
+    reference: Any = None
+    reference_size: int | None = None
+    embeddings: str | None = None
+    most_similar: float = 0.95
+    abstain: float | None = None
+    negative: float = 0.0
+    n: int = 1
+    temperature: float = 0.1
+    persistence: str = "prompt_last"
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        named_tokens(self.tokens)
+        for key, choices in CHOICES.items():
+            if (value := getattr(self, key)) not in choices:
+                raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
+        for key, least in AT_LEAST.items():
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ConfigError(f"method.{key}={value}: must be at least {least}.")
+        for key in ABOVE_0:
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise ConfigError(f"method.{key}={value}: must be above 0.")
+        for key in NOT_NEGATIVE:
+            if not (value := getattr(self, key)) >= 0:
+                raise ConfigError(f"method.{key}={value}: must be 0 or above.")
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise ConfigError(f"method.alpha={self.alpha}: must be between 0 and 1.")
+        if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
+            raise ConfigError(
+                f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
+                "[0.01,0.00001]."
+            )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
+            raise ConfigError(
+                f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
+                "method.kernel=gaussian or matern."
+            )
+        if self.negative and self.optimizer != "ngd":
+            raise ConfigError(
+                f"method.negative={self.negative} is a part of the loss that method.optimizer=ngd descends on, and "
+                f"{self.optimizer} does not: leave one of them out."
+            )

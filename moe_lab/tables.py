@@ -175,7 +175,8 @@ def _write(
         with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
             for figure in figures:
                 print(figure)
-                logger.log_figure(figure)
+                if figure.suffix != ".md":
+                    logger.log_figure(figure)
     print(write_index(folder))
 
 

@@ -7,6 +7,7 @@ report that measures.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +17,12 @@ import pytest
 
 from moe_lab import figure_rows, figures
 from moe_lab.config import Config
+from moe_lab.loggers import Logger
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
 from moe_lab.reports.experiment import FIGURES, find_experiments
 from moe_lab.reports.table_cell import TableCell
+from tests.cli import run_command
 from tests.reports.figures.studies import write_study
 from tests.reports.figures.test_cell_figures import results_of
 
@@ -117,3 +120,19 @@ def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
     assert "| math | mixtral | 64 | 0.25 | 5 | - | - | - |" in lines
     assert "| commonsense | all | - | - | - | 300 | 100 | accuracy |" in lines
     assert "(paper:" not in markdown.read_text() and table.exists()
+
+
+def test_a_logger_gets_numbers_and_pictures_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Broken by a Markdown table that is logged as a picture, which ends the logging."""
+    logged: list[Path] = []
+
+    class Seen(Logger):
+        def log_figure(self, path: Path) -> None:
+            logged.append(path)
+
+    monkeypatch.setattr("moe_lab.loggers.open_logger", lambda config, **names: nullcontext(Seen()))
+    ended = run_command(capsys, "experiment=roe/table1", f"output_dir={tmp_path}")
+    assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
+    assert [path.name for path in logged] == ["roe-table1-tiny.csv"]

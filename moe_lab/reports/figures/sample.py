@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_NEIGHBOURS = 3
-SHOWN_LINES = 4
+SHOWN_LINES = 5
 """Of each text."""
 LINE_LENGTH = 112
 BEFORE, AFTER = "question, before", "question, after"

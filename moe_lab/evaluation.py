@@ -55,6 +55,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
         evaluated = _evaluate(run, models, log)
     finally:
         log.close()
+    run.method.opened = log.opened
     report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
     block = moe_lab_block(run, evaluated, cost_block(log), report, baseline)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
@@ -118,6 +119,7 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
             reset_peak_memory(loaded.device)
             run.method.keep_files_in(run.folder)
             lm = opened.enter_context(run.method.open(loaded, config))
+            log.keep_opened(run.method.opened)
             return Leading(lm, config) if config.model.tp_plan else lm
 
         lm = RecordedLM(

@@ -50,8 +50,6 @@ class ICL(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self._references: dict[str, Any] | None = None
-        """What the reference set holds; None where all answers were stored."""
         self._folder: Path | None = None
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -79,13 +77,13 @@ class ICL(Method):
 
         base = EngineLM(model.model, model.tokenizer, **engine_options(config))
         references = load_or_build(config, self.config, model, base)
-        self._references = references.counts
+        self.opened = {"reference": references.counts}
         yield DemonstrationLM(model, config, self.config, references, asked_questions(config), self._folder)
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         reference = {
             "too_similar": counters.get("reference_dropped", 0),
-            "set": self._references,
+            "set": self.opened.get("reference"),
         }
         dropped = counters.get("demonstrations_dropped", 0)
         return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}

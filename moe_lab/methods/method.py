@@ -44,6 +44,8 @@ class Method(ABC):
 
     def __init__(self, config: Any):
         self.config = config
+        self.opened: dict[str, Any] = {}
+        """What `report` needs to know of `open`, as plain values: kept with the answers."""
 
     @property
     def tuned_on(self) -> frozenset[str]:

@@ -35,8 +35,6 @@ class C3PO(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self._references: dict[str, Any] | None = None
-        """What the reference set holds; None where all answers were stored."""
         self.random = config.n > 1
         self._folder: Path | None = None
 
@@ -93,7 +91,7 @@ class C3PO(Method):
         references = load_or_build(config, self.config, model, base)
         layers = named_layers(self.config.layers, model.facts.moe_layers)
         gold_of = right_answers(config) if self.config.optimizer == "oracle" else None
-        self._references = references.counts
+        self.opened = {"reference": references.counts}
         trace = Trace(self._folder) if self.config.trace and self._folder else None
         yield C3POLM(model, config, self.config, layers, references, gold_of, trace)
 
@@ -119,7 +117,7 @@ class C3PO(Method):
                 "too_similar": counters.get("reference_dropped", 0),
                 "too_far": counters.get("reference_far", 0),
                 "questions_without": counters.get("reference_none", 0),
-                "set": self._references,
+                "set": self.opened.get("reference"),
             },
         }
         return {"c3po": block}

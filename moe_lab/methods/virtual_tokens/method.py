@@ -61,8 +61,6 @@ class VirtualTokens(Method):
     def __init__(self, config: Any):
         super().__init__(config)
         self._content: dict[str, Any] = {}
-        self._record: dict[str, Any] | None = None
-        """What training.json holds; None where all answers were stored."""
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The questions of the training. Raises ModelError for a model that has no room for virtual tokens."""
@@ -100,14 +98,13 @@ class VirtualTokens(Method):
         from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
         from moe_lab.methods.virtual_tokens.trained import load_or_train
 
-        self._record = load_or_train(config, self.config, self._content, model)
-        yield VirtualTokensLM(model, config, stored_past(self._record["folder"] / "adapter", model.model))
+        record = load_or_train(config, self.config, self._content, model)
+        self.opened = {"adapter": record["folder"].name, "training": {key: record[key] for key in RECORDED}}
+        yield VirtualTokensLM(model, config, stored_past(record["folder"] / "adapter", model.model))
 
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
-        training = self._record and {key: self._record[key] for key in RECORDED}
-        adapter = self._record and self._record["folder"].name
-        return {self.config.name.replace("-", "_"): block | {"adapter": adapter, "training": training}}
+        return {self.config.name.replace("-", "_"): block | self.opened}
 
 
 class SoftPrompt(VirtualTokens):

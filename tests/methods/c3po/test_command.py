@@ -88,6 +88,17 @@ def test_every_choice_runs_and_changes_something(keys, outputs, capsys):
     assert found != base
 
 
+def test_what_stands_in_the_results_does_not_depend_on_interruptions(outputs, capsys):
+    keys = ["task=toy_choice", "limit=4", "method.steps=1"]
+    path = Path(command(capsys, outputs, *keys).out.splitlines()[-1])
+    whole = json.loads(path.read_text())["moe_lab"]["c3po"]
+    path.unlink()  # killed with all answers stored
+    again = json.loads(Path(command(capsys, outputs, *keys).out.splitlines()[-1]).read_text())["moe_lab"][
+        "c3po"
+    ]
+    assert again == whole and again["reference"]["set"]["asked"] == 400
+
+
 def arc(folder: Path, answers: str) -> Path:
     """Questions whose right answers are those letters in the test, and always the same in the train split."""
     test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moe_lab.results.samples import reported
-from moe_lab.results.statistics import Interval, interval_of_weighted_mean, over_seeds
+from moe_lab.results.statistics import Interval, interval, interval_of_mean_of_tasks, over_seeds, paired
 from moe_lab.results.store import version_marks
 
 MARKS = {
@@ -45,11 +45,22 @@ class Row:
 
 
 def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
-    """One row per group and task of a run: its headline metric, or `metric` (lm-eval's `metric,filter`)."""
+    """One row per group and task of a run: its headline metric, or `metric` (lm-eval's `metric,filter`).
+
+    What was asked for comes first: the group of that name, then those within it.
+    """
     block = results["moe_lab"]
-    wanted = metric or block["task"].get("metric")
-    names = [*results.get("groups", {}), *block["task"]["tasks"]]
-    return [_named_row(results, block, name, wanted) for name in names if name in results["results"]]
+    wanted, asked = metric or block["task"].get("metric"), block["task"]["name"]
+    names = [
+        *([asked] if isinstance(asked, str) else asked),
+        *results.get("groups", {}),
+        *block["task"]["tasks"],
+    ]
+    return [
+        _named_row(results, block, name, wanted)
+        for name in dict.fromkeys(names)
+        if name in results["results"]
+    ]
 
 
 def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
@@ -77,8 +88,8 @@ def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
     )
 
 
-def task_mean(rows: Sequence[Row | None], weights: Sequence[float] | None = None) -> Row | None:
-    """The mean of several tasks' scores as one row, None where one is missing; no weights: every task counts alike."""
+def task_mean(rows: Sequence[Row | None]) -> Row | None:
+    """The mean of several tasks' scores as one row, every task counting alike; None where one is missing."""
     known = [row for row in rows if row is not None]
     values = [row.value for row in known]
     if not known or len(known) < len(rows) or None in values:
@@ -89,13 +100,13 @@ def task_mean(rows: Sequence[Row | None], weights: Sequence[float] | None = None
         task="average",
         run_id=" ".join(dict.fromkeys(row.run_id for row in known)),
         n=sum(row.n or 0 for row in known),
-        value=_mean(values, weights),
+        value=_mean(values),
         std=None,
-        interval=_mean_interval(values, [row.interval for row in known], weights),
-        baseline=_mean([row.baseline for row in known], weights),
-        difference=_mean([row.difference for row in known], weights),
+        interval=_mean_interval(values, [row.interval for row in known]),
+        baseline=_mean([row.baseline for row in known]),
+        difference=_mean([row.difference for row in known]),
         difference_interval=_mean_interval(
-            [row.difference for row in known], [row.difference_interval for row in known], weights
+            [row.difference for row in known], [row.difference_interval for row in known]
         ),
         p_mcnemar=None,
         flips=None,
@@ -103,19 +114,14 @@ def task_mean(rows: Sequence[Row | None], weights: Sequence[float] | None = None
     )
 
 
-def _mean(values: Sequence[Any], weights: Sequence[float] | None) -> float | None:
-    if None in values:
-        return None
-    shares = weights or [1] * len(values)
-    return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
+def _mean(values: Sequence[Any]) -> float | None:
+    return None if None in values else sum(values) / len(values)
 
 
-def _mean_interval(
-    values: Sequence[Any], intervals: Sequence[Interval | None], weights: Sequence[float] | None
-) -> Interval | None:
+def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:
     known = [one for one in intervals if one is not None]
     complete = len(known) == len(values) and None not in values
-    return interval_of_weighted_mean(values, known, weights) if complete else None
+    return interval_of_mean_of_tasks(values, known) if complete else None
 
 
 def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
@@ -138,15 +144,31 @@ def _tuned_elsewhere(block: dict[str, Any]) -> bool:
 
 
 def _named_row(results: dict[str, Any], block: dict[str, Any], name: str, wanted: str | None) -> Row:
-    """The row of a task, or of a group: its documents' mean has the intervals of its tasks, weighed by their number."""
+    """The row of a task, or of a group: where that is the mean over its documents, they are one sample."""
     row = _row(results, block, name, wanted)
     if name in block["samples"]:
         return row
     tasks = [_row(results, block, task, wanted) for task in _tasks_of(results, block["samples"], name)]
-    pooled = task_mean(tasks, [task.n or 0 for task in tasks])
-    if pooled is None or pooled.value is None or row.value is None or abs(pooled.value - row.value) > 1e-9:
-        return row  # a group that weighs its tasks otherwise
-    return replace(pooled, task=name, metric=row.metric, n=row.n)
+    counts = [round((task.value or 0.0) * (task.n or 0)) for task in tasks]
+    shares = [count / (task.n or 1) for count, task in zip(counts, tasks, strict=True)]
+    right, total = sum(counts), row.n or 0
+    told = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), row.value)]
+    if any(value is None or abs(share - value) > 1e-9 for share, value in told):
+        return row  # scores that are no shares of documents, or a group that counts its tasks alike
+    pooled = replace(row, interval=interval([1] * right + [0] * (total - right)))
+    if any(task.flips is None for task in tasks):
+        return pooled
+    won, lost = (sum(task.flips[side] for task in tasks if task.flips) for side in (0, 1))
+    same = [1] * (total - won - lost)
+    compared = paired([1] * won + [0] * lost + same, [0] * won + [1] * lost + same)
+    return replace(
+        pooled,
+        baseline=(right - won + lost) / total,
+        difference=compared["difference"],
+        difference_interval=_pair(compared["ci95"]),
+        p_mcnemar=compared["p_mcnemar"],
+        flips=(won, lost),
+    )
 
 
 def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str | None) -> Row:

@@ -87,20 +87,15 @@ def interval_of_difference(
     return _percentiles(scores[:-1].mean(axis=0) - scores[-1])
 
 
-def interval_of_weighted_mean(
-    values: Sequence[float], intervals: Sequence[Interval], weights: Sequence[float] | None = None
-) -> Interval:
-    """95% interval of a weighted mean of independent scores, from each one's own interval; no weights: equal ones.
+def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """95% interval of the mean of independent tasks' scores, each counting alike, from each one's own interval.
 
     The method of variance estimates recovery (Zou and Donner, 2008): squared distances from a score to its limits add
     up, so that the mean's interval is as skewed as theirs. The tasks are fixed, their documents are drawn.
     """
-    shares = np.asarray(weights or [1] * len(values), dtype=float)
-    shares /= shares.sum()
     scores, limits = np.asarray(values, dtype=float), np.asarray(intervals, dtype=float)
-    mean = float(shares @ scores)
-    below, above = (np.linalg.norm(shares * (scores - limits[:, side])) for side in (0, 1))
-    return mean - float(below), mean + float(above)
+    below, above = (float(np.linalg.norm(scores - limits[:, side])) / len(scores) for side in (0, 1))
+    return float(scores.mean()) - below, float(scores.mean()) + above
 
 
 def mcnemar(values: Sequence[float], baseline: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from moe_lab.reports.numbers import rows_of
 from moe_lab.reports.paper_csv import csv_text
 from moe_lab.reports.paper_table import markdown
 from moe_lab.reports.table_cell import TableCell
-from moe_lab.results.statistics import interval, interval_of_weighted_mean
+from moe_lab.results.statistics import interval, interval_of_mean_of_tasks
 from tests.reports.figures.test_cell_figures import results_of
 
 EXPERIMENT = """\
@@ -49,13 +49,10 @@ def cell_of(task: str, value: float | None, **changes: Any) -> TableCell:
 
 def test_the_interval_of_a_mean_follows_from_its_parts() -> None:
     """Of equal parts it is narrower by the root of their number; a skewed part leaves it skewed."""
-    low, high = interval_of_weighted_mean([0.5] * 4, [(0.4, 0.6)] * 4)
+    low, high = interval_of_mean_of_tasks([0.5] * 4, [(0.4, 0.6)] * 4)
     assert (low, high) == pytest.approx((0.45, 0.55))
-    low, high = interval_of_weighted_mean([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
+    low, high = interval_of_mean_of_tasks([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
     assert (low, high) == pytest.approx((0.55, 0.75))
-    assert interval_of_weighted_mean([0.9, 0.5], [(0.6, 1.0), (0.4, 0.6)], [1, 0]) == pytest.approx(
-        (0.6, 1.0)
-    )
 
 
 def test_an_average_over_large_tasks_is_the_pooled_proportions() -> None:
@@ -63,7 +60,7 @@ def test_an_average_over_large_tasks_is_the_pooled_proportions() -> None:
     halves = [[1] * 430 + [0] * 570, [1] * 470 + [0] * 530]
     whole = interval(halves[0] + halves[1])
     known = [one for half in halves if (one := interval(half))]
-    assert interval_of_weighted_mean([0.43, 0.47], known) == pytest.approx(whole, abs=5e-4)
+    assert interval_of_mean_of_tasks([0.43, 0.47], known) == pytest.approx(whole, abs=5e-4)
 
 
 def test_an_average_needs_all_tasks(tmp_path: Path) -> None:
@@ -120,35 +117,54 @@ def test_lists_of_published_numbers_must_match(tmp_path: Path) -> None:
         experiment_of(tmp_path, EXPERIMENT.replace("[50.0, 70, 60]", "[50.0, 70]"))
 
 
-def group_of(weights_by_size: bool) -> dict[str, Any]:
-    """Two subjects with 4 and 12 documents, 0.5 and 1.0 right, of which 0.25 and 0.5 more than base."""
-    score = 0.875 if weights_by_size else 0.75
-    leaves = {
-        name: {"difference": d, "ci95": [d, d], "p_mcnemar": None} for name, d in (("x", 0.25), ("y", 0.5))
+def group_of(score: float) -> dict[str, Any]:
+    """Two subjects: 2 of 4 right, one more than base, and 9 of 12, five more and two others less."""
+    flips = {"x": (1, 0), "y": (5, 2)}
+    paired = {
+        name: {"acc,none": {"difference": 0.25, "ci95": [0.0, 0.5], "to_right": won, "to_wrong": lost}}
+        for name, (won, lost) in flips.items()
     }
     results = results_of(
-        method="base",
+        method="roe",
         task={"name": "g", "tasks": ["x", "y"], "metric": "acc,none"},
         samples={"x": list(range(4)), "y": list(range(12))},
-        intervals={"x": {"acc,none": [0.3, 0.7]}, "y": {"acc,none": [0.8, 1.0]}},
-        paired={name: {"acc,none": told} for name, told in leaves.items()},
+        intervals={name: {"acc,none": [0.3, 0.7]} for name in "xy"},
+        paired=paired,
         baseline={"run_id": "b", "results": {"x": {"acc,none": 0.25}, "y": {"acc,none": 0.5}}},
     )
-    scores = {name: {"acc,none": value} for name, value in (("g", score), ("x", 0.5), ("y", 1.0))}
-    return results | {"results": scores, "groups": {"g": {}}, "group_subtasks": {"g": ["x", "y"]}}
+    scores = {
+        name: {"acc,none": value} for name, value in (("h", 0.5), ("g", score), ("x", 0.5), ("y", 0.75))
+    }
+    return results | {
+        "results": scores,
+        "groups": {"h": {}, "g": {}},
+        "group_subtasks": {"g": ["h", "y"], "h": ["x"]},
+    }
 
 
-def test_a_group_has_the_interval_of_its_documents() -> None:
-    row = rows_of(group_of(weights_by_size=True))[0]
-    assert (row.task, row.value, row.n) == ("g", 0.875, 16)
-    spread = ((0.25 * 0.2) ** 2 + (0.75 * 0.2) ** 2) ** 0.5
-    assert row.interval == pytest.approx((0.875 - spread, 0.875 + 0.25 * 0.2))
-    assert (row.difference, row.baseline) == (0.4375, 0.4375)
+def test_a_group_is_one_sample_of_its_documents() -> None:
+    rows = rows_of(group_of(11 / 16))
+    assert [row.task for row in rows] == ["g", "h", "x", "y"], (
+        "what was asked for stands first, not its first part"
+    )
+    row = rows[0]
+    assert (row.value, row.n, row.flips) == (11 / 16, 16, (6, 2))
+    assert row.interval == interval([1] * 11 + [0] * 5)
+    assert (row.difference, row.baseline) == (0.25, 7 / 16)
+    assert row.p_mcnemar == pytest.approx(0.289, abs=1e-3)
+    assert (
+        row.difference_interval is not None and row.difference_interval[0] < 0.25 < row.difference_interval[1]
+    )
 
 
-def test_a_group_that_weighs_its_tasks_otherwise_has_no_interval() -> None:
-    row = rows_of(group_of(weights_by_size=False))[0]
-    assert (row.value, row.interval, row.difference) == (0.75, None, None)
+def test_a_cell_of_a_group_shows_the_group() -> None:
+    row = TableCell(coordinates={}, run_id="r", results=[group_of(11 / 16)]).row("headline")
+    assert row is not None and (row.task, row.value) == ("g", 11 / 16)
+
+
+def test_a_group_that_counts_its_tasks_alike_has_no_interval() -> None:
+    row = rows_of(group_of(0.625))[0]
+    assert (row.value, row.interval, row.difference) == (0.625, None, None)
 
 
 def published_lines(experiment: Experiment) -> dict[tuple[tuple[str, str], ...], dict[str, float]]:

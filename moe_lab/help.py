@@ -80,9 +80,13 @@ def first_comment(file: Path) -> str:
 
 
 def experiments() -> dict[str, str]:
-    """The experiments by name, each with the first comment line of its YAML."""
-    files = sorted(resource_folder("experiments").rglob("*.yaml"), key=lambda file: file.stem)
-    return {file.stem: first_comment(file) for file in files}
+    """The experiments by folder and name, each with the first comment line of its YAML; numbers count as such."""
+    root = resource_folder("experiments")
+    files = {file.relative_to(root).with_suffix("").as_posix(): file for file in root.rglob("*.yaml")}
+    order = sorted(
+        files, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    )
+    return {name: first_comment(files[name]) for name in order}
 
 
 def top_level_keys() -> list[tuple[str, str, str]]:

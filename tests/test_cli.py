@@ -15,6 +15,7 @@ import pytest
 from moe_lab.errors import ResultsError, RunHeldError
 from moe_lab.exits import Terminated
 from moe_lab.help import GROUPS, options
+from moe_lab.reports.experiment import find_experiments
 from moe_lab.paths import resource_folder
 from tests.cli import FakeRuns, install, run_command
 
@@ -35,6 +36,14 @@ def test_help_lists_every_option_key_and_exit_code(capsys):
     for text in ("seeds=null", "model.path", "figure3", "outputs/runs/", "Exit codes"):
         assert text in ended.out
     assert ended.out.count("  python -m moe_lab") == 6
+
+
+def test_help_lists_every_experiment_by_its_folder(capsys):
+    """Figures of two papers bear the same number."""
+    lines = run_command(capsys, "--help").out.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith(("  c3po/", "  roe/"))]
+    assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
+    assert listed.index("c3po/table2") < listed.index("c3po/table10")
 
 
 def test_help_lists_options_of_ones_own(capsys, tmp_path):

@@ -15,8 +15,8 @@ import pytest
 from moe_lab.errors import ResultsError, RunHeldError
 from moe_lab.exits import Terminated
 from moe_lab.help import GROUPS, options
-from moe_lab.reports.experiment import find_experiments
 from moe_lab.paths import resource_folder
+from moe_lab.reports.experiment import find_experiments
 from tests.cli import FakeRuns, install, run_command
 
 

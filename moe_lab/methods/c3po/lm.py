@@ -47,8 +47,8 @@ class C3POLM(EngineLM):
 
     @property
     def cost(self) -> dict[str, int]:
-        """As `EngineLM.cost`, with what `PathwayOptimizer` counts."""
-        return super().cost | self.pathways.optimize.counted
+        """As `EngineLM.cost`, with what `PathwayEngine` and `PathwayOptimizer` count."""
+        return super().cost | self.pathways.counted | self.pathways.optimize.counted
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         self.pathways.asked = self._choices(requests) if kind == "loglikelihood" else self._texts(requests)

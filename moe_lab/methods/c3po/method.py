@@ -108,6 +108,8 @@ class C3PO(Method):
             "core_experts": settings.core_experts,
             "tokens": settings.tokens,
             "loss": settings.loss,
+            "flops_per_sample": _per_sample("flops", counters),
+            "flops_plain_per_sample": _per_sample("flops_plain", counters),
             "abstain": settings.abstain,
             "negative": settings.negative,
             "n": settings.n,
@@ -144,6 +146,12 @@ def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
             f"method.persistence={settings.persistence} is about generated answers, and {', '.join(kinds)} has none: "
             "leave it out."
         )
+
+
+def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
+    """The mean over the questions that it was counted for; None where there were none."""
+    questions = counters.get("flops_questions", 0)
+    return counters[name] / questions if questions else None
 
 
 def right_answers(config: RunConfig) -> GoldOf:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generation import Choose, Finished, generate
 from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.reading import Answer
@@ -66,6 +67,9 @@ class PathwayEngine:
         self.asked = Asked()
         self.tails = PromptTails(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.tails, budget)
+        self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}
+        """Floating-point operations of the first batch of scored questions: of all that was done, and of reading and
+        answering alone."""
         self._generated_in = 0
 
     @property
@@ -76,7 +80,8 @@ class PathwayEngine:
     def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
         """Score all questions; `on_scores(index, scores)` is called as soon as a question is done."""
         for start in range(0, len(questions), AT_ONCE):
-            for i, scores in enumerate(self._scored(questions[start : start + AT_ONCE]), start):
+            scored = self._scored if self.counted["flops_questions"] else self._scored_and_counted
+            for i, scores in enumerate(scored(questions[start : start + AT_ONCE]), start):
                 on_scores(i, scores)
 
     def generate(
@@ -105,11 +110,19 @@ class PathwayEngine:
         tails = self._read(prompts, texts)
         return self.optimize(texts, tails, self._own(prompts, right)).pathways
 
-    def _scored(self, questions: list[Question]) -> list[Scores]:
+    def _scored_and_counted(self, questions: list[Question]) -> list[Scores]:
+        with FlopCount() as flops:
+            scores = self._scored(questions, flops)
+        self.counted.update(flops=flops.total, flops_questions=len(questions))
+        return scores
+
+    def _scored(self, questions: list[Question], flops: FlopCount | None = None) -> list[Scores]:
         contexts = [tuple(question.context) for question in questions]
         texts = [self.asked.prompts[context] for context in contexts]
         right = [self.asked.golds[context] for context in contexts] if self.asked.golds else None
         tails = self._read(contexts, texts, [question.continuations for question in questions])
+        if flops:
+            self.counted["flops_plain"] = flops.total
         states: list[list[Scores]] = []
 
         def watch(pathways: Pathways) -> None:

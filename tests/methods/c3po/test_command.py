@@ -42,9 +42,23 @@ def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys)
     assert block["c3po"]["optimizer"] == optimizer
     assert block["c3po"]["layers"] == [3, 4, 5, 6, 7]
     assert block["c3po"]["reference"]["set"]["correct"] > 3
+    assert block["c3po"]["flops_per_sample"] > block["c3po"]["flops_plain_per_sample"] > 1e6
     paired = block["paired"]["toy_choice"]["acc,none"]
     assert paired["to_right"] - paired["to_wrong"] == round(8 * paired["difference"])
     assert ("upper-bound" in ended.out) == (optimizer == "oracle")
+
+
+def test_each_core_expert_costs_its_operations(outputs, capsys):
+    """A step is linear in the core experts, and the plain model has none."""
+    found = {}
+    for core in (4, 8, 12):
+        block, _ = result(
+            command(capsys, outputs, "task=toy_choice", "limit=5", f"method.core_experts={core}")
+        )
+        found[core] = block["c3po"]["flops_per_sample"], block["c3po"]["flops_plain_per_sample"]
+    assert found[4][1] == found[8][1] == found[12][1]
+    assert found[12][0] - found[8][0] == pytest.approx(found[8][0] - found[4][0], rel=0.05)
+    assert found[8][0] > 1.1 * found[4][0]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -71,11 +71,12 @@ class DemonstrationLM(EngineLM):
         self._asked, self._folder = asked, folder
         self._prompts: dict[str, str] = {}
         """Prompts with their demonstrations."""
-        self._of_references = {"reference_dropped": 0, "demonstrations_dropped": 0}
+        self._of_references = {"reference_dropped": 0, "reference_none": 0, "demonstrations_dropped": 0}
 
     @property
     def cost(self) -> dict[str, int]:
-        """As `EngineLM.cost`, with references that were too similar and demonstrations that did not fit."""
+        """As `EngineLM.cost`, with references that were too similar, questions that had no neighbour, and
+        demonstrations that did not fit."""
         return super().cost | self._of_references
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
@@ -102,6 +103,7 @@ class DemonstrationLM(EngineLM):
             most_similar=self._settings.most_similar,
         )
         self._of_references["reference_dropped"] += int(near.dropped_Q.sum())
+        self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
         for prompt, found in zip(new, near.index_QK.tolist(), strict=True):
             self._prompts[prompt] = self._behind(prompt, [r for r in found if r >= 0])
         self._write(new)

@@ -83,6 +83,7 @@ class ICL(Method):
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         reference = {
             "too_similar": counters.get("reference_dropped", 0),
+            "questions_without": counters.get("reference_none", 0),
             "set": self.opened.get("reference"),
         }
         dropped = counters.get("demonstrations_dropped", 0)

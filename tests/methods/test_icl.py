@@ -67,6 +67,13 @@ def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):
     assert lm.cost["reference_dropped"] == 1 and lm.cost["demonstrations_dropped"] == 0
 
 
+def test_a_question_without_neighbours_is_asked_plainly(loaded):
+    lm, plain = language_model(loaded), EngineLM(loaded.model, loaded.tokenizer)
+    lm._settings = SimpleNamespace(k=2, most_similar=-1.0)
+    assert answers(lm, (QUESTION, " A")) == pytest.approx(answers(plain, (QUESTION, " A")), abs=1e-5)
+    assert lm.cost["reference_none"] == 1 and lm.cost["reference_dropped"] == 4
+
+
 def test_a_choice_by_itself_has_no_demonstrations(loaded):
     plain = EngineLM(loaded.model, loaded.tokenizer)
     assert answers(language_model(loaded), ("", " A")) == pytest.approx(answers(plain, ("", " A")), abs=1e-5)

@@ -63,19 +63,21 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 
 def _draw_task(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     costs, values = [row["flops"] / 1e9 for row in rows], [row["value"] for row in rows]
-    axis.plot(costs, values, "o-", color=BLUE, label="C3PO, n core experts")
+    axis.plot(costs, values, "o-", color=BLUE, label="C3PO, with its core experts")
     if all(row["low"] is not None for row in rows):
         limits = [row["low"] for row in rows], [row["high"] for row in rows]
         axis.fill_between(costs, *limits, color=BLUE, alpha=0.15, lw=0, label="95% interval")
     for cost, value, row in zip(costs, values, rows, strict=True):
-        axis.annotate(f"n={row['core_experts']}", (cost, value), textcoords="offset points", xytext=(0, 6), ha="center",
-                      fontsize=6.5)  # fmt: skip
+        axis.annotate(
+            str(row["core_experts"]), (cost, value), textcoords="offset points", xytext=(0, 6), ha="center",
+            fontsize=6.5,
+        )  # fmt: skip
     first = rows[0]
     if first["base"] is not None:
-        axis.plot(first["plain_flops"] / 1e9, first["base"], "s", color=GREY, label="untouched model")
-    axis.margins(x=0.12)
+        axis.axhline(first["base"], color=GREY, ls=":", lw=1.2, label="untouched model")
+    axis.margins(x=0.08)
     axis.set(
-        title=f"{first['model']}, {first['task']} ({first['documents']} documents)",
-        xlabel="GFLOPs per question",
+        title=f"{first['model']}, {first['task']}\n({first['documents']} documents)",
+        xlabel=f"GFLOPs per question\n(untouched: {first['plain_flops'] / 1e9:.3g})",
         ylabel=first["metric"].partition(",")[0],
     )

@@ -67,7 +67,7 @@ def _draw(runs: Sequence[StoredTraces], title: str) -> Figure:
             draw(axis, rows)
             axis.set_xlabel("step")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes[3 * index].set_title(run.label)
+        axes[3 * index].set_title(run.label.replace(" (", "\n("))
     legend_below(figure, axes)
     return figure
 

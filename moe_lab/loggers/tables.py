@@ -19,7 +19,7 @@ SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"
 
 
 def scores(results: dict[str, Any]) -> dict[str, Any]:
-    """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
+    """Every score as `<task>/<metric,filter>`, with its standard error; the headline, of a group its own, as `score`; cost.
 
     `difference` is the headline's gain over the untouched model, where that was evaluated.
     """
@@ -30,7 +30,9 @@ def scores(results: dict[str, Any]) -> dict[str, Any]:
         values |= {
             f"{task}/{key}": found[key] for key in (*reported(found), *errors) if _number(found.get(key))
         }
-    task, metric = block["task"]["tasks"][0], block["task"]["metric"]
+    asked, metric = block["task"]["name"], block["task"]["metric"]
+    of_group = isinstance(asked, str) and asked in results["results"]
+    task = asked if of_group else block["task"]["tasks"][0]
     if metric is not None:
         headline = {
             "score": results["results"].get(task, {}).get(metric),

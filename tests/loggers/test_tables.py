@@ -42,6 +42,13 @@ def test_scores_have_the_harness_s_names_and_one_headline() -> None:
     }
 
 
+def test_the_score_of_a_group_is_its_own() -> None:
+    block = RESULTS["moe_lab"] | {"task": {"name": "all", "tasks": ["toy"], "metric": "acc,none"}}
+    results = {"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block}
+    assert tables.scores(results)["score"] == 0.75
+    assert "difference" not in tables.scores(results), "it was compared task by task"
+
+
 def test_marks_are_tags() -> None:
     assert tables.marks(RESULTS) == ["partial"]
 

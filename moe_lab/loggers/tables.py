@@ -21,7 +21,7 @@ SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"
 def scores(results: dict[str, Any]) -> dict[str, Any]:
     """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
 
-    A group's headline is its own. `difference` is the headline's gain over the untouched model, where that was evaluated.
+    A group's headline is its own. `difference` is the gain over the untouched model, where that was evaluated.
     """
     block = results["moe_lab"]
     values: dict[str, Any] = {}

@@ -40,6 +40,8 @@ def _part(part: str, given: Any, count: int) -> list[int]:
         )
     where, size = match[1], int(match[2])
     if not 1 <= size <= count:
-        raise ConfigError(f"method.layers={given}: the model has {count} MoE layers.")
+        raise ConfigError(
+            f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
+        )
     start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
     return list(range(start, start + size))

@@ -27,12 +27,16 @@ from moe_lab.routing.remix import router_probs
 class PromptTail:
     """What the untouched model computed for one prompt, as far as its tail needs it."""
 
+    prompt: tuple[int, ...]
+    """Its token ids."""
     past: RowCache
     """Keys and values of the prompt's tokens before the tail, of the layers from the parting one on."""
     hidden_QD: Tensor
     """Hidden states of the tail's tokens as the parting decoder layer takes them."""
     pathway_WME: Tensor
     """float32 [W, MoE layers, E] on the CPU: the router's probabilities at the re-routed tokens."""
+    mean_D: Tensor
+    """float32 on the CPU: mean over the prompt's tokens of what the output head is given."""
     tree: TreeRow
     """The tail's tokens: the prompt's, and the continuations' that hang off it."""
 
@@ -43,7 +47,7 @@ class PromptTail:
 
     @property
     def nbytes(self) -> int:
-        return self.past.nbytes + self.hidden_QD.nbytes + self.pathway_WME.nbytes
+        return sum(part.nbytes for part in (self.past, self.hidden_QD, self.pathway_WME, self.mean_D))
 
 
 class PromptTailReader(RowForward):
@@ -61,6 +65,8 @@ class PromptTailReader(RowForward):
     def __enter__(self) -> PromptTailReader:
         super().__enter__()
         self._hidden: list[Tensor] = []
+        self._final: list[Tensor] = []
+        self._shared: list[Tensor] = []
         self._logits: dict[Router, list[Tensor]] = {}
         layer = decoder_layers(self.model)[self.first]
         self._stack.callback(layer.register_forward_pre_hook(self._note_hidden, with_kwargs=True).remove)
@@ -82,11 +88,16 @@ class PromptTailReader(RowForward):
         if self._noted:
             self._logits.setdefault(router, []).append(routing.logits_TE.unflatten(0, self._noted))
 
+    def _select(self, head: nn.Module, args: tuple) -> tuple:
+        (self._final if self._noted else self._shared).append(args[0])
+        return super()._select(head, args)
+
     def tails(self, questions: list[Question], cache: RowCache, shared: int) -> list[PromptTail]:
         """Of a batch whose passes have just been made, behind `shared` tokens."""
         hidden_BSD = torch.cat(self._hidden, dim=1)
         logits = {router: torch.cat(parts, dim=1) for router, parts in self._logits.items()}
-        self._hidden, self._logits = [], {}
+        final_BSD = torch.cat(self._final, dim=1)
+        self._hidden, self._final, self._logits = [], [], {}
         found = []
         for b, question in enumerate(questions):
             start = self.span.start(len(question.context))
@@ -98,10 +109,17 @@ class PromptTailReader(RowForward):
             ]
             found.append(
                 PromptTail(
+                    prompt=tuple(question.context),
                     past=cache.taken(b, start, self.first),
                     hidden_QD=hidden_BSD[b, at : at + len(tree)].clone(),
                     pathway_WME=torch.stack(probs, dim=1).cpu(),
+                    mean_D=self._mean(final_BSD[b, : len(question.context) - shared]),
                     tree=tree,
                 )
             )
         return found
+
+    def _mean(self, own_SD: Tensor) -> Tensor:
+        """float32 [D]: over a prompt's own tokens and those that it shares."""
+        parts = [own_SD, *(shared_BSD[0] for shared_BSD in self._shared)]
+        return (sum(part_SD.float().sum(dim=0) for part_SD in parts) / sum(map(len, parts))).cpu()

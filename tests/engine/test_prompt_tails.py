@@ -132,6 +132,20 @@ def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
     torch.testing.assert_close(tails.logits(tokens, remix), untouched, atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize("span", SPANS, ids=str)
+def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
+    """Read in parts, behind a shared beginning, beside longer prompts and before continuations."""
+    tails = PromptTails(model, changed_layers(model)[0], span)
+    asked = prompts(least=span.size)
+    for budget in (BUDGET, Budget(4)):
+        read = tails.read(asked, budget, [[[5, 6, 7], [8]]] * len(asked))
+        for prompt, tail in zip(asked, read, strict=True):
+            with torch.no_grad():
+                hidden_TD = model.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+            assert tail.prompt == tuple(prompt)
+            torch.testing.assert_close(tail.mean_D, hidden_TD.mean(0), atol=1e-5, rtol=0)
+
+
 def test_a_prompt_with_fewer_tokens_than_are_rerouted_is_refused(model):
     tails = PromptTails(model, 0, TokenSpan("middle", 3))
     with pytest.raises(ValueError, match="2 tokens has no 3"):

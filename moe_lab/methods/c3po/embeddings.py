@@ -88,9 +88,7 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
 
     Texts of like length go through one pass, padded on the right, where no token of a causal model can see it.
     """
-    most = model.facts.max_length
-    prefix = model.tokenizer.bos_token_id or model.tokenizer.eos_token_id or 0
-    ids = [model.tokenizer(text).input_ids[-most:] or [prefix] for text in texts]
+    ids = text_ids(texts, model)
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     budget = PASS_TOKENS.get(model.device.type, 16384)
     found: dict[int, Tensor] = {}
@@ -102,6 +100,13 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
             found.update(zip(batch, means, strict=True))
             bar.update(len(batch))
     return torch.stack([found[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)
+
+
+def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
+    """The tokens whose hidden states stand for a text."""
+    most = model.facts.max_length
+    prefix = model.tokenizer.bos_token_id or model.tokenizer.eos_token_id or 0
+    return [model.tokenizer(text).input_ids[-most:] or [prefix] for text in texts]
 
 
 def _means(batch: list[list[int]], model: LoadedModel) -> Tensor:

@@ -16,6 +16,7 @@ from moe_lab.engine.prompt_tails import PromptTail, PromptTails
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.store import Store, store_on
 from moe_lab.methods.c3po.contrast import Contrast
+from moe_lab.methods.c3po.embeddings import text_ids
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding
@@ -80,7 +81,7 @@ class PathwayOptimizer:
         if own is not None:
             loss = NeighbourLoss(self.tails, [[tail] for tail in own], torch.ones(len(own), 1), settings.loss)
             return Optimized(*ngd(pathways, loss, self._descent, watch))
-        embedding = self.references.embed(list(texts), self.model)
+        embedding = self._embedded(list(texts), tails)
         near = neighbours(
             embedding,
             self.references.embedding_RX,
@@ -104,6 +105,14 @@ class PathwayOptimizer:
             known = self.references.pathway_RWME
             changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
         return Optimized(*changed, near, weight_NK)
+
+    def _embedded(self, texts: list[str], tails: Sequence[PromptTail]) -> Tensor:
+        """float32 [N, X]; hidden states are those of the reading, where that read what stands for the texts."""
+        if self.references.how is None:
+            ids = text_ids(texts, self.model)
+            if all(tail.prompt == tuple(tokens) for tail, tokens in zip(tails, ids, strict=True)):
+                return self.references.embed_read(torch.stack([tail.mean_D for tail in tails]))
+        return self.references.embed(texts, self.model)
 
     def _count(self, near: Neighbours, far_N: Tensor, loss: NeighbourLoss) -> None:
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())

@@ -65,6 +65,11 @@ class ReferenceSet:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def embed_read(self, mean_ND: Tensor) -> Tensor:
+        """float32 [N, X]: as `embed`, by hidden states, of texts that the model has read: their mean."""
+        raw_NX = mean_ND if self.mean_X is None else mean_ND - self.mean_X
+        return torch.nn.functional.normalize(raw_NX, dim=1)
+
     def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
         """float32 [Q, X]: embeddings of other texts, to be compared with `embedding_RX`."""
         return embed(texts, self.how, model, self.mean_X)

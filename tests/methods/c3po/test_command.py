@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.methods.c3po import embeddings, optimizing
 from tests.cli import run_command
 from tests.runs import choices, write_jsonl
 
@@ -119,6 +120,29 @@ def arc(folder: Path, answers: str) -> Path:
     write_jsonl(folder / "arc_easy" / "test.jsonl", test)
     write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
     return folder
+
+
+def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
+    """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
+    keys = ["task=toy_choice", "limit=6", "method.learning_rate=[0.1,0.1]"]
+    command(capsys, outputs, *keys)
+    passes = []
+    own = embeddings.hidden_states
+
+    def counted(texts, model):
+        passes.append(len(texts))
+        return own(texts, model)
+
+    monkeypatch.setattr(embeddings, "hidden_states", counted)
+    _, once = result(command(capsys, outputs, *keys, "rerun=true"))
+    assert passes == []
+    monkeypatch.setattr(optimizing, "text_ids", lambda texts, model: [[] for _ in texts])
+    _, twice = result(command(capsys, outputs, *keys, "rerun=true"))
+    assert passes == [6]
+    for mine, other in zip(once, twice, strict=True):
+        assert [float(choice[0][0]) for choice in mine] == pytest.approx(
+            [float(choice[0][0]) for choice in other], abs=1e-4
+        )
 
 
 def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):

@@ -40,10 +40,11 @@ def _methods_with(key: str) -> list[str]:
 
 
 def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
-    has = " and ".join(f"method={owner}" for owner in owners)
-    lines = [f"Unknown key {key!r} of method={option}: {has} has it, and method={option} does not."]
+    names = [f"method={owner}" for owner in owners]
+    has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} it"
+    lines = [f"Unknown key {key!r} of method={option}: {has}, and method={option} does not."]
     if option == "base":
-        lines.append(f"Leave base out: method={owners[0]} alone compares with base.")
+        lines.append(f"Leave base out: {' or '.join(names)} alone compares with base.")
     return "\n".join(lines)
 
 

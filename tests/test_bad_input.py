@@ -49,10 +49,13 @@ WRONG = {
     "an infinite limit": (["limit=1e400"], "limit=inf is no number of documents"),
     "a key of another method": (
         ["-m", "method=base,roe", "method.n=4"],
-        "method=roe has it, and method=base does not",
+        "method=roe have it, and method=base does not",
     ),
     "a key of another method with +": (["method=base", "+method.n=4"], "method=roe alone compares with base"),
-    "a key of another method in a table": (["experiment=roe/figure3", "method.n=4"], "method=roe alone compares"),
+    "a key of another method in a table": (
+        ["experiment=roe/figure3", "method.n=4"],
+        "method=roe alone compares",
+    ),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "selects nothing"),

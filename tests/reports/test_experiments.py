@@ -319,7 +319,7 @@ def test_one_seed_can_be_chosen(runs, capsys):
 def test_an_override_that_a_cell_cannot_take_says_that_it_applies_to_all(runs, capsys):
     ended = run_command(capsys, "experiment=table_t", "method.n=4")
     assert ended.code == 2
-    assert "method=roe has it" in ended.err and "applies to every cell" in ended.err
+    assert "method=roe have it" in ended.err and "applies to every cell" in ended.err
 
 
 def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_path, capsys):

@@ -71,8 +71,11 @@ def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(tmp_path,
         assert line["scores"][0] == pytest.approx(own, abs=1e-4)
 
 
-def test_questions_abstain(tmp_path, capsys):
-    keys = ("method.steps=2", "method.abstain=0.7")
+@pytest.mark.parametrize(
+    "more", ["method.optimizer=ngd", "method.negative=5.0", "method.optimizer=mode_finding"]
+)
+def test_questions_abstain(more, tmp_path, capsys):
+    keys = ("method.steps=2", "method.abstain=0.7", more)
     block, lines, _ = traced(capsys, tmp_path, *keys)
     alone = [line for line in lines if not line["neighbours"]]
     assert 0 < len(alone) == block["reference"]["too_far"] < 20

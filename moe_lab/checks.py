@@ -28,6 +28,34 @@ def check_router(method: Method, facts: ModelFacts) -> None:
     )
 
 
+def check_metrics(config: Config, facts: ModelFacts) -> None:
+    """Raise ConfigError where expert metrics are wanted of what has none: other routing than the model's own, no score.
+
+    Raises ModelError for a model without experts.
+    """
+    if config.metrics == "none":
+        return
+    if config.method.name != "base":
+        raise ConfigError(
+            f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
+            "other texts.\nUse method=base, with model.path= for a model of your own."
+        )
+    if config.predict_only:
+        raise ConfigError(
+            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
+        )
+    if config.model.tp_plan is not None:
+        raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+    if not facts.moe_layers:
+        from moe_lab.routing.hook import no_router_message
+
+        raise ModelError(no_router_message(facts.path or facts.name, facts.family))
+    if facts.top_k >= facts.experts:
+        raise ConfigError(
+            f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
+        )
+
+
 def check_chat_template(config: Config) -> None:
     """Raise ConfigError where a chat template is wanted that the tokenizer does not have."""
     if not config.apply_chat_template:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config import Config
+    from moe_lab.engine.hf import Request
+    from moe_lab.engine.observer import Observer
+    from moe_lab.metrics.routes import Routes
     from moe_lab.models.load import LoadedModel
     from moe_lab.run import ModelPool, Run
 
@@ -51,8 +55,9 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
         print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)
+    routes = _routes(run)
     try:
-        evaluated = _evaluate(run, models, log)
+        evaluated = _evaluate(run, models, log, routes)
     finally:
         log.close()
     run.method.opened = log.opened
@@ -65,7 +70,54 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
         os.replace(log.path, path)
     results = plain(evaluated | {"moe_lab": block})
     write_json(run.folder / "results.json", results)
+    if routes is not None:
+        from moe_lab.metrics.expert import write_expert_metrics
+
+        write_expert_metrics(
+            run, routes, samples, partial(_evaluate_policy, run, models), partial(_ask_again, run, models)
+        )
     return results
+
+
+def _routes(run: Run) -> Routes | None:
+    """What sees the routing of all answers to come, where metrics are made of it."""
+    if run.config.metrics == "none":
+        return None
+    from moe_lab.metrics.routes import Routes
+
+    return Routes()
+
+
+def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
+    """The run's documents under a routing policy with an `identity`: lm-eval's samples, and their cost. Resumed."""
+    path = run.folder / "expert_metrics" / f"{name}.jsonl"
+    again = run.config.rerun
+    log = ResponseLog(
+        path.with_suffix(".rerun.jsonl") if again else path, _header(run) | {"policy": policy.identity}
+    )
+    logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
+    print(f"{run.folder.name}: {name}", file=sys.stderr)
+    try:
+        samples = _evaluate(run, models, log, policy, bootstrap_iters=0)["samples"]
+    finally:
+        log.close()
+    if again:
+        os.replace(log.path, path)
+    return samples, cost_block(log)
+
+
+def _ask_again(
+    run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
+) -> None:
+    """Let an observer see how requests are answered; the answers are dropped."""
+    from moe_lab.engine.observer import observed
+
+    print(
+        f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
+    )
+    with run.method.open(models.get(run.config), run.config) as lm, observed(lm, observer):
+        for kind in dict.fromkeys(kind for kind, _ in requests):
+            lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
 
 
 def cost_block(log: ResponseLog) -> dict[str, Any]:
@@ -101,7 +153,15 @@ def environment(loaded: LoadedModel) -> dict[str, str | None]:
     }
 
 
-def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
+def _evaluate(
+    run: Run,
+    models: ModelPool,
+    log: ResponseLog,
+    observer: Observer | None = None,
+    bootstrap_iters: int = 100000,
+) -> dict[str, Any]:
+    """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`."""
+    from moe_lab.engine.observer import observed
     from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.results.cost import reset_peak_memory, weight_bytes
     from moe_lab.results.recorded import RecordedLM
@@ -120,6 +180,8 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
             run.method.keep_files_in(run.folder)
             lm = opened.enter_context(run.method.open(loaded, config))
             log.keep_opened(run.method.opened)
+            if observer is not None:
+                opened.enter_context(observed(lm, observer))
             return Leading(lm, config) if config.model.tp_plan else lm
 
         lm = RecordedLM(
@@ -128,7 +190,7 @@ def _evaluate(run: Run, models: ModelPool, log: ResponseLog) -> dict[str, Any]:
             lambda: load_tokenizer(config.model, offline=config.offline),
             config.apply_chat_template,
         )
-        return evaluate_tasks(config, run.tasks, lm, _chosen(run))
+        return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
 
 
 def evaluate_tasks(

@@ -43,6 +43,7 @@ def run_grid(configs: Sequence[Config]) -> int:
     print_studies([job.study.folder for job in jobs if job.study is not None])
     if outcomes:
         print_outcomes(beside_baselines(outcomes))
+        print_metrics(outcomes)
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     report_failures(failures, alone)
     if any(config.num_seeds > 1 for config in configs):
@@ -74,6 +75,7 @@ def report_grid(configs: Sequence[Config]) -> int:
         raise ConfigError("Nothing of this is stored yet. The same command with mode=run makes it.")
     outcomes = [execute(run, ModelPool()) for run in stored]
     print_outcomes(beside_baselines(outcomes))
+    print_metrics(outcomes)
     for name in missing:
         print(f"Not stored yet: {name}", file=sys.stderr)
     for outcome in outcomes:
@@ -158,6 +160,14 @@ def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             ordered.setdefault(base.run_id, stored)
         ordered.setdefault(outcome.run.run_id, outcome.results)
     return list(ordered.values())
+
+
+def print_metrics(outcomes: Sequence[Outcome]) -> None:
+    """Print the expert metrics of the runs that ask for them."""
+    from moe_lab.reports.expert_table import print_expert_metrics
+
+    wanted = [one for one in outcomes if one.run.config.metrics == "expert"]
+    print_expert_metrics([(one.results, one.path.parent) for one in wanted])
 
 
 def report_failures(failures: Sequence[Failure], alone: bool) -> None:

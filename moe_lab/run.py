@@ -16,6 +16,7 @@ from moe_lab.checks import (
     check_code_execution,
     check_generation,
     check_metric,
+    check_metrics,
     check_router,
 )
 from moe_lab.config import Config
@@ -25,6 +26,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
 from moe_lab.offline import go_offline
 from moe_lab.results.estimate import estimate_forward_tokens
+from moe_lab.results.expert_metrics import stored_metrics
 from moe_lab.results.store import RunFolder, check_writable, version_marks
 
 if TYPE_CHECKING:
@@ -58,6 +60,12 @@ class Run:
     def done(self) -> bool:
         """Whether its result is stored."""
         return self.stored() is not None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the metrics that are asked for are stored."""
+        wanted = self.config.metrics != "none"
+        return not wanted or stored_metrics(self.folder, self.run_id, self.facts.commit) is not None
 
     @property
     def num_documents(self) -> int:
@@ -117,6 +125,7 @@ def prepare(config: Config) -> Run:
     samples = select_documents(config, tasks, method.tuned_on)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)
+    check_metrics(config, facts)
     load_tokenizer(config.model, offline=config.offline)
     method.check(facts)
     check_chat_template(config)
@@ -133,15 +142,15 @@ def execute(run: Run, models: ModelPool) -> Outcome:
     """Compute what is missing of a run and of its baseline, or return what is stored.
 
     The same call after an interruption continues. With mode=report a stored result is returned as it is, also where
-    the comparison with a baseline is missing. Raises RunHeldError where another process works on this run, and
-    MoeLabError where memory does not suffice.
+    the comparison with a baseline or the metrics are missing. Raises RunHeldError where another process works on this
+    run, and MoeLabError where memory does not suffice.
     """
     from moe_lab.evaluation import evaluate_run
 
     stored = None if run.config.rerun else _stored_outcome(run)
     if stored is not None:
         compared = run.baseline is None or "baseline" in stored.results["moe_lab"]
-        if compared or run.config.mode == "report":
+        if (compared and run.measured) or run.config.mode == "report":
             return stored
     with run.store.held(), run.store.status(), memory_errors(run):
         before = None if run.baseline is None else baseline_results(run.baseline, models)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -133,8 +134,14 @@ class _Batch:
             document_B=torch.tensor([s.document for s in self.sequences], device=device),
             repeat_B=torch.tensor([s.repeat for s in self.sequences], device=device),
             real_BS=active_B1,
+            names_BS=self._names,
         )
         return self.forward.ensemble.next_scores(self.forward(tokens, self.cache, counted=len(self.active)))
+
+    def _names(self) -> np.ndarray:
+        names = np.zeros((len(self.sequences), 1), dtype=np.int64)
+        names[self.active, 0] = [self.sequences[b].name for b in self.active]
+        return names
 
     @property
     def _no_padding(self) -> bool:

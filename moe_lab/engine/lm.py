@@ -18,6 +18,7 @@ from moe_lab.engine.encoding import Encoder
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
 from moe_lab.engine.layers import runs_rows
+from moe_lab.engine.observer import Observer
 from moe_lab.engine.reading import Answer
 from moe_lab.engine.row_engine import RowEngine
 from moe_lab.engine.scoring import Budget, Question, Scores
@@ -80,6 +81,7 @@ class EngineLM(CountedHF):
         tokens = PASS_TOKENS.get(self._device.type, 16384)
         self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
+        self._observer = Observer()
         self._engine: RowEngine | StateEngine | None = None
         if self.engine == "rows":
             self._engine = RowEngine(model, self.ensemble, self.budget, reuse)
@@ -95,6 +97,18 @@ class EngineLM(CountedHF):
         self._engine.set_ensemble(ensemble)
         self._counted.update(self._decisions)
         self.ensemble = ensemble
+
+    def observe(self, observer: Observer) -> None:
+        """Let `observer` see all that is read from now on. For plain models that keep nothing between calls.
+
+        Raises ConfigError for a model that does not run as rows.
+        """
+        if not isinstance(self._engine, RowEngine):
+            raise ConfigError(
+                f"What {type(self.model).__name__} reads cannot be told apart by documents: its layers remember more "
+                "than keys and values, so it runs by lm-eval's own code. Leave metrics=expert out."
+            )
+        self._observer = self._engine.forward.observer = observer
 
     @property
     def cost(self) -> dict[str, int]:
@@ -194,6 +208,7 @@ class EngineLM(CountedHF):
             for answer, indices in zip(scores, requesters, strict=True):
                 for i in indices:
                     report(i, answer)
+                    self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])
 
         assert self._engine is not None
         self._engine.score(questions, on_scores)
@@ -214,6 +229,8 @@ class EngineLM(CountedHF):
         def on_scores(index: int, scores: Scores) -> None:
             i = text_of[index]
             total[i] += scores[0][0]  # type: ignore[assignment]
+            context, (continuation,) = windows[index].context, windows[index].continuations
+            self._observer.read("loglikelihood_rolling", requests[i], context, continuation[:-1])
             missing[i] -= 1
             if not missing[i]:
                 report(i, float(total[i]))
@@ -253,6 +270,8 @@ class EngineLM(CountedHF):
             self._counted["tokens_out"] += len(answer.generated)
             text = self.tok_decode(answer.generated)
             report(answer.index, postprocess_generated_text(text, stop, None))
+            read = answer.generated[:-1]
+            self._observer.read("generate_until", requests[answer.index], answer.prompt, read)
 
         decoder = Decoder(self.model, config, self.seed)
         finished = StopCondition(self.tokenizer, stop, config)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moe_lab.engine.cache import RowCache
+from moe_lab.engine.observer import token_names
 from moe_lab.engine.pasts import CleanPasts
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget
@@ -28,6 +30,16 @@ class Answer:
     document: int
     repeat: int = 0
     generated: list[int] = field(default_factory=list)
+    _named: tuple[int, np.int64] = (0, np.int64(0))
+
+    @property
+    def name(self) -> np.int64:
+        """`prefix_names` of the newest token."""
+        count, name = self._named
+        if count < len(self.prompt) + len(self.generated):
+            new = token_names(self.ids[count:], first=count)
+            self._named = count + len(new), np.add.reduce(new, initial=name)
+        return self._named[1]
 
     @property
     def position(self) -> int:

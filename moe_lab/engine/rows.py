@@ -21,6 +21,7 @@ from moe_lab.engine.cache import RowCache
 from moe_lab.engine.clean_rows import CleanHistoryRows
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.masks import FULL, LayerMasks, ReachHooks
+from moe_lab.engine.observer import Observer
 from moe_lab.engine.own_rows import OwnHistoryRows
 from moe_lab.engine.tokens import Tokens
 from moe_lab.routing import routed
@@ -39,6 +40,7 @@ class RowForward:
         self.num_layers = model.config.get_text_config().num_hidden_layers
         self.tokens_in = 0
         """Tokens put through the model so far, rows included, padding excluded."""
+        self.observer = Observer()
         self._head_at = torch.zeros(0, dtype=torch.long)
         self._reaches = ReachHooks(model)
         self._rows: CleanHistoryRows | OwnHistoryRows | None = None
@@ -80,6 +82,7 @@ class RowForward:
             noise: False reads tokens, none of them wanted, without noise.
         """
         past = cache.length
+        self.observer.expect(tokens)
         rows = self._rows.expect(tokens, cache, noise) if self._rows else None
         if self.ensemble.routing:
             self.ensemble.routing.expect(rows.noisy if rows else None)

@@ -5,13 +5,15 @@ B = sequences, S = new tokens of each, T = cached columns, M = wanted tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from moe_lab.engine.observer import prefix_names, token_names_at
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Tokens:
     repeat_B: Tensor
     real_BS: Tensor | None = None
     """bool: which tokens are no padding; None: all."""
+    names_BS: Callable[[], np.ndarray] | None = None
+    """Gives int64 [B, S]: `prefix_names` of each token (observer.py), 0 for padding."""
 
     def visible(self, past: int) -> Tensor:
         """bool [B, S, past + S]: what each token may attend to behind `past` columns, spelled out."""
@@ -63,6 +67,7 @@ class TreeRow:
     ):
         self.document, self.repeat = document, repeat
         self.continuations = continuations
+        self.context, self.cached = context, cached
         self.ids = list(context[cached:])
         self.chain = len(self.ids)
         self.parents = list(range(-1, self.chain - 1))
@@ -105,6 +110,18 @@ class TreeRow:
             visible[node, node] = True
         return visible
 
+    @cached_property
+    def names(self) -> np.ndarray:
+        """int64 [nodes]: the name of each node with all before it."""
+        names = np.empty(len(self), dtype=np.int64)
+        names[: self.chain] = prefix_names(self.context)[self.cached :]
+        branches = slice(self.chain, len(self))
+        names[branches] = token_names_at(self.ids[branches], np.asarray(self.positions[branches]))
+        with np.errstate(over="ignore"):  # sums wrap around
+            for node in range(self.chain, len(self)):
+                names[node] += names[self.parents[node]]
+        return names
+
 
 def collate(
     rows: Sequence[TreeRow],
@@ -143,7 +160,15 @@ def collate(
         document_B=torch.tensor([row.document for row in rows], device=device),
         repeat_B=torch.tensor([row.repeat for row in rows], device=device),
         real_BS=torch.from_numpy(real).to(device),
+        names_BS=partial(_names, rows, nodes, offsets, width),
     )
+
+
+def _names(rows: Sequence[TreeRow], nodes: list[np.ndarray], offsets: list[int], width: int) -> np.ndarray:
+    names = np.zeros((len(rows), width), dtype=np.int64)
+    for b, (row, node, offset) in enumerate(zip(rows, nodes, offsets, strict=True)):
+        names[b, offset : offset + len(node)] = row.names[node]
+    return names
 
 
 def _visible(

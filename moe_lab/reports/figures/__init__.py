@@ -28,11 +28,20 @@ def write_study_figures(folder: Path) -> list[Path]:
 
 
 def write_run_figures(folder: Path, results: dict[str, Any]) -> list[Path]:
-    """Draw what the traces of a C3PO run show into its `figures/`; none without traces. `results` is its results.json.
+    """Draw what a run's traces and expert metrics show into its `figures/`. `results` is its results.json.
 
-    `steps`, `activation` and `sample`, and `retained` where all experts were optimized. Returns the paths, each PNG
-    followed by its CSV.
+    Of C3PO's traces `steps`, `activation` and `sample`, and `retained` where all experts were optimized; of expert
+    metrics `coactivation` and `selections`. Returns the paths, each PNG followed by its CSV.
     """
+    from moe_lab.reports.figures.coactivation import write_coactivation
+    from moe_lab.results.expert_metrics import stored_metrics
+
+    block = results["moe_lab"]
+    found = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
+    return _trace_figures(folder, results) + (write_coactivation(folder, found) if found else [])
+
+
+def _trace_figures(folder: Path, results: dict[str, Any]) -> list[Path]:
     from moe_lab.reports.figures.activation import write_activation
     from moe_lab.reports.figures.retained import write_retained
     from moe_lab.reports.figures.sample import write_sample

@@ -1,0 +1,92 @@
+"""Policies under which a task is evaluated again: an expert of each layer masked, or experts drawn at random.
+
+T = tokens of a pass, E = experts, K = experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_lab.engine.observer import Observer
+from moe_lab.engine.tokens import Tokens
+from moe_lab.routing import Router, Routing
+from moe_lab.routing.noise import gumbel_for_tokens
+from moe_lab.routing.rules import LOGITS
+
+
+class Masked(Observer):
+    """One expert of every layer cannot be chosen: its logit is -inf before top-k, and K stays.
+
+    Args:
+        experts: per MoE layer the one that is masked.
+    """
+
+    def __init__(self, experts: Sequence[int]):
+        self.experts = list(experts)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"masked": self.experts}
+
+    def __call__(self, router: Router, routing: Routing) -> Routing:
+        masked = self.experts[router.layer]
+        logits_TE = _without(router, routing.logits_TE, masked)
+        scores_TE = router.scores(logits_TE).index_fill(
+            -1, torch.tensor([masked], device=logits_TE.device), -torch.inf
+        )
+        index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
+        weights_TK = router.weights(logits_TE, index_TK)
+        return Routing(routing.logits_TE, weights_TK.to(routing.weights_TK.dtype), index_TK)
+
+
+def _without(router: Router, logits_TE: Tensor, masked: int) -> Tensor:
+    """The logits with one expert's score at -inf: where logits are what a softmax is taken of, its weight is 0."""
+    lowest = -torch.inf
+    if router.family.rule.noise == LOGITS:  # in one family they are probabilities
+        lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
+    return logits_TE.index_fill(-1, torch.tensor([masked], device=logits_TE.device), lowest)
+
+
+class RandomRouting(Observer):
+    """K distinct experts at random for every token and layer; the token's own weights, largest first, are kept.
+
+    Which experts is a function of the seed, the layer and the text up to the token, by the keyed noise of
+    `routing/noise.py`: no batch, order or shared beginning changes it.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._names_T = torch.zeros(0, dtype=torch.long)
+        self._position_T = self._names_T
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"random": self.seed}
+
+    def expect(self, tokens: Tokens) -> None:
+        assert tokens.names_BS is not None
+        self._names_T = torch.from_numpy(tokens.names_BS().reshape(-1))
+        self._position_T = tokens.position_BS.reshape(-1)
+
+    def __call__(self, router: Router, routing: Routing) -> Routing:
+        index_TK = random_experts(
+            self.seed,
+            self._names_T.to(routing.logits_TE.device),
+            self._position_T.to(routing.logits_TE.device),
+            router.layer,
+            *(routing.logits_TE.shape[-1], routing.index_TK.shape[-1]),
+        )
+        weights_TK = routing.weights_TK.sort(dim=-1, descending=True).values
+        return Routing(routing.logits_TE, weights_TK, index_TK)
+
+
+def random_experts(seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int) -> Tensor:
+    """int64 [T, K]: the K experts with the largest keyed noise; row 0, which RoE never makes noisy, is its key."""
+    zero_T = torch.zeros_like(names_T)
+    layer_L = torch.tensor([layer], device=names_T.device)
+    noise_TE = gumbel_for_tokens(seed, names_T, zero_T, zero_T, position_T, layer_L, E)[0]
+    return noise_TE.topk(K, dim=-1).indices

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.config import ModelConfig
 from tests.cli import run_command
 
 KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=3"]
@@ -62,6 +63,31 @@ def test_every_optimizer_generates(optimizer, outputs, capsys):
     block, found = answers(capsys, outputs, *KEYS, f"method.optimizer={optimizer}", "method.shifts=2")
     assert len(found) == 6 and block["c3po"]["optimizer"] == optimizer
     assert block["cost"]["tokens_out"] > 0
+
+
+def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatch):
+    from moe_lab.methods.c3po.optimizing import PathwayOptimizer
+    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.tasks.toy.datasets import toy_math
+
+    gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["test"]}
+    given = []
+    original = PathwayOptimizer.__call__
+
+    def noting(self, texts, tails, own=None, **options):
+        given.extend(zip(texts, own or [None] * len(texts), strict=True))
+        return original(self, texts, tails, own, **options)
+
+    monkeypatch.setattr(PathwayOptimizer, "__call__", noting)
+    answers(capsys, outputs, *KEYS, "method.optimizer=oracle", "method.steps=1")
+    tokenizer = load_tokenizer(ModelConfig(name="tiny"), offline=True)
+    assert len(given) == 6
+    for text, tail in given:
+        [right] = tail.tree.continuations
+        assert tuple(right) == tuple(tokenizer(f" {gold[text]}").input_ids[:32])
+    given.clear()
+    answers(capsys, outputs, *KEYS, "method.steps=1")
+    assert [own for _, own in given] == [None] * 6
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_every_answer_has_its_line(keys, states, tmp_path, capsys):
     block, lines, samples = traced(capsys, tmp_path, *keys)
     by_prompt = {line["prompt"]: line for line in lines}
     assert len(lines) == len(samples) == 20
+    changed = 0
     for sample in samples:
         line = by_prompt[text_key(sample["arguments"]["gen_args_0"]["arg_0"])]
         answered = {
@@ -50,9 +51,11 @@ def test_every_answer_has_its_line(keys, states, tmp_path, capsys):
         before, after = torch.tensor(line["before"]), torch.tensor(line["after"])
         assert before.shape == after.shape == (1, 5, 16) and line["layers"] == block["layers"]
         assert torch.allclose(after.sum(-1), torch.ones(1, 5), atol=1e-4)
+        changed += not torch.allclose(after, before, atol=1e-4)
         assert len(line["neighbours"]) == (0 if "oracle" in str(keys) else 2)
         if line["neighbours"]:
             assert sum(each["weight"] for each in line["neighbours"]) == pytest.approx(1, abs=1e-5)
+    assert changed > 10
 
 
 def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(tmp_path, capsys):

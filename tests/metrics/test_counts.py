@@ -1,0 +1,202 @@
+"""Counts of whole batches against loops over single tokens, each request read alone by the model itself.
+
+Broken by: padding that counts, a shared beginning that counts once for several documents, a prompt that counts once per
+answer choice, a branch of a tree that is taken for another, a generated token that is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
+from moe_lab.engine.observer import observed
+from moe_lab.errors import ConfigError
+from moe_lab.metrics.counts import PHASES, Counts, count
+from moe_lab.metrics.entropies import collaboration, load_balance
+from moe_lab.metrics.routes import Routes
+from moe_lab.results.responses import request_key
+from moe_lab.routing import record
+from tests.families.zoo import small_model
+
+FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
+SHARED = "These are the first words of many. "
+NEW_TOKENS = 5
+
+Asked = tuple[str, Request]
+
+
+def choices(context: str, answers: Sequence[str]) -> list[Asked]:
+    return [("loglikelihood", Request((context, answer))) for answer in answers]
+
+
+def generated(prompt: str) -> list[Asked]:
+    options = {"do_sample": False, "max_gen_toks": NEW_TOKENS, "until": []}
+    return [("generate_until", Request((prompt, options)))]
+
+
+DOCUMENTS: list[list[Asked]] = [
+    choices(SHARED + "One", [" red", " reddish", " blue"]),
+    choices(SHARED + "Another", [" red", " no"]),
+    choices("Short", [" yes", " y"]),
+    choices("Short", [" yes", " never"]),  # a prompt, and an answer, of two documents
+    choices("Left", [" same end"]) + choices("Right side", [" same end"]),
+    generated(SHARED + "Go on"),
+    generated(SHARED + "Go on and on"),
+    generated("On"),
+    [("loglikelihood_rolling", Request(("A text of its own.",)))],
+]
+
+
+def rows_model(family: str) -> Any:
+    """A model of the family that runs as rows."""
+    if family in ("gemma4_text", "llama4_text"):
+        from tests.engine.zoo import ROWS, make
+
+        return make(family, ROWS[family])
+    return small_model(family)
+
+
+def seen(model: Any, tokenizer: Any, documents: list[list[Asked]], batch_size: int | str = "auto") -> Routes:
+    lm = EngineLM(model, tokenizer, batch_size=batch_size, progress=False)
+    routes = Routes()
+    with observed(lm, routes):
+        for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
+            requests = {keys_of([asked])[0]: asked[1] for d in documents for asked in d if asked[0] == kind}
+            lm.answer(kind, list(requests.values()), lambda index, answer: None)
+    return routes
+
+
+def keys_of(document: list[Asked]) -> list[str]:
+    return [request_key(kind, request.args, request.repeat) for kind, request in document]
+
+
+def counted(routes: Routes, documents: list[list[Asked]], groups: int | None = None) -> Counts:
+    return count(routes, [keys_of(document) for document in documents], groups)
+
+
+class Brute:
+    """Dictionaries that are filled token by token."""
+
+    def __init__(self) -> None:
+        self.single: Counter[tuple[str, int, int]] = Counter()
+        self.double: Counter[tuple[str, int, int, int]] = Counter()
+
+    def add(self, phase: str, index: list[list[list[int]]]) -> None:
+        for layer, tokens in enumerate(index):
+            for experts in tokens:
+                for i in experts:
+                    self.single[phase, layer, i] += 1
+                    for j in experts:
+                        if i != j:
+                            self.double[phase, layer, i, j] += 1
+
+    def load_balance(self, phase: str, layer: int, E: int) -> float:
+        counts = [self.single[phase, layer, i] for i in range(E)]
+        return entropy(counts)
+
+    def collaboration(self, phase: str, layer: int, E: int) -> float:
+        rows = [[self.double[phase, layer, i, j] for j in range(E)] for i in range(E)]
+        return sum(entropy(row) for row in rows) / E
+
+
+def entropy(counts: list[int]) -> float:
+    total = sum(counts)
+    return -sum(c / total * math.log2(c / total) for c in counts if c)
+
+
+def brute(model: Any, lm: EngineLM, documents: list[list[Asked]]) -> Brute:
+    found = Brute()
+    for document in documents:
+        prompts: set[tuple[int, ...]] = set()
+        for kind, request in document:
+            prompt, answer = tokens_of(model, lm, kind, request)
+            with record(model) as routes, torch.inference_mode():
+                model(torch.tensor([[*prompt, *answer]]))
+            index = [part.tolist() for part in routes.index]
+            if prompt not in prompts:
+                found.add("prefill", [tokens[: len(prompt)] for tokens in index])
+            prompts.add(prompt)
+            found.add("decode", [tokens[len(prompt) :] for tokens in index])
+    return found
+
+
+def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tuple[int, ...], list[int]]:
+    """A request's prompt, and those tokens of its answer that are read."""
+    if kind == "loglikelihood":
+        context, continuation = lm.encode_pair(*request.args)
+        return context, list(continuation[:-1])
+    if kind == "loglikelihood_rolling":
+        ids = lm.tok_encode(request.args[0])
+        return (lm.prefix_token_id,), ids[:-1]
+    ids = lm.tok_encode(request.args[0])
+    answer: list[int] = []
+    for _ in range(NEW_TOKENS):
+        with torch.inference_mode():
+            answer.append(int(model(torch.tensor([[*ids, *answer]])).logits[0, -1].argmax()))
+        if answer[-1] == lm.eot_token_id:
+            break
+    return tuple(ids), answer[:-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counts_are_those_of_documents_read_alone(family: str, tokenizer: Any) -> None:
+    model = rows_model(family)
+    counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
+    slow = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS)
+    pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
+    for p, phase in enumerate(PHASES):
+        L = len(counts.experts)
+        singles = np.diagonal(pairs_PLEE[p], axis1=-2, axis2=-1)
+        assert counts.tokens_P[p] * len([e for e in slow.single if e[0] == phase]) > 0
+        for layer, E in enumerate(counts.experts):
+            assert singles[layer].tolist()[:E] == [slow.single[phase, layer, i] for i in range(E)]
+            for i in range(E):
+                for j in range(E):
+                    if i != j:
+                        assert pairs_PLEE[p, layer, i, j] == slow.double[phase, layer, i, j]
+        fast = load_balance(singles.astype(float), counts.experts)
+        together = collaboration(pairs_PLEE[p].astype(float), counts.experts)
+        for layer in range(L):
+            E = counts.experts[layer]
+            assert fast[layer] == pytest.approx(slow.load_balance(phase, layer, E), abs=1e-12)
+            assert together[layer] == pytest.approx(slow.collaboration(phase, layer, E), abs=1e-12)
+
+
+def test_shared_experts_are_not_counted(tokenizer: Any) -> None:
+    counts = counted(seen(small_model("qwen2_moe"), tokenizer, DOCUMENTS[:2]), DOCUMENTS[:2])
+    top_k = small_model("qwen2_moe").config.num_experts_per_tok
+    assert counts.experts == [8] * 3  # of four layers one is dense
+    assert counts.selections_GPLE.sum(axis=(0, 3)).tolist() == [[n * top_k] * 3 for n in counts.tokens_P]
+
+
+def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer: Any) -> None:
+    model = small_model("olmoe")
+    one = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
+    backwards = DOCUMENTS[::-1]
+    for batch_size in (1, 3):
+        other = counted(seen(model, tokenizer, backwards, batch_size), backwards, groups=2)
+        assert other.pairs_GPLEE.shape[0] == 2
+        assert (other.pairs_GPLEE.sum(axis=0) == one.pairs_GPLEE.sum(axis=0)).all()
+        assert other.tokens_P == one.tokens_P
+    alone = counted(seen(model, tokenizer, DOCUMENTS[:1]), DOCUMENTS[:1])
+    assert (alone.pairs_GPLEE[0] == one.pairs_GPLEE[0]).all()
+
+
+def test_top_1_collaborates_with_nobody(tokenizer: Any) -> None:
+    counts = counted(seen(rows_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
+    pairs = counts.pairs_GPLEE.sum(axis=(0, 1)).astype(float)
+    assert collaboration(pairs, counts.experts).tolist() == [0.0] * len(counts.experts)
+
+
+def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer: Any) -> None:
+    lm = EngineLM(small_model("jamba"), tokenizer, progress=False)
+    with pytest.raises(ConfigError, match="metrics=expert"), observed(lm, Routes()):
+        pass

@@ -11,6 +11,7 @@ from moe_lab.config import Config
 from moe_lab.jobs import Job, distinct_runs
 from moe_lab.methods.profile import read_profile
 from moe_lab.reports.terminal import print_table
+from moe_lab.results.expert_metrics import EVALUATIONS
 
 if TYPE_CHECKING:
     from moe_lab.run import Run
@@ -42,9 +43,10 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             missing += job.config.num_seeds
     for run in with_baselines(distinct_runs(jobs)):
         done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
-        missing += not done
-        total += 0 if done else tokens
-        state = "done" if done else "missing"
+        measured = run.measured and not run.config.rerun
+        missing += not (done and measured)
+        total += tokens * ((not done) + EVALUATIONS * (run.config.metrics == "expert" and not measured))
+        state = "missing" if not done else "done" if measured else "metrics missing"
         table.add_row(run.run_id[:8], *_names(run.config), f"{run.num_documents:,}", f"{tokens:,}", state)
     for number, configs in enumerate(refused.values(), start=1):
         for config in configs:

@@ -36,6 +36,7 @@ class FakeRun:
 
     config: Config
     done: bool = False
+    measured: bool = True
     baseline: None = None
     num_documents: int = 10
 

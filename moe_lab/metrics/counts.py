@@ -1,12 +1,12 @@
 """How often experts are selected, alone and in pairs, by groups of documents.
 
 G = groups of documents, P = phases, T = tokens, L = MoE layers, E = experts (of the layer with the most), K = experts
-per token.
+per token, N = parts of a batch, W = tokens of the longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ LARGEST = 256 * 2**20
 """Bytes of pair counts up to which every document is a group of its own."""
 LEAST_GROUPS = 50
 TOKENS_AT_ONCE = 4096
+
+Part = tuple[int, np.ndarray]
+"""A group, and names of tokens of it."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +56,54 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
     G = min(len(documents), groups or max(LEAST_GROUPS, LARGEST // size))
     pairs_GPLEE = np.zeros((G, len(PHASES), L, E, E), dtype=np.int32)
     tokens_P = [0] * len(PHASES)
-    for group in range(G):
-        reads = [[read for key in keys for read in routes.reads[key]] for keys in documents[group::G]]
-        for phase, names in enumerate((_prompts(reads), _answers(reads))):
-            tokens_P[phase] += len(names)
-            for start in range(0, len(names), TOKENS_AT_ONCE):
-                index = table.of(names[start : start + TOKENS_AT_ONCE])
-                pairs_GPLEE[group, phase] += pair_counts(index, E)
+    names = _names(routes, documents, G)
+    for phase, by_group in enumerate(names):
+        tokens_P[phase] = sum(map(len, by_group))
+        for batch in _batches(by_group):
+            found_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
+            np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], found_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))
 
 
-def pair_counts(index: Sequence[np.ndarray], E: int) -> np.ndarray:
-    """int32 [L, E, E]: tokens that take both experts; on the diagonal, that take the expert.
+def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> np.ndarray:
+    """int32 [N, L, E, E]: tokens of each part that take both experts; on the diagonal, that take the expert.
 
     Args:
-        index: per layer the distinct experts of each token, [T, K].
+        index: per layer the distinct experts of each token, [T, K], part by part.
     """
-    chosen_LTE = torch.zeros(len(index), len(index[0]), E)
-    for layer, index_TK in enumerate(index):
-        chosen_LTE[layer].scatter_(-1, torch.from_numpy(index_TK.astype(np.int64)), 1.0)
-    return (chosen_LTE.mT @ chosen_LTE).round().int().numpy()
+    W = max(len(names) for _, names in parts)
+    place_T = torch.from_numpy(
+        np.concatenate([n * W + np.arange(len(part)) for n, (_, part) in enumerate(parts)])
+    )
+    chosen = torch.zeros(len(index), len(parts) * W, E)
+    for chosen_TE, index_TK in zip(chosen, index, strict=True):
+        chosen_TE[place_T[:, None], torch.from_numpy(index_TK.astype(np.int64))] = 1.0
+    chosen_LNWE = chosen.view(len(index), len(parts), W, E)
+    return (chosen_LNWE.mT @ chosen_LNWE).round().int().transpose(0, 1).numpy()
+
+
+def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[list[np.ndarray]]:
+    """Per phase and group, the tokens that count."""
+    names: list[list[np.ndarray]] = [[] for _ in PHASES]
+    for group in range(G):
+        reads = [[read for key in keys for read in routes.reads[key]] for keys in documents[group::G]]
+        names[0].append(_prompts(reads))
+        names[1].append(_answers(reads))
+    return names
+
+
+def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
+    """(group, tokens of it) of like length together, at most `TOKENS_AT_ONCE` with what fills them up."""
+    step = TOKENS_AT_ONCE
+    parts = [(g, names[i : i + step]) for g, names in enumerate(by_group) for i in range(0, len(names), step)]
+    batch: list[Part] = []
+    for part in sorted(parts, key=lambda part: -len(part[1])):
+        if batch and len(batch[0][1]) * (len(batch) + 1) > step:
+            yield batch
+            batch = []
+        batch.append(part)
+    if batch:
+        yield batch
 
 
 def _prompts(reads: list[list[Read]]) -> np.ndarray:

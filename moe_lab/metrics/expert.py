@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moe_lab.results.expert_metrics import COUNTS, FILE, FOLDER, SCHEMA_VERSION
+from moe_lab.results.expert_metrics import COUNTS, FILE, FOLDER, SCHEMA_VERSION, SEEDS
 from moe_lab.results.files import write_atomically, write_json, writing
 from moe_lab.results.schema import versions
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from moe_lab.metrics.routes import Routes
     from moe_lab.run import Run
 
-SEEDS = (0, 1, 2)
-"""Of random routing; the loss is averaged over them."""
 
 Evaluate = Callable[[str, "Observer"], tuple["Samples", dict[str, Any]]]
 """(name, policy) -> lm-eval's samples under the policy, and what that cost."""
@@ -81,21 +79,26 @@ def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
 def entropies(counts: Counts) -> dict[str, Any]:
     """{"load_balance", "collaboration"}: each {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
     from moe_lab.metrics.counts import PHASES
+
+    phases = {"all": _measured(counts, [0, 1])}
+    for number, phase in enumerate(PHASES):
+        own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
+        phases[phase] = _measured(counts, [number]) if own and others else phases["all"] if own else {}
+    metrics = ("load_balance", "collaboration")
+    return {metric: {phase: found.get(metric) for phase, found in phases.items()} for metric in metrics}
+
+
+def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
     from moe_lab.metrics.entropies import collaboration, load_balance, measured
 
-    found: dict[str, Any] = {"load_balance": {}, "collaboration": {}}
-    phases: dict[str, list[int]] = {"all": list(range(len(PHASES)))}
-    phases |= {name: [number] for number, name in enumerate(PHASES)}
-    for name, numbers in phases.items():
-        pairs = counts.pairs_GPLEE[:, numbers].sum(axis=1)
-        selections = np.diagonal(pairs, axis1=-2, axis2=-1)
-        balanced = [float(np.log2(count)) for count in counts.experts]
-        spread = [float(np.log2(max(1, count - 1))) for count in counts.experts]
-        found["load_balance"][name] = measured(selections, counts.experts, load_balance, balanced)
-        found["collaboration"][name] = (
-            measured(pairs, counts.experts, collaboration, spread) if pairs.any() else None
-        )
-    return found
+    pairs_GLEE = counts.pairs_GPLEE[:, phases].sum(axis=1)
+    selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
+    balanced = [float(np.log2(count)) for count in counts.experts]
+    spread = [float(np.log2(max(1, count - 1))) for count in counts.experts]
+    return {
+        "load_balance": measured(selections_GLE, counts.experts, load_balance, balanced),
+        "collaboration": measured(pairs_GLEE, counts.experts, collaboration, spread),
+    }
 
 
 def extreme_experts(counts: Counts) -> dict[str, list[int]]:

@@ -11,6 +11,12 @@ FILE = "expert_metrics.json"
 FOLDER = "expert_metrics"
 """Answers under masked and random routing, and counts."""
 COUNTS = "counts.safetensors"
+SEEDS = (0, 1, 2)
+"""Of random routing; the loss is averaged over them."""
+PRUNED = ("least", "most")
+"""Which expert of each layer is masked: the least or the most selected one."""
+EVALUATIONS = len(SEEDS) + len(PRUNED)
+"""How often the documents are evaluated again."""
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ E = 8
 
 def counts_of(index_TK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(selections [1, E], pairs [1, E, E]) of one layer."""
-    pairs = pair_counts([index_TK], E)
+    pairs = pair_counts([index_TK], [(0, np.zeros(len(index_TK), dtype=np.int64))], E)[0]
     return np.diagonal(pairs, axis1=-2, axis2=-1), pairs
 
 

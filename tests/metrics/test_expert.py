@@ -59,6 +59,7 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
     # stored without metrics: what is missing is computed, nothing else
     plain = execute(prepare(config(tiny_olmoe_dir, data, tmp_path / "stored", task, **keys)), pool)
     assert plain.run.run_id == once.run.run_id
+    assert plain.run.measured
     assert plain.results["results"] == results
     assert not (plain.path.parent / "expert_metrics.json").exists()
     answers = (plain.path.parent / "responses.jsonl").read_text()
@@ -136,6 +137,12 @@ def test_the_command_writes_files_that_agree_with_each_other(
     assert sum(int(row.split(",")[3]) for row in rows) == sum(
         counts[f"pairs.{p}"].sum() for p in ("prefill", "decode")
     )
+    assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
+    (folder / "expert_metrics.json").unlink()
+    plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
+    assert "metrics missing" in plan
+    assert "To run: 1" in plan
+    assert run_command(capsys, *typed, f"output_dir={tmp_path}").out == ended.out
     reported = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=report")
     assert reported.out == ended.out
 
@@ -149,7 +156,10 @@ def test_several_tasks_have_their_documents_together_too(
     shutil.copytree(data / "addsub", data / "svamp", dirs_exist_ok=True)
     wanted = config(
         *(tiny_olmoe_dir, data, tmp_path),
-        **{"task_config": both, "metrics": "expert", "limit": 3, "gen_kwargs": {"max_gen_toks": 3}},
+        task_config=both,
+        metrics="expert",
+        limit=3,
+        gen_kwargs={"max_gen_toks": 3},
     )
     run = execute(prepare(wanted), ModelPool()).run
     tasks = numbers(run.folder)["specialization"]["tasks"]

@@ -34,6 +34,8 @@ PATHS = re.compile(
 )
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""
+METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
+"""Several methods in one override."""
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character of a path that Hydra's grammar has another use for, or does not know."""
 
@@ -56,11 +58,22 @@ def compose(argv: list[str]) -> list[Cell]:
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
     refuse_removals(argv)
-    with _hydra_surroundings(["moe_lab", *map(quote, argv)]):
-        hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
-            lambda cfg: composed.append((cfg, HydraConfig.get()))
-        )()
+    for one in one_method_each(argv):
+        with _hydra_surroundings(["moe_lab", *map(quote, one)]):
+            hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
+                lambda cfg: composed.append((cfg, HydraConfig.get()))
+            )()
     return [read_cell(cfg, runtime) for cfg, runtime in composed]
+
+
+def one_method_each(argv: list[str]) -> list[list[str]]:
+    """The same command line for each method of a grid: Hydra checks keys with the default method before it sweeps."""
+    swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
+    if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
+        return [argv]
+    [i] = swept
+    names = argv[i].partition("=")[2].split(",")
+    return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
 
 
 def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:

@@ -15,11 +15,16 @@ def check_choice_questions(config: Config) -> None:
     """Raise ConfigError for a task that asks for anything but one of several choices, and for several processes."""
     from moe_lab.tasks import load_tasks
 
+    check_one_process(config)
+    check_choices(config, load_tasks(config)["tasks"])
+
+
+def check_one_process(config: Config) -> None:
+    """Raise ConfigError where layers are split over processes."""
     if config.model.tp_plan:
         raise ConfigError(
             f"method={config.method.name} runs in one process: leave model.tp_plan out (model.device_map=auto)."
         )
-    check_choices(config, load_tasks(config)["tasks"])
 
 
 def check_choices(config: Config, tasks: Mapping[str, Any]) -> None:

@@ -55,13 +55,14 @@ class ICL(Method):
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
         from moe_lab.methods.c3po.embeddings import embedding_identity
-        from moe_lab.methods.c3po.reference_tasks import reference_documents
+        from moe_lab.methods.c3po.reference_tasks import check_asked_enough, reference_documents
         from moe_lab.methods.c3po.references import reference_content
 
         check_choice_questions(config)
         _check_prompts(config)
         documents = reference_documents(config, self.config)
         check_choices(config, documents.tasks)
+        check_asked_enough(documents, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
             self.config.embeddings
         )

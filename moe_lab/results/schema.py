@@ -87,7 +87,19 @@ def moe_lab_block(
         }
         before = {name: metric_values(baseline["samples"][name]) for name in tasks}
         block["paired"] = {name: _paired(task, values[name], before[name]) for name, task in tasks.items()}
+        if "c3po" in report:
+            report["c3po"] |= _flips(block["paired"], block["task"]["metric"])
     return block | report
+
+
+def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str, int | None]:
+    """Documents that became right and wrong, of all tasks, by the headline metric."""
+    found = [of_task[metric] for of_task in compared.values() if metric in of_task]
+    flips = {
+        key: [each.get(key) for each in found if each.get(key) is not None]
+        for key in ("to_right", "to_wrong")
+    }
+    return {f"flipped_{key}": sum(counts) if counts else None for key, counts in flips.items()}
 
 
 def _intervals(task: Any, values: Values) -> dict[str, list[float] | None]:

@@ -21,6 +21,11 @@ CHOICES = {
 AT_LEAST = {"core_experts": 1, "k": 1, "steps": 0, "shifts": 0, "reference_size": 1, "n": 1}
 ABOVE_0 = ("epsilon", "bandwidth", "abstain")
 NOT_NEGATIVE = ("negative", "temperature")
+OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
+OF_REFERENCES = {
+    *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
+    *("most_similar", "abstain", "negative"),
+}
 
 
 @dataclass(kw_only=True)
@@ -80,6 +85,18 @@ class C3POConfig(Method.Config):
                 "[0.01,0.00001]."
             )
         self._check_combinations()
+
+    @property
+    def unread(self) -> set[str]:
+        """Keys that make no difference beside the others: no part of a run's identity."""
+        unread = set() if self.n > 1 else {"temperature"}
+        if self.optimizer == "oracle":
+            return unread | OF_REFERENCES | {"alpha", "shifts"}
+        if self.optimizer == "ngd":
+            unread |= {"alpha", "shifts"}
+        else:
+            unread |= OF_DESCENT | ({"shifts"} if self.optimizer == "kernel_regression" else set())
+        return unread | ({"k"} if self.epsilon and self.optimizer != "mode_finding" else set())
 
     def _check_combinations(self) -> None:
         if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from moe_lab.methods.c3po.references import ReferenceSet
     from moe_lab.models.load import LoadedModel
 
-GoldOf = Callable[[str], str]
-"""Prompt -> its right answer, for the oracle."""
+GoldOf = Callable[[str, str | None], str]
+"""(prompt, one of its choices; None: it is generated) -> the right answer, for the oracle."""
 
 
 class C3POLM(EngineLM):
@@ -26,6 +26,7 @@ class C3POLM(EngineLM):
 
     Args:
         layers: numbers of the MoE layers to re-mix.
+        references: None for the oracle, which needs none.
         gold_of: for the oracle alone.
         trace: where it is written what became of each question's pathway.
     """
@@ -36,7 +37,7 @@ class C3POLM(EngineLM):
         config: Config,
         settings: C3POConfig,
         layers: list[int],
-        references: ReferenceSet,
+        references: ReferenceSet | None,
         gold_of: GoldOf | None = None,
         trace: Trace | None = None,
     ):
@@ -51,8 +52,32 @@ class C3POLM(EngineLM):
         return super().cost | self.pathways.counted | self.pathways.optimize.counted
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        self.pathways.asked = self._choices(requests) if kind == "loglikelihood" else self._texts(requests)
-        super().answer(kind, requests, on_answer)
+        if kind == "generate_until":
+            self.pathways.asked = self._texts(requests)
+            return super().answer(kind, requests, on_answer)
+        for part in self._parts(requests):
+            chosen = [requests[i] for i in part]
+            self.pathways.asked = self._choices(chosen)
+
+            def report(j: int, answer: Any, part: list[int] = part) -> None:
+                on_answer(part[j], answer)
+
+            super().answer(kind, chosen, report)
+
+    def _parts(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Numbers of the requests that are answered together: for the oracle, those of two documents whose prompts are
+        the same and whose right answers are not are kept apart."""
+        if self._gold_of is None:
+            return [list(range(len(requests)))]
+        golds: dict[str, list[str]] = {}
+        parts: dict[int, list[int]] = {}
+        for i, request in enumerate(requests):
+            known = golds.setdefault(request.args[0], [])
+            gold = self._gold_of(*request.args)
+            if gold not in known:
+                known.append(gold)
+            parts.setdefault(known.index(gold), []).append(i)
+        return list(parts.values())
 
     def _choices(self, requests: Sequence[Request]) -> Asked:
         asked = Asked()
@@ -62,12 +87,16 @@ class C3POLM(EngineLM):
             asked.prompts[context] = prompt
             asked.continuations[context, continuation] = text
             if self._gold_of:
-                asked.golds[context] = self.encode_pair(prompt, self._gold_of(prompt))[1]
+                asked.golds[context] = self.encode_pair(prompt, self._gold_of(prompt, text))[1]
         return asked
 
     def _texts(self, requests: Sequence[Request]) -> Asked:
         prompts = [request.args[0] for request in requests]
         right: list[tuple[int, ...]] = []
         if self._gold_of:
-            right = [self.encode_pair(prompt, self._gold_of(prompt))[1][:ANSWER_TOKENS] for prompt in prompts]
+            golds = [self._gold_of(prompt, None) for prompt in prompts]
+            right = [
+                self.encode_pair(prompt, gold)[1][:ANSWER_TOKENS]
+                for prompt, gold in zip(prompts, golds, strict=True)
+            ]
         return Asked(generated=prompts, right=right)

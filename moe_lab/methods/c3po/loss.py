@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moe_lab.engine.prompt_tails import Batch, PromptTail, PromptTails
+from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.pathway import Pathways
 
 ROWS = 96
@@ -45,6 +46,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "unlikelihood": _unlikelihood,
 }
 """Of single tokens; an answer's is their mean."""
+
+
+def check_losses(losses: Tensor, found_N: Tensor) -> None:
+    """Raise RoutingError where a loss [..., N] of a question that has neighbours is NaN."""
+    if losses[..., found_N].isnan().any():
+        raise RoutingError(
+            "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
+        )
 
 
 class NeighbourLoss:

@@ -16,6 +16,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
+from moe_lab.methods.choice_questions import check_one_process
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
@@ -60,22 +61,23 @@ class C3PO(Method):
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
         from moe_lab.methods.c3po.embeddings import embedding_identity
-        from moe_lab.methods.c3po.reference_tasks import reference_documents
+        from moe_lab.methods.c3po.reference_tasks import check_asked_enough, reference_documents
         from moe_lab.methods.c3po.references import reference_content
 
-        if config.model.tp_plan:
-            raise ConfigError(
-                "method=c3po runs in one process: leave model.tp_plan out (model.device_map=auto)."
-            )
+        check_one_process(config)
         _check_tasks(config, self.config)
+        if self.config.optimizer == "oracle":
+            return {}
         documents = reference_documents(config, self.config)
+        check_asked_enough(documents, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
             self.config.embeddings
         )
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`layers` as the numbers that they resolve to."""
-        return asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
+        """`layers` as the numbers that they resolve to; keys that the optimizer does not read are left out."""
+        named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
+        return {key: value for key, value in named.items() if key not in self.config.unread}
 
     def keep_files_in(self, folder: Path) -> None:
         self._folder = folder
@@ -87,11 +89,13 @@ class C3PO(Method):
         from moe_lab.methods.c3po.references import load_or_build
         from moe_lab.methods.c3po.trace import Trace
 
-        base = EngineLM(model.model, model.tokenizer, **engine_options(config))
-        references = load_or_build(config, self.config, model, base)
+        references = None
+        if self.config.optimizer != "oracle":
+            base = EngineLM(model.model, model.tokenizer, **engine_options(config))
+            references = load_or_build(config, self.config, model, base)
+            self.opened = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
         gold_of = right_answers(config) if self.config.optimizer == "oracle" else None
-        self.opened = {"reference": references.counts}
         trace = Trace(self._folder) if self.config.trace and self._folder else None
         yield C3POLM(model, config, self.config, layers, references, gold_of, trace)
 
@@ -155,14 +159,21 @@ def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
 
 
 def right_answers(config: RunConfig) -> GoldOf:
-    """The right answer of each prompt that lm-eval has built for this run: test labels, for the oracle alone."""
+    """The right answers of what lm-eval has built for this run: test labels, for the oracle alone.
+
+    Where two documents have the same prompt and choice, and other right answers, the first one's stands.
+    """
     from moe_lab.tasks import load_tasks
     from moe_lab.tasks.requests import right_request
 
-    golds: dict[str, str] = {}
+    golds: dict[tuple[str, str | None], str] = {}
     for task in load_tasks(config)["tasks"].values():
+        chosen = task.get_config("output_type") == "multiple_choice"
         by_document: dict[int, list[Any]] = {}
         for instance in task.instances:
             by_document.setdefault(instance.doc_id, []).append(instance)
-        golds.update(right_request(config, task, instances) for instances in by_document.values())
-    return golds.__getitem__
+        for instances in by_document.values():
+            right = right_request(config, task, instances)[1]
+            for instance in instances:
+                golds.setdefault((instance.args[0], instance.args[1] if chosen else None), right)
+    return lambda prompt, choice: golds[prompt, choice]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.methods.c3po.kernels import kernel
-from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.methods.c3po.loss import NeighbourLoss, check_losses
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
 
@@ -69,6 +69,7 @@ def mode_finding(
         changed.set_core(moved_NWLC.where(found_N[:, None, None, None], own_NWLC))
         losses.append(loss.value(changed, "topk"))
         watch(changed)
+    check_losses(torch.stack(losses), loss.found_N)
     return changed, torch.stack(losses)
 
 

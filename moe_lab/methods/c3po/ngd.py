@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.contrast import Contrast
-from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.methods.c3po.loss import NeighbourLoss, check_losses
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
 EPS = 1e-6
@@ -76,10 +75,7 @@ def ngd(
     watch(changed)
     losses.append(loss.value(changed, descent.relax))
     found = torch.stack(losses)
-    if found[:, loss.found_N].isnan().any():
-        raise RoutingError(
-            "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
-        )
+    check_losses(found, loss.found_N)
     return changed, found
 
 

@@ -52,13 +52,13 @@ class PathwayOptimizer:
         model: LoadedModel,
         settings: C3POConfig,
         layers: list[int],
-        references: ReferenceSet,
+        references: ReferenceSet | None,
         tails: PromptTails,
         budget: Budget,
     ):
         self.model, self.settings, self.layers = model, settings, layers
         self.references, self.tails, self.budget = references, tails, budget
-        self._wrong = wrong_answers(references, model) if settings.negative else None
+        self._wrong = wrong_answers(references, model) if references and settings.negative else None
         self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
         self._kept: Store[PromptTail] = store_on(model.device)
         """Tails of references by the tokens of their prompt and answer."""
@@ -81,17 +81,12 @@ class PathwayOptimizer:
         if own is not None:
             loss = NeighbourLoss(self.tails, [[tail] for tail in own], torch.ones(len(own), 1), settings.loss)
             return Optimized(*ngd(pathways, loss, self._descent, watch))
-        embedding = self._embedded(list(texts), tails)
-        near = neighbours(
-            embedding,
-            self.references.embedding_RX,
-            k=settings.k,
-            epsilon=settings.epsilon,
-            most_similar=settings.most_similar,
-        )
-        near, far_N = near.abstaining(settings.abstain)
+        references = self.references
+        assert references is not None, "the oracle alone has none"
+        embedding = self._embedded(references, list(texts), tails)
+        near, far_N = self._nearest(references, embedding).abstaining(settings.abstain)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
-        loss = self._neighbour_loss(near, weight_NK)
+        loss = self._loss(references, near, weight_NK, settings.loss)
         self._count(near, far_N, loss)
         if settings.optimizer == "ngd" and self._wrong:
             changed = ngd(pathways, self._contrast(embedding, loss), self._descent, watch)
@@ -100,19 +95,29 @@ class PathwayOptimizer:
         elif settings.optimizer == "kernel_regression":
             changed = kernel_regression(pathways, loss, settings.alpha, watch)
         else:
-            excluded_NR = embedding @ self.references.embedding_RX.T > settings.most_similar
+            excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
             excluded_NR |= far_N[:, None]
-            known = self.references.pathway_RWME
+            known = references.pathway_RWME
             changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
         return Optimized(*changed, near, weight_NK)
 
-    def _embedded(self, texts: list[str], tails: Sequence[PromptTail]) -> Tensor:
+    def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
+        settings = self.settings
+        return neighbours(
+            embedding,
+            references.embedding_RX,
+            k=settings.k,
+            epsilon=settings.epsilon,
+            most_similar=settings.most_similar,
+        )
+
+    def _embedded(self, references: ReferenceSet, texts: list[str], tails: Sequence[PromptTail]) -> Tensor:
         """float32 [N, X]; hidden states are those of the reading, where that read what stands for the texts."""
-        if self.references.how is None:
+        if references.how is None:
             ids = text_ids(texts, self.model)
             if all(tail.prompt == tuple(tokens) for tail, tokens in zip(tails, ids, strict=True)):
-                return self.references.embed_read(torch.stack([tail.mean_D for tail in tails]))
-        return self.references.embed(texts, self.model)
+                return references.embed_read(torch.stack([tail.mean_D for tail in tails]))
+        return references.embed(texts, self.model)
 
     def _count(self, near: Neighbours, far_N: Tensor, loss: NeighbourLoss) -> None:
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
@@ -133,20 +138,11 @@ class PathwayOptimizer:
             settings.shifts, alpha, settings.k, settings.epsilon, settings.kernel, settings.bandwidth
         )
 
-    def _neighbour_loss(self, near: Neighbours, weight_NK: Tensor) -> NeighbourLoss:
-        return self._loss(self.references, near, weight_NK, self.settings.loss)
-
     def _contrast(self, embedding: Tensor, right: NeighbourLoss) -> Contrast:
         """With the nearest wrong answers of questions that have right neighbours."""
         assert self._wrong is not None
         settings = self.settings
-        near = neighbours(
-            embedding,
-            self._wrong.embedding_RX,
-            k=settings.k,
-            epsilon=settings.epsilon,
-            most_similar=settings.most_similar,
-        )
+        near = self._nearest(self._wrong, embedding)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth) * right.found_N[:, None]
         wrong = self._loss(self._wrong, near, weight_NK, "unlikelihood")
         return Contrast(right, wrong, settings.negative)

@@ -58,7 +58,7 @@ class PathwayEngine:
         model: LoadedModel,
         settings: C3POConfig,
         layers: list[int],
-        references: ReferenceSet,
+        references: ReferenceSet | None,
         budget: Budget,
         seed: int = 0,
         trace: Trace | None = None,

@@ -114,6 +114,16 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
     return found
 
 
+def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
+    """Raise ConfigError where fewer questions are asked than `settings.k` neighbours are wanted."""
+    asked = sum(len(numbers) for numbers in documents.samples.values())
+    if settings.epsilon is None and asked < settings.k:
+        raise ConfigError(
+            f"method.k={settings.k} neighbours are wanted, and {asked} reference questions of "
+            f"{', '.join(documents.tasks)} are asked.\nmethod.reference=<lm-eval task> names other ones."
+        )
+
+
 def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:
     """(label, sources) of an evaluated task, or of several: what `reference` names, else the paper's, else its own."""
     if reference is not None:

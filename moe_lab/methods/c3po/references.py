@@ -106,8 +106,8 @@ def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
     """What the model answered wrongly of the questions that a set was made of."""
     found = read(references.folder, correct=False)
     file = _embedding_file(references.folder, references.how, "wrong-")
-    embedding = _kept(file).get("embedding", ())
-    if len(embedding) != len(found["texts"]):
+    embedding = _kept(file).get("embedding", torch.zeros(0, 0))
+    if embedding.shape != (len(found["texts"]), references.embedding_RX.shape[1]):
         embedding = references.embed(found["texts"], model)
         write_atomically(file, save({"embedding": embedding}))
     return replace(references, **found, embedding_RX=embedding)
@@ -167,7 +167,9 @@ def _embeddings(
     """([R, X], what was taken off), kept beside the set."""
     file = _embedding_file(folder, how)
     kept = _kept(file)
-    if len(kept.get("embedding", ())) != len(texts):
+    shape = (len(texts), len(kept["mean"])) if "mean" in kept else None
+    whole = "embedding" in kept and len(kept["embedding"]) == len(texts)
+    if not whole or (how is None and kept["embedding"].shape != shape):
         if how is None:
             raw_RX = hidden_states(texts, model)
             mean = raw_RX.mean(dim=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.methods.c3po.loss import NeighbourLoss, check_losses
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
 ALPHAS = tuple(step / 10 for step in range(11))
@@ -28,6 +28,8 @@ def kernel_regression(
     Args:
         alpha: share of the question's own pathway; None: the one of `ALPHAS` with the least loss on the neighbours,
             question by question (equation 6).
+
+    Raises RoutingError where a loss that there is is NaN.
     """
     own_NWLC, mean_NWLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
     changed = pathways.copy()
@@ -40,10 +42,12 @@ def kernel_regression(
     if alpha is None:
         tried_A = torch.tensor(ALPHAS)
         loss_AN = torch.stack([loss_at(value.expand(len(pathways))) for value in tried_A])
+        check_losses(loss_AN, loss.found_N)
         alpha_N = tried_A[loss_AN.nan_to_num(0.0).argmin(dim=0)]
     else:
         alpha_N = torch.full((len(pathways),), alpha)
     losses = torch.stack([loss.value(pathways, "topk"), loss_at(alpha_N)])
+    check_losses(losses, loss.found_N)
     watch(pathways)
     watch(changed)
     return changed, losses

@@ -42,7 +42,7 @@ class Trace:
         texts: Sequence[tuple[str, list[str]]],
         found: Optimized,
         states: Sequence[Sequence[Scores]],
-        references: ReferenceSet,
+        references: ReferenceSet | None,
     ) -> None:
         """Append the lines of N questions: `texts` are (prompt, continuations), `states` [states][N] scores."""
         changed = found.pathways
@@ -64,8 +64,8 @@ class Trace:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _neighbours(n: int, found: Optimized, references: ReferenceSet) -> list[dict[str, Any]]:
-    if found.near is None or found.weight_NK is None:
+def _neighbours(n: int, found: Optimized, references: ReferenceSet | None) -> list[dict[str, Any]]:
+    if references is None or found.near is None or found.weight_NK is None:
         return []
     share_K = found.weight_NK[n] / found.weight_NK[n].sum()
     return [

@@ -42,10 +42,12 @@ def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys)
     block, _ = result(ended)
     assert block["c3po"]["optimizer"] == optimizer
     assert block["c3po"]["layers"] == [3, 4, 5, 6, 7]
-    assert block["c3po"]["reference"]["set"]["correct"] > 3
+    assert (block["c3po"]["reference"]["set"] is None) == (optimizer == "oracle")
+    flips = {key: block["c3po"][f"flipped_{key}"] for key in ("to_right", "to_wrong")}
     assert block["c3po"]["flops_per_sample"] > block["c3po"]["flops_plain_per_sample"] > 1e6
     paired = block["paired"]["toy_choice"]["acc,none"]
     assert paired["to_right"] - paired["to_wrong"] == round(8 * paired["difference"])
+    assert flips == {key: paired[key] for key in flips}
     assert ("upper-bound" in ended.out) == (optimizer == "oracle")
 
 
@@ -162,6 +164,29 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
     assert (found[0] == found[1]) == (optimizer != "oracle")
 
 
+def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, capsys):
+    """The oracle's scores of a question do not depend on what else is asked."""
+    row = {"goal": "How to open a jar?", "sol1": "Turn the lid.", "sol2": "Eat the jar.", "label": 0}
+    other = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
+    scores = []
+    for name, asked in {"alone": [row], "both": [row, other], "reversed": [other, row]}.items():
+        write_jsonl(tmp_path / name / "piqa" / "validation.jsonl", asked)
+        keys = [f"data_dir={tmp_path / name}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
+        ended = command(capsys, tmp_path / f"out-{name}", *keys, "method.learning_rate=[0.5,0.1]")
+        found = result(ended)[1]
+        scores.append([float(choice[0][0]) for choice in found[-1 if name == "reversed" else 0]])
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3) and scores[2] == pytest.approx(scores[0], abs=1e-3)
+
+
+def test_a_grid_over_methods_may_set_what_they_share(outputs, capsys):
+    keys = ["method=c3po,icl", "task=toy_choice", "limit=2", "method.k=2", "mode=plan"]
+    ended = run_command(capsys, "-m", f"output_dir={outputs}", *keys)
+    assert ended.code == 0, ended.err
+    assert "c3po" in ended.out and "icl" in ended.out
+    refused = run_command(capsys, "-m", f"output_dir={outputs}", *keys[1:], "method=c3po,roe")
+    assert refused.code == 2 and "method=roe" in refused.err
+
+
 def test_other_references_make_another_run(tmp_path, capsys):
     data = arc(tmp_path / "data", "ABCABC")
     keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "mode=plan"]
@@ -188,6 +213,7 @@ def test_other_references_make_another_run(tmp_path, capsys):
         ("model.tp_plan=auto", "torchrun"),
         ("method.core_experts=3", "takes 4 experts;"),
         ("method.reference=nosuchtask", "nosuchtask"),
+        ("method.k=500", "400 reference questions of toy_choice:near are asked"),
     ],
 )
 def test_impossible_settings_are_refused(key, told, tmp_path, capsys):

@@ -196,6 +196,19 @@ def test_embeddings_are_kept_of_each_kind(config, monkeypatch, tmp_path):
     assert again.embedding_RX.equal(found.embedding_RX) and again.mean_X.equal(found.mean_X)
 
 
+@pytest.mark.parametrize("damage", ["columns", "mean"])
+def test_damaged_embeddings_are_computed_anew(config, damage):
+    from safetensors.torch import load_file, save_file
+
+    found, _ = build(config)
+    [file] = found.folder.glob("embeddings-*.safetensors")
+    kept = load_file(file)
+    kept["embedding"] = kept["embedding"][:, : 5 if damage == "columns" else None].contiguous()
+    save_file({key: value for key, value in kept.items() if key != damage}, file)
+    again, _ = build(config)
+    assert again.embedding_RX.equal(found.embedding_RX) and again.mean_X.equal(found.mean_X)
+
+
 def test_too_few_references(config, tmp_path):
     found, _ = build(config)
     with pytest.raises(

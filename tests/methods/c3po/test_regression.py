@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.regression import ALPHAS, kernel_regression
@@ -85,3 +86,14 @@ def test_without_neighbours_a_pathway_stays(setting, alpha):
     changed, losses = kernel_regression(pathways, nobody, alpha)
     torch.testing.assert_close(changed.theta, pathways.theta, atol=1e-6, rtol=0)
     assert losses.isnan().all()
+
+
+def test_a_loss_that_is_nan_is_told(olmoe, monkeypatch):
+    """Else the least of eleven losses would be the one that could not be computed."""
+    loss = olmoe.loss()
+    values = iter([2.0] * 3 + [float("nan")] + [2.0] * 20)
+    monkeypatch.setattr(
+        NeighbourLoss, "value", lambda self, pathways, relax: self.seen(torch.full((3,), next(values)))
+    )
+    with pytest.raises(RoutingError, match="loss is NaN"):
+        kernel_regression(olmoe.pathways(), loss, None)

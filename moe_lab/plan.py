@@ -10,7 +10,7 @@ from rich.table import Table
 from moe_lab.config import Config
 from moe_lab.jobs import Job, distinct_runs
 from moe_lab.methods.profile import read_profile
-from moe_lab.reports.terminal import print_table
+from moe_lab.reports.terminal import print_table, settings, without_empty
 from moe_lab.results.expert_metrics import EVALUATIONS
 
 if TYPE_CHECKING:
@@ -26,20 +26,19 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     from moe_lab.run import estimate_forward_tokens
 
     refused = refused or {}
-    table = Table(
-        "run", "model", "method", "task", "seed", "documents", "forward tokens (estimated)", "state"
-    )
+    rows: list[tuple[str, Config, list[str], list[str]]] = []
+    """(id, configuration, names, what is left to do)"""
     missing = total = 0
     for study in {job.study.study_id: job.study for job in jobs if job.study is not None}.values():
         state, names = study_state(study), _names(study.config)
         documents = sum(map(len, study.samples.values()))
-        table.add_row(
-            study.study_id[:8], *names[:1], f"{names[1]}, tuning", *names[2:], f"{documents:,}", "-", state
-        )
+        names = [*names[:1], f"{names[1]}, tuning", *names[2:]]
+        rows.append((study.study_id[:8], study.config, names, [f"{documents:,}", "-", state]))
     for job in jobs:
         if not job.runs:
             runs_later = f"{job.config.num_seeds} after tuning"
-            table.add_row("-", *_names(job.config)[:3], runs_later, "-", "-", "missing")
+            names = [*_names(job.config)[:3], runs_later]
+            rows.append(("-", job.config, names, ["-", "-", "missing"]))
             missing += job.config.num_seeds
     for run in with_baselines(distinct_runs(jobs)):
         done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
@@ -47,15 +46,25 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         missing += not (done and measured)
         total += tokens * ((not done) + EVALUATIONS * (run.config.metrics == "expert" and not measured))
         state = "missing" if not done else "done" if measured else "metrics missing"
-        table.add_row(run.run_id[:8], *_names(run.config), f"{run.num_documents:,}", f"{tokens:,}", state)
+        left = [f"{run.num_documents:,}", f"{tokens:,}", state]
+        rows.append((run.run_id[:8], run.config, _names(run.config), left))
     for number, configs in enumerate(refused.values(), start=1):
         for config in configs:
-            table.add_row("-", *_names(config), "-", "-", f"cannot run ({number})")
-    print_table(table)
+            rows.append(("-", config, _names(config), ["-", "-", f"cannot run ({number})"]))
+    print_table(_table(rows))
     tuning = " and the studies" if any(job.study is not None and not job.runs for job in jobs) else ""
     print(f"To run: {missing}, about {total:,} forward tokens{tuning}.")
     for number, reason in enumerate(refused, start=1):
         print(f"({number}) {reason}")
+
+
+def _table(rows: Sequence[tuple[str, Config, list[str], list[str]]]) -> Table:
+    headings = ("documents", "forward tokens (estimated)", "state")
+    table = Table("run", "model", "method", "task", "seed", "settings", *headings)
+    labels = settings([config.overrides for _, config, _, _ in rows], [0] * len(rows)) if rows else []
+    for (name, _, names, left), label in zip(rows, labels, strict=True):
+        table.add_row(name, *names, label, *left)
+    return without_empty(table, 5)
 
 
 def study_state(study: Study) -> str:
@@ -82,5 +91,5 @@ def task_name(config: Config) -> str:
     return name if isinstance(name, str) else ",".join(name)
 
 
-def _names(config: Config) -> tuple[str, str, str, str]:
-    return config.model.name, config.method.name, task_name(config), str(config.seed)
+def _names(config: Config) -> list[str]:
+    return [config.model.name, config.method.name, task_name(config), str(config.seed)]

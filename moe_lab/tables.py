@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.compose import Cell, compose_cell
 from moe_lab.config import Config
 from moe_lab.convert import to_config
-from moe_lab.errors import ConfigError, ModelError, MoeLabError
+from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failures, run_all
 from moe_lab.jobs import Job, by_model, job_after, job_of
@@ -96,7 +96,9 @@ def prepare_cells(
     scale = experiment.scale(config.scale)
     tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
     study = cache(lambda: _study(tuned))
-    unreadable: dict[str, ModelError] = {}  # a hub that does not answer is asked once
+    unreadable: dict[
+        str, ModelError | TaskError
+    ] = {}  # a hub that does not answer is asked once, a file sought once
     cells: list[Prepared] = []
     seen: set[str] = set()
     for overrides in scale.overrides():
@@ -107,16 +109,18 @@ def prepare_cells(
             continue
         seen.add(name)
         model = repr((typed.model, typed.method.name))  # a model without routers runs with method=base
+        asked = (typed.method.name, getattr(typed.method, "reference", None))
+        data = repr((typed.task, typed.data_dir, typed.limit, typed.samples, *asked))
         try:
-            if model in unreadable:
-                raise unreadable[model]
+            if known_error := unreadable.get(model) or unreadable.get(data):
+                raise known_error
             if name not in known:
                 known[name] = job_after(study(), typed) if with_profile else job_of(typed)
                 known[name].group = known[name].group or experiment.name
             cells.append(Prepared(cell, typed, known[name]))
         except MoeLabError as error:
-            if isinstance(error, ModelError):
-                unreadable[model] = error
+            if isinstance(error, ModelError | TaskError):
+                unreadable[model if isinstance(error, ModelError) else data] = error
             cells.append(Prepared(cell, typed, None, error))
     return cells
 

@@ -69,6 +69,6 @@ def _loss(
         "base": float(score(mine)),
         "changed": changed,
         "difference": float(score(mine)) - changed,
-        "ci95": [-limits[1], -limits[0]] if limits else None,
+        "ci95": [0.0 - limits[1], 0.0 - limits[0]] if limits else None,  # no -0.0
         "runs": [paired(mine, run, aggregate) for run in runs],
     }

@@ -172,7 +172,7 @@ def _evaluate(
         def open_model() -> Any:
             if config.model.tp_plan:
                 tell_to_load(config)
-            loaded = models.get(config)
+            loaded = models.get(run.method.loads(config, run.facts, models.free))
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)

@@ -19,6 +19,7 @@ METHODS = {
     "icl": "moe_lab.methods.icl:ICL",
     "prefix-tuning": "moe_lab.methods.virtual_tokens.method:PrefixTuning",
     "soft-prompt": "moe_lab.methods.virtual_tokens.method:SoftPrompt",
+    "finetune-freeze": "moe_lab.methods.finetune_freeze.method:FinetuneFreeze",
     "pretrain": "moe_lab.methods.pretrain:Pretrain",
 }
 

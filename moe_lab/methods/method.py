@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,6 +65,14 @@ class Method(ABC):
 
     def keep_files_in(self, folder: Path) -> None:
         """Called before `open` with the run's folder; for methods that keep more there than answers."""
+
+    def loads(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+        """The configuration whose model is loaded for `open`; a method that evaluates a model of its own names that.
+
+        Args:
+            free: lets the model in memory go.
+        """
+        return config
 
     @abstractmethod
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,14 +100,14 @@ class Schedule:
         return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) * max(0.0, cooldown)
 
 
-class _MoeTrainer(Trainer):
-    """A Trainer whose resume restores experts as well, and which follows our `Schedule`.
+class MoeTrainer(Trainer):
+    """A Trainer whose resume restores experts as well, with a learning rate that is a function of the step.
 
     Checkpoints hold every expert as its own tensor, models hold them fused; the Trainer of transformers 5.23 loads
     one into the other without converting, warns, and goes on with random experts.
     """
 
-    def __init__(self, *, schedule: Schedule, **options: Any):
+    def __init__(self, *, schedule: Callable[[int], float], **options: Any):
         super().__init__(**options)
         self.schedule = schedule
 
@@ -145,7 +146,7 @@ def train_causal_lm(
         save_total_limit=2,
         **arguments,
     )
-    trainer = _MoeTrainer(
+    trainer = MoeTrainer(
         schedule=schedule, model=model, args=settings, train_dataset=rows, callbacks=[Log(folder)]
     )
     checkpoint = last_checkpoint(folder / "checkpoints")

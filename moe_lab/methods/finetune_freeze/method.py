@@ -1,0 +1,118 @@
+"""`method=finetune-freeze`: fine-tune with a freezing schedule, then evaluate the trained model as `method=base` does.
+
+The baseline is the model as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods.base import Base
+from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+from moe_lab.methods.method import Method
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config as RunConfig
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.finetune_freeze.conversations import Conversation
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+RECORDED = (
+    "schedule",
+    "steps",
+    "phases_end_at",
+    "conversations",
+    "truncated",
+    "left_out",
+    "parameters",
+    "phases",
+    "first_loss",
+    "last_loss",
+)
+"""What of training.json stands in results.json."""
+
+
+class FinetuneFreeze(Method):
+    """Trained once, then an untouched model like any other."""
+
+    numerics = 1
+    random = True
+
+    @dataclass(kw_only=True)
+    class Config(FinetuneConfig, Method.Config):
+        """See `FinetuneConfig`."""
+
+        name: str = "finetune-freeze"
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self._data: tuple[list[Conversation], str] = ([], "")
+        self._record: dict[str, Any] = {}
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        return {"name": self.config.name, **self.config.recipe().identity()}
+
+    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The conversations. Raises TaskError where they cannot be read, ConfigError for what cannot be trained."""
+        from moe_lab.methods.finetune_freeze.conversations import digest, read_conversations
+
+        recipe = self.config.recipe()
+        self._check_model(config, facts)
+        conversations = read_conversations(config, self.config.dataset, self.config.dataset_size)
+        recipe.ends(len(conversations))
+        self._data = (conversations, digest(conversations))
+        return {"data": self._data[1]}
+
+    def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
+        from moe_lab.methods.finetune_freeze.groups import empty_model, parameter_groups
+        from moe_lab.models.hub import load_config
+        from moe_lab.models.quantized import quantization_of
+
+        architecture = load_config(config.model, offline=config.offline)
+        if facts.dtype == "float16":
+            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
+        if quantization_of(architecture):
+            raise ModelError(
+                "A quantized model cannot be fine-tuned. Use the checkpoint that it was made from."
+            )
+        if config.model.device_map or config.model.tp_plan:
+            raise ConfigError(
+                "method=finetune-freeze trains on one device: leave device_map and tp_plan out."
+            )
+        if config.device.partition(":")[2] not in ("", "0"):
+            raise ConfigError(
+                f"device={config.device}: training takes the first GPU it sees. Use device=cuda and choose by "
+                "CUDA_VISIBLE_DEVICES."
+            )
+        model = empty_model(architecture)
+        parameter_groups(model)
+        if self.config.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
+            raise ConfigError(
+                f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "
+                "Leave it out."
+            )
+
+    def loads(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+        """The same run over the trained model, which is trained where it is missing."""
+        from moe_lab.methods.finetune_freeze.trained import load_or_train, training_content
+
+        recipe = self.config.recipe()
+        conversations, data = self._data
+        content = training_content(config, recipe, facts, data, self.numerics)
+        free()
+        self._record = load_or_train(config, recipe, content, conversations, facts)
+        model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
+        return replace(config, model=model, dtype=facts.dtype)
+
+    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
+        name, record = self._record["folder"].name, {key: self._record[key] for key in RECORDED}
+        self.opened = {"model": name, "training": record}
+        return Base(Base.Config(name="base")).open(model, config)
+
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        return {"finetune_freeze": {**self.config.recipe().identity(), **self.opened}}

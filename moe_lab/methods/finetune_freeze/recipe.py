@@ -1,0 +1,113 @@
+"""The hyperparameters of a fine-tuning: MoE-Bench's Table 1, and what determines the trained weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.finetune_freeze.phases import Phase, Rate, boundaries, label, phases_of
+
+COUNTS = (
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "gradient_accumulation",
+    "length",
+    "dataset_size",
+    "save_steps",
+)
+ABOVE_ZERO = ("learning_rate", "router_lr")
+NOT_NEGATIVE = ("weight_decay", "router_aux_loss_coef")
+NOT_WEIGHTS = ("name", "schedule", "phases", "dataset", "dataset_size", "save_steps")
+"""Keys that do not determine the weights, or do so as what they resolve to."""
+
+
+@dataclass(kw_only=True)
+class FinetuneConfig:
+    """The keys of `conf/method/finetune-freeze.yaml`; numbers are those of MoE-Bench's Table 1."""
+
+    name: str = "finetune-freeze"
+    schedule: str = "none"
+    phases: Any = None
+    dataset: str = "toy"
+    dataset_size: int | None = None
+    learning_rate: float = 2e-5
+    router_lr: float | None = None
+    router_aux_loss_coef: float = 0.0
+    epochs: int = 3
+    max_steps: int | None = None
+    batch_size: int = 1
+    gradient_accumulation: int = 4
+    length: int = 2048
+    warmup_ratio: float = 0.03
+    weight_decay: float = 0.0
+    save_steps: int = 250
+
+    def __post_init__(self) -> None:
+        for keys, fits, wanted in (
+            (COUNTS, lambda value: value >= 1, "at least 1"),
+            (ABOVE_ZERO, lambda value: 0 < value < math.inf, "a number above 0"),
+            (NOT_NEGATIVE, lambda value: 0 <= value < math.inf, "a number from 0 on"),
+            (("warmup_ratio",), lambda value: 0 <= value < 1, "from 0 on and below 1"),
+        ):
+            for key in keys:
+                value = getattr(self, key)
+                if value is not None and not fits(value):
+                    raise ConfigError(f"method.{key}={value}: must be {wanted}.")
+        phases_of(self.schedule, self.phases)
+
+    def recipe(self) -> Recipe:
+        """What of it determines the weights."""
+        own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
+        return Recipe(phases=phases_of(self.schedule, self.phases), **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What determines the weights beside model, data and seed."""
+
+    phases: tuple[Phase, ...]
+    learning_rate: float
+    router_lr: float | None
+    router_aux_loss_coef: float
+    epochs: int
+    max_steps: int | None
+    batch_size: int
+    gradient_accumulation: int
+    length: int
+    warmup_ratio: float
+    weight_decay: float
+
+    @property
+    def label(self) -> str:
+        """The schedule as the paper writes it: N→R."""
+        return label(self.phases)
+
+    def steps(self, rows: int) -> int:
+        """Optimizer steps on so many rows; the last ones of an epoch may be a smaller step."""
+        batches = math.ceil(rows / self.batch_size)
+        whole = math.ceil(batches / self.gradient_accumulation) * self.epochs
+        return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    def ends(self, rows: int) -> list[int]:
+        """The step before which each phase ends. Raises ConfigError where a phase has no step."""
+        return boundaries(self.phases, self.steps(rows))
+
+    def rate(self, rows: int, *, router: bool) -> Rate:
+        """The learning rate of the routers, or of all else. `router_lr`, where given, holds in all phases."""
+        own = self.router_lr if router else None
+        peaks = [own or phase.lr or self.learning_rate for phase in self.phases]
+        steps = self.steps(rows)
+        return Rate(
+            steps=steps,
+            warmup_steps=math.ceil(self.warmup_ratio * steps),
+            learning_rate=own or self.learning_rate,
+            peaks=tuple(peaks),
+            ends=tuple(self.ends(rows)),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """As plain values: the same for all spellings of one schedule."""
+        return asdict(self)

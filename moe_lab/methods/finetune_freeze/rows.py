@@ -1,0 +1,138 @@
+"""Conversations as token ids, with the loss on the tokens of the answers only.
+
+A conversation longer than the limit keeps its first tokens; one of which no answer token is left is not trained on.
+Both are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods.finetune_freeze.conversations import Conversation
+
+NO_LOSS = -100
+"""Label of tokens that are read and not learned."""
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""For tokenizers without a chat template, as base models have them; it is saved with the trained model."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A conversation as ids and labels, equally many."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """What becomes of a data set."""
+
+    rows: list[Row]
+    truncated: int
+    """Rows longer than the limit, of which the first tokens are kept."""
+    left_out: int
+    """Conversations without an answer, or whose answers begin behind the limit."""
+
+
+class Rows(Dataset[dict[str, list[int]]]):
+    """Rows as the Trainer takes them."""
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return {"input_ids": self.rows[index].ids, "labels": self.rows[index].labels}
+
+
+def with_template(tokenizer: Any) -> bool:
+    """Give a tokenizer without a chat template the plain one; whether that was so."""
+    if tokenizer.chat_template:
+        return False
+    if tokenizer.eos_token is None:
+        raise ConfigError("The tokenizer has neither a chat template nor a token for the end of an answer.")
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    return True
+
+
+def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: int) -> Encoded:
+    """All conversations, cut to `length` tokens. Raises TaskError where none is left, or the template refuses one."""
+    whole = [encode(tokenizer, conversation) for conversation in conversations]
+    cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
+    kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
+    if not kept:
+        raise TaskError(f"No conversation has an answer within method.length={length} tokens.")
+    return Encoded(
+        rows=[cut[number] for number in kept],
+        truncated=sum(len(whole[number].ids) > length for number in kept),
+        left_out=len(whole) - len(kept),
+    )
+
+
+def encode(tokenizer: Any, conversation: Conversation) -> Row:
+    """A whole conversation; what the assistant says, its end token included, has labels."""
+    text, spans = _answers(tokenizer, conversation)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    labels = [
+        token if any(start < last and first < end for first, last in spans) else NO_LOSS
+        for token, (start, end) in zip(encoded.input_ids, encoded.offset_mapping, strict=True)
+    ]
+    return Row(encoded.input_ids, labels)
+
+
+def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+    """The conversation as text, and where in it the answers are (first and last character, excluded)."""
+    text, spans = _render(tokenizer, conversation, False), []
+    for number, message in enumerate(conversation):
+        if message["role"] == "assistant":
+            before = _render(tokenizer, conversation[:number], True)
+            through = _render(tokenizer, conversation[: number + 1], False).rstrip()
+            if not (text.startswith(before) and text.startswith(through)):
+                raise ConfigError(
+                    "The tokenizer's chat template writes earlier turns in another way than the last one, so it "
+                    "cannot be told which tokens are answers. Use a tokenizer with another one: model.tokenizer="
+                )
+            spans.append((len(before), len(through)))
+    return text, spans
+
+
+def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=prompt)
+    except TemplateError as error:
+        begin = str(conversation)[:60]
+        raise TaskError(f"The chat template refuses a conversation: {error} It begins: {begin}") from error
+
+
+class Pad:
+    """Rows of a batch padded behind their last token; the mask hides what was added."""
+
+    def __init__(self, pad_token: int):
+        self.pad_token = pad_token
+
+    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+        added = [width - len(row["input_ids"]) for row in rows]
+        ids = [row["input_ids"] + [self.pad_token] * more for row, more in zip(rows, added, strict=True)]
+        labels = [row["labels"] + [NO_LOSS] * more for row, more in zip(rows, added, strict=True)]
+        mask = [[1] * (width - more) + [0] * more for more in added]
+        return {
+            "input_ids": torch.tensor(ids),
+            "labels": torch.tensor(labels),
+            "attention_mask": torch.tensor(mask),
+        }

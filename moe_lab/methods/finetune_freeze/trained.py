@@ -1,0 +1,181 @@
+"""The fine-tuned model of a run: trained once per model, data and recipe, whatever task it is evaluated on.
+
+outputs/models/<model>-finetune-freeze-<id8>/
+  model/           plain Hugging Face format
+  checkpoints/     what a killed training continues from; gone when it is done
+  identity.json    what determines the weights
+  log.jsonl        loss, gradient norm, learning rate, phase
+  figures/loss     the loss curve, .png and .csv
+  training.json    what determines the weights, and how training went; written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.finetune_freeze.conversations import Conversation
+from moe_lab.methods.finetune_freeze.recipe import Recipe
+from moe_lab.results.files import write_json, writing
+from moe_lab.results.identity import run_id
+from moe_lab.results.schema import DECISIVE, versions
+from moe_lab.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.models.facts import ModelFacts
+
+
+def training_content(
+    config: Config, recipe: Recipe, facts: ModelFacts, data: str, numerics: int
+) -> dict[str, Any]:
+    """What determines the weights: model, computing precision, recipe, data, seed and the libraries' versions."""
+    from moe_lab.models.hub import model_source
+    from moe_lab.models.identity import model_identity
+
+    now = versions()
+    return {
+        "method": "finetune-freeze",
+        "numerics": numerics,
+        "recipe": recipe.identity(),
+        "data": data,
+        "seed": config.seed,
+        "model": model_identity(model_source(config.model), config.model),
+        "commit": facts.commit,
+        "dtype": facts.dtype,
+        "versions": {name: now[name] for name in DECISIVE},
+    }
+
+
+def load_or_train(
+    config: Config,
+    recipe: Recipe,
+    content: dict[str, Any],
+    conversations: list[Conversation],
+    facts: ModelFacts,
+) -> dict[str, Any]:
+    """The trained model: what training.json says of it, and its `folder`. Trained as far as it is missing.
+
+    Another process that trains it is waited for. Raises ConfigError for a folder of another training.
+    """
+    digest = run_id(content)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-finetune-freeze-{digest[:8]}")
+    folder = Path(config.output_dir) / "models" / name
+    store = RunFolder(folder, digest)
+    record = _record(folder, digest)
+    if record is None:
+        with store.held(wait=True):
+            record = _record(folder, digest)
+            if record is None:
+                with store.status():
+                    _claim(folder, {"id": digest, **content})
+                    record = _train(folder, config, recipe, conversations, facts) | {"id": digest, **content}
+                    write_json(folder / "training.json", record)
+                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return record | {"folder": folder}
+
+
+def _record(folder: Path, digest: str) -> dict[str, Any] | None:
+    record = _json(folder / "training.json")
+    return record if record is not None and record.get("id") == digest else None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Write down whose folder it is; refuse one with the checkpoints of another training."""
+    owner = _json(folder / "identity.json")
+    others = (folder / "checkpoints").exists() if owner is None else owner["id"] != identity["id"]
+    if others:
+        raise ConfigError(
+            f"{folder} holds the checkpoints of another model, schedule or recipe. Move it away, or choose another "
+            "output_dir=."
+        )
+    write_json(folder / "identity.json", identity)
+
+
+def _train(
+    folder: Path, config: Config, recipe: Recipe, conversations: list[Conversation], facts: ModelFacts
+) -> dict[str, Any]:
+    """Train, or continue, and write the model."""
+    from moe_lab.methods.finetune_freeze.groups import counts, parameter_groups
+    from moe_lab.methods.finetune_freeze.rows import encode_all, with_template
+    from moe_lab.methods.finetune_freeze.training import finetune
+    from moe_lab.models.load import load_model
+    from moe_lab.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    plain = with_template(tokenizer)
+    encoded = encode_all(tokenizer, conversations, min(recipe.length, facts.max_length))
+    steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
+    loaded = load_model(config.model, dtype="float32", device=config.device, offline=config.offline)
+    model = loaded.model
+    numbers = counts(parameter_groups(model))
+    said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+    print(
+        f"{folder.name}: {recipe.label}, {len(encoded.rows):,} conversations ({encoded.truncated:,} truncated, "
+        f"{encoded.left_out:,} left out), {steps:,} steps; parameters: {said}",
+        file=sys.stderr,
+    )
+    if plain:
+        print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
+    start = time.perf_counter()
+    with writing(folder):
+        training = finetune(model, tokenizer, encoded.rows, recipe, folder, config, facts.dtype)
+        _save(model, tokenizer, folder / "model", facts.dtype)
+    _draw(folder)
+    return {
+        "schedule": recipe.label,
+        "steps": steps,
+        "phases_end_at": ends,
+        "conversations": len(encoded.rows),
+        "truncated": encoded.truncated,
+        "left_out": encoded.left_out,
+        "plain_template": plain,
+        "parameters": numbers,
+        **training,
+        "last_session_seconds": time.perf_counter() - start,
+        "all_versions": versions(),
+    }
+
+
+def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
+    """Parameters in the precision that the model is evaluated in; biases that are no parameters stay float32."""
+    import torch
+
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    model.config.dtype = getattr(torch, dtype)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _draw(folder: Path) -> None:
+    """The loss curve."""
+    from moe_lab.reports.figures.style import BLUE, GREY, panels, write_figure
+
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [{key: line[key] for key in ("step", "phase", "loss", "learning_rate")} for line in lines]
+
+    def draw() -> Any:
+        figure, (axis,) = panels(1)
+        axis.plot([row["step"] for row in rows], [row["loss"] for row in rows], color=BLUE)
+        for before, after in pairwise(rows):
+            if before["phase"] != after["phase"]:
+                axis.axvline(before["step"], color=GREY, ls="--", lw=1)
+        axis.set(xlabel="optimizer step", ylabel="training loss")
+        return figure
+
+    write_figure(draw, rows, folder / "figures", "loss")

@@ -1,0 +1,48 @@
+"""Short fine-tunings of small models with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moe_lab.config import Config
+from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+from moe_lab.methods.finetune_freeze.rows import Row
+from tests.families.zoo import VOCAB
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 1,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.1,
+    "save_steps": 1000,
+}
+
+
+class Padding:
+    """What of a tokenizer a training needs."""
+
+    pad_token_id = 0
+
+
+def rows(count: int, length: int = 10) -> list[Row]:
+    ids = torch.randint(1, VOCAB - 1, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return [Row(each[: length - number % 3], each[: length - number % 3]) for number, each in enumerate(ids)]
+
+
+def config_of(**settings: Any) -> Config:
+    return Config(method=FinetuneConfig(**(SETTINGS | settings)), device="cpu")
+
+
+def train(
+    model: Any, folder: Path, count: int = 12, dtype: str = "float32", **settings: Any
+) -> dict[str, Any]:
+    """Fine-tune the model in place: `count` rows, in batches of 2."""
+    from moe_lab.methods.finetune_freeze.training import finetune
+
+    folder.mkdir(exist_ok=True, parents=True)
+    config = config_of(**settings)
+    return finetune(model, Padding(), rows(count), config.method.recipe(), folder, config, dtype)

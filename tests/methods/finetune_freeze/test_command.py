@@ -1,0 +1,164 @@
+"""`method=finetune-freeze` from the command line.
+
+Broken by: a model that is trained again for another task or taken for that of another recipe, trained weights that the
+next run of a grid is given, a comparison with something else than the untrained model, a request that is refused only
+after weights were loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_lab.methods.finetune_freeze import training
+from moe_lab.models.hub import TINY
+from tests.cli import run_command
+
+SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
+
+
+def command(capsys, folder, *keys):
+    return run_command(capsys, "method=finetune-freeze", f"output_dir={folder}", *keys)
+
+
+def block_of(ended) -> dict:
+    assert ended.code == 0, ended.err
+    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+
+
+def answers(folder: Path, method: str) -> list:
+    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
+    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router")
+    block = block_of(ended)
+    own = block["finetune_freeze"]
+    assert own["training"]["steps"] == 4 and own["training"]["phases_end_at"] == [2, 4]
+    assert own["training"]["schedule"] == "N→R" and own["training"]["parameters"]["router"] == 8 * 16 * 128
+    assert block["baseline"]["run_id"] and "paired" in block
+    assert "router 16,384, experts 3,145,728" in ended.err
+    folder = tmp_path / "models" / own["model"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 1
+    trained = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    gate = "model.layers.0.mlp.gate.weight"
+    assert not torch.equal(trained.state_dict()[gate], before.state_dict()[gate]), (
+        "not frozen in the first half"
+    )
+    assert AutoTokenizer.from_pretrained(folder / "model").chat_template and trained.config.use_cache
+    assert answers(tmp_path, "finetune-freeze") != answers(tmp_path, "base")
+
+    plain = tmp_path / "plain"
+    keys = [f"model.path={folder / 'model'}", f"output_dir={plain}", *SHORT[:2]]
+    assert run_command(capsys, "method=base", *keys).code == 0
+    assert answers(plain, "base") == answers(tmp_path, "finetune-freeze"), (
+        "the folder is a model like any other"
+    )
+
+    monkeypatch.setattr(training, "finetune", None)
+    again = block_of(
+        command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3")
+    )
+    assert again["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
+    same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
+    assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]
+
+
+@pytest.mark.slow
+def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys):
+    grid = ["-m", "method=finetune-freeze", "method.schedule=none,router", f"output_dir={tmp_path / 'grid'}"]
+    ended = run_command(capsys, *grid, *SHORT)
+    assert ended.code == 0, ended.err
+    assert block_of(command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router"))
+
+    def weights(folder: Path, schedule: str) -> bytes:
+        for record in folder.glob("models/*/training.json"):
+            if json.loads(record.read_text())["schedule"] == schedule:
+                return (record.parent / "model" / "model.safetensors").read_bytes()
+        raise AssertionError(f"no {schedule}")
+
+    assert weights(tmp_path / "grid", "R→R") == weights(tmp_path / "alone", "R→R")
+    assert weights(tmp_path / "grid", "R→R") != weights(tmp_path / "grid", "N→N")
+    gate = "model.layers.0.mlp.gate.weight"
+    from safetensors.torch import load
+
+    untrained = load((TINY / "model.safetensors").read_bytes())[gate]
+    assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), "frozen all along"
+
+
+@pytest.mark.slow
+def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path, capsys):
+    def model(*keys: str) -> str:
+        ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", "method.max_steps=2", *keys)
+        return block_of(ended)["finetune_freeze"]["model"]
+
+    names = [model(), model("seed=1"), model("method.dataset_size=9"), model("method.weight_decay=0.1")]
+    assert len(set(names)) == 4
+    assert model("method.save_steps=1") == names[0]
+
+
+def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
+    """MoE-Bench, Table 1."""
+    from omegaconf import OmegaConf
+
+    from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+    from moe_lab.paths import resource_folder
+
+    defaults = vars(FinetuneConfig())
+    assert OmegaConf.load(resource_folder("conf") / "method" / "finetune-freeze.yaml") == defaults
+    table = {"length": 2048, "batch_size": 1, "gradient_accumulation": 4, "learning_rate": 2e-5}
+    table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
+    assert {key: defaults[key] for key in table} == table
+
+
+def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
+    short = [*SHORT, "baseline=false"]
+    name = block_of(command(capsys, tmp_path, *short))["finetune_freeze"]["model"]
+    folder = tmp_path / "models" / name
+    (folder / "training.json").unlink()
+    (folder / "checkpoints").mkdir()
+    (folder / "identity.json").write_text(json.dumps({"id": "0" * 64}))
+    shutil.rmtree(tmp_path / "runs")
+    ended = command(capsys, tmp_path, *short)
+    assert ended.code == 2 and "another model, schedule or recipe" in ended.err
+
+
+@pytest.mark.parametrize(
+    "keys, told",
+    [
+        (["method.schedule=gates"], "method.schedule=gates is unknown"),
+        (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
+        (["method.phases=[{frozen:[gate],until:1}]"], "no group"),
+        (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
+        (["method.dataset=lima"], "data_dir"),
+        (["method.dataset=alpaca"], "method.dataset=alpaca is unknown"),
+        (["dtype=float16"], "float16"),
+        (["device=cuda:1"], "cuda"),
+        (["method.epoch=1"], "Did you mean"),
+    ],
+)
+def test_a_wrong_request_ends_with_2_before_weights_load(keys, told, tmp_path, capsys, loads):
+    ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", *keys)
+    assert ended.code == 2 and told in ended.err, ended.err
+    assert not loads and not (tmp_path / "models").exists()
+
+
+def test_an_auxiliary_loss_that_a_family_does_not_have_is_refused(tmp_path, capsys, loads, tokenizer):
+    from tests.families.zoo import small_config
+
+    small_config("deepseek_v3").save_pretrained(tmp_path / "v3")
+    tokenizer.save_pretrained(tmp_path / "v3")
+    keys = [f"model.path={tmp_path / 'v3'}", "task=toy_choice", "limit=2", "method.router_aux_loss_coef=0.01"]
+    ended = command(capsys, tmp_path, *keys)
+    assert ended.code == 2 and "no auxiliary loss" in ended.err
+    assert not loads

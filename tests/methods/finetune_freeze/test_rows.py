@@ -1,0 +1,130 @@
+"""Broken by: a loss on the questions' tokens, an answer without its end, a truncation that is not counted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moe_lab.config import Config
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods.finetune_freeze.conversations import digest, read_conversations
+from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Pad, Row, encode, encode_all, with_template
+from moe_lab.models.tokenizer import load_tokenizer
+from tests.conftest import make_tokenizer
+
+TURNS = [
+    {"role": "user", "content": "Where does Ann live?"},
+    {"role": "assistant", "content": "In Rome."},
+    {"role": "user", "content": "And Bob?"},
+    {"role": "assistant", "content": "In Oslo, I think."},
+]
+
+
+@pytest.fixture
+def tiny():
+    return load_tokenizer(Config().model, offline=True)
+
+
+def learned(tokenizer, row: Row) -> str:
+    return tokenizer.decode([label for label in row.labels if label != NO_LOSS])
+
+
+def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(tiny):
+    row = encode(tiny, TURNS)
+    assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
+    assert tiny.decode(row.ids).startswith(
+        "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
+    )
+    assert all(label in (NO_LOSS, token) for token, label in zip(row.ids, row.labels, strict=True))
+
+
+def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
+    plain = make_tokenizer()
+    assert with_template(plain) and not with_template(tiny)
+    row = encode(plain, TURNS)
+    assert plain.decode(row.ids).startswith(
+        "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
+    )
+    assert learned(plain, row) == " In Rome.<|end|> In Oslo, I think.<|end|>"
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tiny):
+    tiny.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigError, match="which tokens are answers"):
+        encode(tiny, TURNS)
+
+
+def test_a_template_that_refuses_a_role_is_told(tiny):
+    tiny.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(TaskError, match="no system role"):
+        encode(tiny, TURNS)
+
+
+def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
+    whole = encode(tiny, TURNS)
+    first = encode(tiny, TURNS[:2])
+    cut = encode_all(tiny, [TURNS, TURNS[:2], TURNS[:1]], len(whole.ids) - 2)
+    assert (cut.truncated, cut.left_out) == (1, 1), "the third has no answer"
+    assert [len(row.ids) for row in cut.rows] == [len(whole.ids) - 2, len(first.ids)]
+    assert cut.rows[0].labels == whole.labels[:-2]
+    with pytest.raises(TaskError, match="method.length=3"):
+        encode_all(tiny, [TURNS], 3)
+
+
+def test_padding_stands_behind_and_is_neither_read_nor_learned():
+    batch = Pad(7)([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4], "labels": [4]}])
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 7, 7]]
+    assert batch["labels"].tolist() == [[1, 2, 3], [4, NO_LOSS, NO_LOSS]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
+    (tmp_path / "lima").mkdir()
+    turns = {"conversations": [message["content"] for message in TURNS]}
+    (tmp_path / "lima" / "train.jsonl").write_text(json.dumps(turns) + "\n\n" + json.dumps(turns) + "\n")
+    (tmp_path / "own.jsonl").write_text(json.dumps({"messages": TURNS, "kind": "x"}) + "\n")
+    config = Config(data_dir=str(tmp_path))
+    assert read_conversations(config, "lima", None) == [TURNS, TURNS]
+    assert read_conversations(config, "lima", 1) == read_conversations(config, f"{tmp_path}/own.jsonl", None)
+
+
+def test_the_toy_conversations_are_of_the_train_split():
+    from moe_lab.tasks.toy.instructions import instructions
+
+    read = read_conversations(Config(), "toy", 20)
+    assert read == [row["messages"] for row in instructions("train", 20)]
+    assert digest(read) != digest(read[:19])
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        ('{"text": "a"}', "no conversation"),
+        ("[1]", "no conversation"),
+        ("{", "no JSON"),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', "needs a role"),
+        ('{"messages": [{"role": "user", "content": null}]}', "needs a role"),
+        ('{"messages": ["a"]}', "needs a role"),
+        ('{"conversations": [1, 2]}', "list of texts"),
+    ],
+)
+def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"messages": TURNS}) + "\n" + line + "\n")
+    with pytest.raises(TaskError, match=f"own.jsonl, line 2: .*{told}"):
+        read_conversations(Config(), str(file), None)
+
+
+@pytest.mark.parametrize(
+    "dataset, told", [("lima", "data_dir"), ("alpaca", "unknown"), ("no.jsonl", "no file")]
+)
+def test_a_data_set_that_is_not_there_says_what_to_do(dataset, told):
+    with pytest.raises(TaskError, match=told):
+        read_conversations(Config(), dataset, None)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "own.jsonl").write_text("\n")
+    with pytest.raises(TaskError, match="no rows"):
+        read_conversations(Config(), str(tmp_path / "own.jsonl"), None)

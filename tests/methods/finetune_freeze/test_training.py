@@ -1,0 +1,263 @@
+"""Broken by: a frozen tensor that moves by a bit, a trained one that does not, a resume that ends in other weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from moe_lab.errors import MoeLabError
+from moe_lab.methods import training as shared
+from moe_lab.methods.finetune_freeze import trainer as trainer_module
+from moe_lab.methods.finetune_freeze.groups import parameter_groups
+from moe_lab.methods.finetune_freeze.phases import SCHEDULES
+from tests.families.zoo import small_model
+from tests.methods.finetune_freeze.runs import train
+
+FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
+PHASES = [
+    {"frozen": [], "until": 0.34},
+    {"frozen": ["router"], "until": 0.67},
+    {"frozen": ["experts"], "until": 1.0},
+]
+"""Everything has momentum before it is frozen: 2 of 6 steps each."""
+
+
+class Watch(TrainerCallback):
+    """Copies all tensors before the first step and after each, and what the optimizer holds."""
+
+    def __init__(self):
+        self.states, self.held, self.gradients = [], [], []
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients.append({name for name, own in model.named_parameters() if own.grad is not None})
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self.states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        self.held.append({name for name, own in model.named_parameters() if own in optimizer.state})
+
+
+@pytest.fixture
+def watch(monkeypatch) -> Watch:
+    watch, log = Watch(), shared.Log
+    monkeypatch.setattr(
+        "moe_lab.methods.finetune_freeze.training.Log", lambda folder: _both(log(folder), watch)
+    )
+    return watch
+
+
+def _both(log, watch):
+    for event in ("on_train_begin", "on_pre_optimizer_step", "on_step_end"):
+        setattr(log, event, getattr(watch, event))
+    return log
+
+
+def same_bytes(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return before.numpy().tobytes() == after.numpy().tobytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family, tmp_path, watch):
+    model = deepcopy(small_model(family))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()}
+    train(model, tmp_path, phases=PHASES, weight_decay=0.5)
+    parameters = set(names.values())
+    assert len(watch.states) == 7
+    for phase, frozen in enumerate(("", "router", "experts")):
+        first, last = watch.states[2 * phase], watch.states[2 * phase + 2]
+        for name in parameters:
+            moved = not same_bytes(first[name], last[name])
+            assert moved != (name in groups.get(frozen, ())), f"{name} in phase {phase}"
+        for name in first.keys() - parameters:
+            assert same_bytes(first[name], last[name]), f"the buffer {name}"
+        for step in (2 * phase, 2 * phase + 1):
+            expected = parameters - groups.get(frozen, set())
+            assert watch.gradients[step] == watch.held[step] == expected, (
+                "no gradient and no state of the frozen"
+            )
+
+
+def test_a_bias_that_balances_experts_is_among_what_was_watched():
+    """DeepSeek-V3's correction bias is a buffer of the router, so that the test above compares it in all phases."""
+    biases = [
+        name for name, _ in small_model("deepseek_v3").named_buffers() if "e_score_correction_bias" in name
+    ]
+    assert len(biases) == 3
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_nine_schedules_switch_at_half(schedule, tmp_path, watch):
+    model = deepcopy(small_model("olmoe"))
+    train(model, tmp_path, count=8, schedule=schedule, warmup_ratio=0.0)
+    names = {"router": "model.layers.1.mlp.gate.weight", "experts": "model.layers.1.mlp.experts.down_proj"}
+    parts = SCHEDULES[schedule]
+    for half, frozen in enumerate((parts[0], parts[-1])):
+        for step in (2 * half, 2 * half + 1):
+            for group, name in names.items():
+                moved = not same_bytes(watch.states[step][name], watch.states[step + 1][name])
+                assert moved == (group != frozen)
+
+
+def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
+    measured = []
+
+    def measure(self, args, state, control, optimizer=None, model=None, **kwargs):
+        moments = [
+            value.numel() * value.element_size()
+            for own in optimizer.state.values()
+            for key, value in own.items()
+            if key != "step"
+        ]
+        measured.append(sum(moments))
+
+    monkeypatch.setattr(trainer_module.Freezing, "on_step_end", measure, raising=False)
+    told = train(deepcopy(small_model("olmoe")), tmp_path, phases=PHASES)["phases"]
+    assert measured == [phase["optimizer_bytes"] for phase in told for _ in range(2)]
+    whole = told[0]["gradient_bytes"] + told[0]["optimizer_bytes"]
+    for phase in told:
+        assert phase["gradient_bytes"] + phase["optimizer_bytes"] + phase["saved_bytes"] == whole
+    assert told[2]["saved_bytes"] > told[1]["saved_bytes"] > told[0]["saved_bytes"] == 0
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path):
+    """Of rows that differ in length: a token counts the same, whatever pass it is in."""
+    whole, parts = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    settings = {"count": 8, "epochs": 1, "learning_rate": 1e-3}
+    train(whole, tmp_path / "whole", batch_size=4, gradient_accumulation=1, **settings)
+    train(parts, tmp_path / "parts", batch_size=1, gradient_accumulation=4, **settings)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_auxiliary_loss_is_logged_and_changes_the_weights(tmp_path):
+    plain, balanced = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    train(plain, tmp_path / "plain")
+    train(balanced, tmp_path / "balanced", router_aux_loss_coef=0.1, batch_size=1, gradient_accumulation=2)
+    [line] = [json.loads(line) for line in (tmp_path / "balanced" / "log.jsonl").read_text().splitlines()]
+    assert 1.5 < line["aux_loss"] < 8, "2 experts of 8: 2 where they are used evenly"
+    assert "aux_loss" not in (tmp_path / "plain" / "log.jsonl").read_text()
+    name = "model.layers.0.mlp.gate.weight"
+    assert not torch.equal(plain.state_dict()[name], balanced.state_dict()[name])
+
+
+def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
+    """Adam's first step is the learning rate in every entry that has a gradient."""
+    before = small_model("olmoe")
+    after = deepcopy(before)
+    settings = {"count": 2, "weight_decay": 0.0, "warmup_ratio": 0.0}
+    train(after, tmp_path, learning_rate=1e-3, router_lr=1e-5, **settings)
+    moved = {name: (after.state_dict()[name] - own).abs().max() for name, own in before.state_dict().items()}
+    assert moved["model.layers.1.mlp.gate.weight"].item() == pytest.approx(1e-5, rel=0.05)
+    assert moved["model.layers.1.mlp.experts.down_proj"].item() == pytest.approx(1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("family", ("olmoe", "mixtral", "deepseek"))
+@pytest.mark.parametrize("last", (2, 4))
+def test_a_resumed_training_ends_in_the_same_bytes(family, last, tmp_path, monkeypatch):
+    """The switch is at step 3: it was interrupted in one phase or in the other."""
+    settings = {
+        "schedule": "none-router",
+        "save_steps": 2,
+        "epochs": 2,
+        "count": 6,
+        "gradient_accumulation": 1,
+    }
+    whole = deepcopy(small_model(family))
+    train(whole, tmp_path / "whole", **settings)
+    check = trainer_module.FreezeTrainer._check
+
+    def fail(self, value, what):
+        check(self, value, what)
+        if self.state.global_step == last + 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer_module.FreezeTrainer, "_check", fail)
+        train(deepcopy(small_model(family)), tmp_path / "cut", **settings)
+    assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
+    resumed = deepcopy(small_model(family))
+    train(resumed, tmp_path / "cut", **settings)
+    for (name, one), other in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert same_bytes(one, other), name
+
+
+SCRIPT = """
+import os, signal, sys
+from copy import deepcopy
+from pathlib import Path
+import torch
+from moe_lab.methods.finetune_freeze import trainer
+from tests.families.zoo import small_model
+from tests.methods.finetune_freeze.runs import train
+
+torch.set_num_threads(1)
+folder, last = Path(sys.argv[1]), int(sys.argv[2])
+check = trainer.FreezeTrainer._check
+def die(self, value, what):
+    check(self, value, what)
+    if self.state.global_step == last and what == "gradient":
+        os.kill(os.getpid(), signal.SIGKILL)
+trainer.FreezeTrainer._check = die
+model = deepcopy(small_model("olmoe"))
+train(model, folder, schedule="router-experts", save_steps=1, count=12, router_aux_loss_coef=0.01)
+torch.save(model.state_dict(), folder / "weights.pt")
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_both_sides_of_the_boundary_it_ends_in_the_same_bytes(tmp_path):
+    """6 steps, the switch at 3. SIGKILL in step 2 (checkpoint of phase 1) and in step 4 (checkpoint of phase 2)."""
+
+    def run(folder, last) -> int:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        ended = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(folder), str(last)], env=environment, check=False
+        )
+        return ended.returncode
+
+    assert run(tmp_path / "whole", -1) == 0
+    for last in (2, 3, 4):
+        assert run(tmp_path / "killed", last) == -signal.SIGKILL
+    assert run(tmp_path / "killed", -1) == 0
+    whole, killed = (torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed"))
+    for name, tensor in whole.items():
+        assert same_bytes(tensor, killed[name]), name
+
+
+@pytest.mark.parametrize("what", ("loss", "gradient"))
+def test_numbers_that_are_none_stop_with_the_last_good_checkpoint(what, tmp_path, monkeypatch):
+    check = trainer_module.FreezeTrainer._check
+
+    def poisoned(self, value, name):
+        bad = self.state.global_step == 3 and name == what
+        check(self, value * float("nan") if bad else value, name)
+
+    model = deepcopy(small_model("olmoe"))
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(MoeLabError, match=f"The {what} of training step 3 is nan"),
+    ):
+        patch.setattr(trainer_module.FreezeTrainer, "_check", poisoned)
+        train(model, tmp_path, save_steps=1)
+    assert shared.last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-3"
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
+    settings = {"save_steps": 2, "schedule": "none-router"}
+    first, again = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    told = train(first, tmp_path, **settings)
+    assert train(again, tmp_path, **settings) == told
+    for one, other in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)

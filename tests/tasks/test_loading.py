@@ -37,7 +37,7 @@ def prompts(task: Any) -> list[str]:
 def test_a_documented_task_is_one_file(name: str) -> None:
     options = yaml.safe_load((resource_folder("conf") / "task" / f"{name}.yaml").read_text())
     assert options["name"] == name
-    assert loading.task_file(name) is not None
+    assert loading.task_file(name) is not None or name == "mmlu", "a group of 57 files"
     metric, _, filter_name = options["metric"].partition(",")
     assert metric and filter_name
 

@@ -120,7 +120,8 @@ def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
     if settings.epsilon is None and asked < settings.k:
         raise ConfigError(
             f"method.k={settings.k} neighbours are wanted, and {asked} reference questions of "
-            f"{', '.join(documents.tasks)} are asked.\nmethod.reference=<lm-eval task> names other ones."
+            f"{', '.join(documents.tasks)} are asked.\n"
+            "method.reference=<lm-eval task> names other ones, method.reference_size=<n> asks more."
         )
 
 

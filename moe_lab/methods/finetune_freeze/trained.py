@@ -12,8 +12,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import sys
 import time
 from itertools import pairwise
@@ -23,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.conversations import Conversation
 from moe_lab.methods.finetune_freeze.recipe import Recipe
+from moe_lab.methods.trained_once import read_json, trained_once
 from moe_lab.results.files import write_json, writing
-from moe_lab.results.identity import run_id
 from moe_lab.results.schema import DECISIVE, versions
-from moe_lab.results.store import RunFolder
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -65,38 +62,17 @@ def load_or_train(
 
     Another process that trains it is waited for. Raises ConfigError for a folder of another training.
     """
-    digest = run_id(content)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-finetune-freeze-{digest[:8]}")
-    folder = Path(config.output_dir) / "models" / name
-    store = RunFolder(folder, digest)
-    record = _record(folder, digest)
-    if record is None:
-        with store.held(wait=True):
-            record = _record(folder, digest)
-            if record is None:
-                with store.status():
-                    _claim(folder, {"id": digest, **content})
-                    record = _train(folder, config, recipe, conversations, facts) | {"id": digest, **content}
-                    write_json(folder / "training.json", record)
-                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return record | {"folder": folder}
 
+    def train(folder: Path, digest: str) -> dict[str, Any]:
+        _claim(folder, {"id": digest, **content})
+        return _train(folder, config, recipe, conversations, facts)
 
-def _record(folder: Path, digest: str) -> dict[str, Any] | None:
-    record = _json(folder / "training.json")
-    return record if record is not None and record.get("id") == digest else None
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    return trained_once(config, content, train)
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Write down whose folder it is; refuse one with the checkpoints of another training."""
-    owner = _json(folder / "identity.json")
+    owner = read_json(folder / "identity.json")
     others = (folder / "checkpoints").exists() if owner is None else owner["id"] != identity["id"]
     if others:
         raise ConfigError(

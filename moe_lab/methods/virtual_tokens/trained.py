@@ -9,20 +9,16 @@ outputs/models/<model>-<method>-<id8>/
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.methods.trained_once import trained_once
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
-from moe_lab.results.files import write_json, writing
-from moe_lab.results.identity import run_id
+from moe_lab.results.files import writing
 from moe_lab.results.schema import DECISIVE, versions
-from moe_lab.results.store import RunFolder
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -43,28 +39,9 @@ def load_or_train(
     """
     now = versions()
     made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
-    digest = run_id(content | made_with)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{settings.name}-{digest[:8]}")
-    folder = Path(config.output_dir) / "models" / name
-    store = RunFolder(folder, digest)
-    record = _record(folder, digest)
-    if record is None:
-        with store.held(wait=True):
-            record = _record(folder, digest)
-            if record is None:
-                with store.status():
-                    record = _train(folder, config, settings, model) | {"id": digest, **content}
-                    write_json(folder / "training.json", record)
-                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return record | {"folder": folder}
-
-
-def _record(folder: Path, digest: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if record.get("id") == digest else None
+    return trained_once(
+        config, content | made_with, lambda folder, _: _train(folder, config, settings, model)
+    )
 
 
 def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
@@ -89,7 +66,7 @@ def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> d
         "loss_of_last_epoch": sum(epoch) / len(epoch),
         "last_session_seconds": time.perf_counter() - start,
         "reference": {"label": documents.label, "dropped": documents.dropped, "sources": documents.sources},
-        "versions": versions(),
+        "all_versions": versions(),
     }
 
 

@@ -1,0 +1,54 @@
+"""What is trained once, whatever is evaluated with it: outputs/models/<model>-<method>-<id8>/."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.results.files import write_json
+from moe_lab.results.identity import run_id
+from moe_lab.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+
+
+def trained_once(
+    config: Config, content: dict[str, Any], train: Callable[[Path, str], dict[str, Any]]
+) -> dict[str, Any]:
+    """What training.json says of the training that `content` determines, and its `folder`.
+
+    Where that is missing, `train(folder, id)` trains, or continues, and returns what there is to say. The folder is
+    held meanwhile; another process that trains the same is waited for. Its `checkpoints/` go when training is done.
+    """
+    digest = run_id(content)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{config.method.name}-{digest[:8]}")
+    folder = Path(config.output_dir) / "models" / name
+    store = RunFolder(folder, digest)
+    record = _record(folder, digest)
+    if record is None:
+        with store.held(wait=True):
+            record = _record(folder, digest)
+            if record is None:
+                with store.status():
+                    record = train(folder, digest) | {"id": digest, **content}
+                    write_json(folder / "training.json", record)
+                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return record | {"folder": folder}
+
+
+def _record(folder: Path, digest: str) -> dict[str, Any] | None:
+    record = read_json(folder / "training.json")
+    return record if record is not None and record.get("id") == digest else None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A file's content; None where it is absent or torn."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,31 @@
+"""Trainings that runs share. Broken by: one that answers for another model, or is made twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from moe_lab.config import Config
+from moe_lab.methods.base import Base
+from moe_lab.methods.trained_once import trained_once
+
+CONTENT = {"model": {"weights": "a"}, "commit": None, "data": "b", "recipe": {"epochs": 1}, "seed": 0}
+
+
+def folder_of(config, content, trained):
+    def train(folder, digest):
+        trained.append(digest)
+        return {"steps": len(trained)}
+
+    record = trained_once(config, content, train)
+    assert record["id"] == trained[record["steps"] - 1]
+    return record["folder"]
+
+
+@pytest.mark.parametrize("key", CONTENT)
+def test_another_training_is_made_for_other_content(key, tmp_path):
+    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
+    first = folder_of(config, CONTENT, trained)
+    assert folder_of(config, dict(CONTENT), trained) == first and len(trained) == 1
+    assert folder_of(config, CONTENT | {key: "other"}, trained) != first and len(trained) == 2
+    (first / "training.json").write_text('{"id": "of another"}')
+    assert folder_of(config, CONTENT, trained) == first and len(trained) == 3

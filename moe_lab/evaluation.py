@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moe_lab")
 
 
-def evaluate_run(run: Run, models: ModelPool, baseline: dict[str, Any] | None) -> dict[str, Any]:
+def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
 
-    `baseline` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
+    `before` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
     """
     with _run_log(run):
-        return _evaluate_and_write(run, models, baseline)
+        return _evaluate_and_write(run, models, before)
 
 
-def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | None) -> dict[str, Any]:
+def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     from moe_lab.results.samples import write_samples
 
     _write_settings(run)
@@ -62,7 +62,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, baseline: dict[str, Any] | 
         log.close()
     run.method.opened = log.opened
     report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
-    block = moe_lab_block(run, evaluated, cost_block(log), report, baseline)
+    block = moe_lab_block(run, evaluated, cost_block(log), report, before)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
     write_samples(run.folder, samples)

@@ -151,13 +151,12 @@ def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
 
 
 def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The results in their order, each after that of its untouched model, none twice."""
+    """The results in their order, each after those that it is compared with, none twice."""
     ordered: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        base = outcome.run.baseline
-        stored = None if base is None else base.stored()
-        if base is not None and stored is not None:
-            ordered.setdefault(base.run_id, stored)
+        for other in outcome.run.needed.values():
+            if (stored := other.stored()) is not None:
+                ordered.setdefault(other.run_id, stored)
         ordered.setdefault(outcome.run.run_id, outcome.results)
     return list(ordered.values())
 

@@ -76,11 +76,11 @@ def study_state(study: Study) -> str:
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each after its baseline, none twice."""
+    """The runs, each after those that it is compared with, none twice."""
     ordered: dict[str, Run] = {}
     for run in runs:
-        if run.baseline is not None:
-            ordered.setdefault(run.baseline.run_id, run.baseline)
+        for other in run.needed.values():
+            ordered.setdefault(other.run_id, other)
         ordered.setdefault(run.run_id, run)
     return list(ordered.values())
 

@@ -55,11 +55,18 @@ class Run:
     """Document numbers per task."""
     baseline: Run | None = None
     """The untouched model on the same documents, where one is wanted."""
+    compared: dict[str, Run] = field(default_factory=dict)
+    """What else it is compared with on the same documents, by name (`Method.compared_with`)."""
 
     @property
     def done(self) -> bool:
         """Whether its result is stored."""
         return self.stored() is not None
+
+    @property
+    def needed(self) -> dict[str, Run]:
+        """The runs that come first: "baseline", and what else it is compared with."""
+        return ({"baseline": self.baseline} if self.baseline is not None else {}) | self.compared
 
     @property
     def measured(self) -> bool:
@@ -134,27 +141,38 @@ def prepare(config: Config) -> Run:
     if not config.baseline or config.method.name == "base" or config.predict_only:
         return run
     base = _baseline_config(config)
-    untouched = get_method("base")(base.method)
-    return replace(run, baseline=_identified(base, untouched, facts, tasks, samples))
+    baseline = _identified(base, get_method("base")(base.method), facts, tasks, samples)
+    compared = {}
+    for name, (other, typed) in method.compared_with().items():
+        keys = {override.partition("=")[0] for override in typed}
+        kept = [
+            override for override in config.overrides if override.partition("=")[0].lstrip("+") not in keys
+        ]
+        own = replace(config, method=other, rerun=False, overrides=[*kept, *typed])
+        found = _identified(own, get_method(other.name)(other), facts, tasks, samples)
+        compared[name] = replace(found, baseline=baseline)
+    return replace(run, baseline=baseline, compared=compared)
 
 
 def execute(run: Run, models: ModelPool) -> Outcome:
-    """Compute what is missing of a run and of its baseline, or return what is stored.
+    """Compute what is missing of a run and of those that it is compared with, or return what is stored.
 
     The same call after an interruption continues. With mode=report a stored result is returned as it is, also where
-    the comparison with a baseline or the metrics are missing. Raises RunHeldError where another process works on this
+    a comparison or the metrics are missing. Raises RunHeldError where another process works on this
     run, and MoeLabError where memory does not suffice.
     """
     from moe_lab.evaluation import evaluate_run
 
     stored = None if run.config.rerun else _stored_outcome(run)
     if stored is not None:
-        compared = run.baseline is None or "baseline" in stored.results["moe_lab"]
+        block = stored.results["moe_lab"]
+        compared = (run.baseline is None or "baseline" in block) and all(
+            name in block.get("compared", {}) for name in run.compared
+        )
         if (compared and run.measured) or run.config.mode == "report":
             return stored
     with run.store.held(), run.store.status(), memory_errors(run):
-        before = None if run.baseline is None else baseline_results(run.baseline, models)
-        results = evaluate_run(run, models, before)
+        results = evaluate_run(run, models, _needed_results(run, models))
     return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")
 
 
@@ -166,8 +184,12 @@ def _stored_outcome(run: Run) -> Outcome | None:
     return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json", marks=marks)
 
 
-def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
-    """The untouched model's run, its samples included: read, waited for if another process computes it, or computed."""
+def _needed_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
+    return {name: _first(other, models) for name, other in run.needed.items()}
+
+
+def _first(run: Run, models: ModelPool) -> dict[str, Any]:
+    """A run to compare with, its samples included: read, waited for if another process computes it, or computed."""
     from moe_lab.evaluation import evaluate_run
     from moe_lab.results.samples import read_samples
 
@@ -177,7 +199,7 @@ def baseline_results(run: Run, models: ModelPool) -> dict[str, Any]:
             results = run.stored()
             if results is None:
                 with run.store.status():
-                    results = evaluate_run(run, models, None)
+                    results = evaluate_run(run, models, _needed_results(run, models))
     samples = read_samples(run.folder, list(run.tasks["tasks"]))
     return {"run_id": run.run_id, "results": results["results"], "samples": samples}
 

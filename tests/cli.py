@@ -38,6 +38,7 @@ class FakeRun:
     done: bool = False
     measured: bool = True
     baseline: None = None
+    needed: dict = field(default_factory=dict)
     num_documents: int = 10
 
     @property

@@ -253,6 +253,6 @@ def test_the_untouched_model_stands_before_what_is_compared_with_it():
     from moe_lab.grid import beside_baselines
 
     base = SimpleNamespace(run_id="b", stored=lambda: {"is": "base"})
-    runs = [SimpleNamespace(run_id=name, baseline=base) for name in ("x", "y")]
+    runs = [SimpleNamespace(run_id=name, needed={"baseline": base}) for name in ("x", "y")]
     outcomes = [SimpleNamespace(run=run, results={"is": run.run_id}) for run in runs]
     assert [each["is"] for each in beside_baselines(outcomes)] == ["base", "x", "y"]

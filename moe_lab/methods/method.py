@@ -63,6 +63,11 @@ class Method(ABC):
         """The configuration as it enters the run id: one form for all spellings of the same computation."""
         return asdict(self.config)
 
+    def compared_with(self) -> dict[str, tuple[Any, list[str]]]:
+        """What its scores are compared with beside the untouched model: by name, a method's `Config` and the overrides
+        that make it of this one's."""
+        return {}
+
     def keep_files_in(self, folder: Path) -> None:
         """Called before `open` with the run's folder; for methods that keep more there than answers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,8 @@ class Row:
     n: int | None = None
     seeds: int = 1
     value: float | None = None
+    stderr: float | None = None
+    """lm-eval's standard error, over documents."""
     std: float | None = None
     """Over seeds; the interval is over documents."""
     interval: tuple[float, float] | None = None
@@ -63,6 +66,14 @@ def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
     ]
 
 
+def against(results: dict[str, Any], other: str) -> dict[str, Any]:
+    """The same results, compared with another run (`compared` of the block) in the place of the untouched model."""
+    block = results["moe_lab"]
+    compared = block.get("compared", {}).get(other, {})
+    swapped = {"baseline": compared, "paired": compared.get("paired", {})}
+    return results | {"moe_lab": block | swapped}
+
+
 def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
     """One run with several seeds as one row: means, and the intervals over documents of those means.
 
@@ -78,6 +89,7 @@ def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
         run_id=" ".join(row.run_id for row in rows),
         seeds=len(rows),
         value=spread["mean"],
+        stderr=None,
         std=spread["std"],
         interval=_pair(told.get("ci95_documents")),
         difference=sum(differences) / len(rows) if len(differences) == len(rows) else None,
@@ -101,6 +113,7 @@ def task_mean(rows: Sequence[Row | None]) -> Row | None:
         run_id=" ".join(dict.fromkeys(row.run_id for row in known)),
         n=sum(row.n or 0 for row in known),
         value=_mean(values),
+        stderr=_mean_error([row.stderr for row in known]),
         std=None,
         interval=_mean_interval(values, [row.interval for row in known]),
         baseline=_mean([row.baseline for row in known]),
@@ -116,6 +129,12 @@ def task_mean(rows: Sequence[Row | None]) -> Row | None:
 
 def _mean(values: Sequence[Any]) -> float | None:
     return None if None in values else sum(values) / len(values)
+
+
+def _mean_error(errors: Sequence[float | None]) -> float | None:
+    """Standard error of the mean of independent tasks' scores."""
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(known) if len(known) == len(errors) else None
 
 
 def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:
@@ -185,6 +204,7 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
         run_id=block["run_id"],
         n=_documents(results, block["samples"], task),
         value=_number(scores.get(metric)),
+        stderr=_number(scores.get(metric.replace(",", "_stderr,", 1))),
         interval=_pair(interval),
         baseline=_number(baseline.get(metric)),
         difference=_number(paired.get("difference")),

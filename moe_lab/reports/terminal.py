@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.reports.numbers import MARKS, Row, headline, marks_of, rows_of
+from moe_lab.reports.numbers import MARKS, Row, against, headline, marks_of, rows_of
 from moe_lab.results.store import version_marks
 
 WIDTH_WITHOUT_TERMINAL = 200
@@ -24,6 +24,8 @@ def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
     blocks = [result["moe_lab"] for result in results]
     labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
     print_table(score_table(results, labels))
+    for name in dict.fromkeys(name for block in blocks for name in block.get("compared", {})):
+        print_table(compared_table(results, labels, name))
     print_table(cost_table(blocks, labels))
     for line in notes(blocks):
         print(line)
@@ -40,12 +42,13 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[s
 
 
 def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
-    """One row per task and run: value, 95% interval, n, paired difference to base with interval, p, and flips: how many
-    documents base has wrong and the run right, and the other way round."""
+    """One row per task and run: value, standard error, 95% interval, n, paired difference to base with interval, p, and
+    flips: how many documents base has wrong and the run right, and the other way round."""
     table = Table(*HEAD, "metric", title="Results")
     for heading in (
         "n",
         "value",
+        "stderr",
         "95% interval",
         "base",
         "difference",
@@ -62,17 +65,32 @@ def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Tab
 
 
 def _scores(row: Row) -> list[str]:
+    shown = ["-" if row.n is None else f"{row.n:,}", number(row.value), number(row.stderr)]
+    return [*shown, interval(row.interval), *_comparison(row), " ".join(row.marks)]
+
+
+def _comparison(row: Row) -> list[str]:
     return [
-        "-" if row.n is None else f"{row.n:,}",
-        number(row.value),
-        interval(row.interval),
         number(row.baseline),
         number(row.difference, sign=True),
         interval(row.difference_interval, sign=True),
         number(row.p_mcnemar),
         "-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}",
-        " ".join(row.marks),
     ]
+
+
+def compared_table(results: Sequence[dict[str, Any]], labels: Sequence[str], other: str) -> Table:
+    """One row per task and run that is compared with another one, as `score_table` compares it with base."""
+    name = other.replace("_", " ")
+    table = Table(*HEAD, "metric", title=f"Compared with {name}")
+    for heading in ("value", name, "difference", "95% interval", "p (McNemar)", "flips"):
+        table.add_column(heading, justify="right")
+    for result, label in zip(results, labels, strict=True):
+        if other in result["moe_lab"].get("compared", {}):
+            for row in rows_of(against(result, other)):
+                names = (row.model, row.method, row.task, label, row.metric)
+                table.add_row(*names, number(row.value), *_comparison(row))
+    return without_empty(table, 3)
 
 
 def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -42,12 +43,12 @@ def moe_lab_block(
     evaluated: dict[str, Any],
     cost: dict[str, Any],
     report: dict[str, Any],
-    baseline: dict[str, Any] | None,
+    before: Mapping[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """What this package adds to lm-eval's result dictionary.
 
-    `evaluated` is what `lm_eval.evaluate` returned, samples included; `report` is the method's own blocks; `baseline`
-    is {"run_id", "results", "samples"} of the untouched model, or None.
+    `evaluated` is what `lm_eval.evaluate` returned, samples included; `report` is the method's own blocks; `before` has
+    {"run_id", "results", "samples"} of the untouched model as "baseline", and of what else the run is compared with.
     """
     facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
     values = {name: metric_values(evaluated["samples"][name]) for name in tasks}
@@ -80,16 +81,25 @@ def moe_lab_block(
         "cost": cost,
         "intervals": {name: _intervals(task, values[name]) for name, task in tasks.items()},
     }
-    if baseline is not None:
-        block["baseline"] = {
-            "run_id": baseline["run_id"],
-            "results": _scores(baseline["results"], list(tasks)),
-        }
-        before = {name: metric_values(baseline["samples"][name]) for name in tasks}
-        block["paired"] = {name: _paired(task, values[name], before[name]) for name, task in tasks.items()}
+    compared = {name: _compared(tasks, values, other) for name, other in before.items()}
+    if "baseline" in compared:
+        block["paired"] = compared["baseline"].pop("paired")
+        block["baseline"] = compared.pop("baseline")
         if "c3po" in report:
             report["c3po"] |= _flips(block["paired"], block["task"]["metric"])
+    if compared:
+        block["compared"] = compared
     return block | report
+
+
+def _compared(tasks: dict[str, Any], values: dict[str, Values], other: dict[str, Any]) -> dict[str, Any]:
+    """{"run_id", "results", "paired"}: another run's scores, and the difference to them, document by document."""
+    before = {name: metric_values(other["samples"][name]) for name in tasks}
+    return {
+        "run_id": other["run_id"],
+        "results": _scores(other["results"], list(tasks)),
+        "paired": {name: _paired(task, values[name], before[name]) for name, task in tasks.items()},
+    }
 
 
 def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str, int | None]:

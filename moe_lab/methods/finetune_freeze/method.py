@@ -57,6 +57,13 @@ class FinetuneFreeze(Method):
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe().identity()}
 
+    def compared_with(self) -> dict[str, tuple[Any, list[str]]]:
+        """Full fine-tuning by the same recipe."""
+        full = replace(self.config, schedule="none", phases=None)
+        if not self.config.compare_with_full or full.recipe() == self.config.recipe():
+            return {}
+        return {"full_fine_tuning": (full, ["method.schedule=none", "method.phases=null"])}
+
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be read, ConfigError for what cannot be trained."""
         from moe_lab.methods.finetune_freeze.conversations import digest, read_conversations

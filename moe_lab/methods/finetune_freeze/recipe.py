@@ -20,7 +20,7 @@ COUNTS = (
 )
 ABOVE_ZERO = ("learning_rate", "router_lr")
 NOT_NEGATIVE = ("weight_decay", "router_aux_loss_coef")
-NOT_WEIGHTS = ("name", "schedule", "phases", "dataset", "dataset_size", "save_steps")
+NOT_WEIGHTS = ("name", "schedule", "phases", "dataset", "dataset_size", "save_steps", "compare_with_full")
 """Keys that do not determine the weights, or do so as what they resolve to."""
 
 
@@ -44,6 +44,7 @@ class FinetuneConfig:
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
     save_steps: int = 250
+    compare_with_full: bool = True
 
     def __post_init__(self) -> None:
         for keys, fits, wanted in (

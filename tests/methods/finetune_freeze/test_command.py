@@ -30,8 +30,8 @@ def block_of(ended) -> dict:
     return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
 
 
-def answers(folder: Path, method: str) -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
+def answers(folder: Path, method: str, run_id: str = "") -> list:
+    [samples] = folder.glob(f"runs/*-{method}-*{run_id[:8]}/samples_*.jsonl")
     return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
@@ -56,14 +56,13 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
         "not frozen in the first half"
     )
     assert AutoTokenizer.from_pretrained(folder / "model").chat_template and trained.config.use_cache
-    assert answers(tmp_path, "finetune-freeze") != answers(tmp_path, "base")
+    tuned = answers(tmp_path, "finetune-freeze", block["run_id"])
+    assert tuned != answers(tmp_path, "base")
 
     plain = tmp_path / "plain"
     keys = [f"model.path={folder / 'model'}", f"output_dir={plain}", *SHORT[:2]]
     assert run_command(capsys, "method=base", *keys).code == 0
-    assert answers(plain, "base") == answers(tmp_path, "finetune-freeze"), (
-        "the folder is a model like any other"
-    )
+    assert answers(plain, "base") == tuned, "the folder is a model like any other"
 
     monkeypatch.setattr(training, "finetune", None)
     again = block_of(
@@ -72,6 +71,23 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     assert again["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
     same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
     assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]
+
+
+def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
+    """Also on the terminal; it is the run that schedule=none makes, and can be left out."""
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts")
+    block = block_of(ended)
+    full = block["compared"]["full_fine_tuning"]
+    assert "Compared with full fine tuning" in ended.out
+    assert full["paired"]["toy_choice"]["acc,none"]["n"] == 6
+    assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 6
+
+    alone = block_of(command(capsys, tmp_path, *SHORT, "method.schedule=none"))
+    assert alone["run_id"] == full["run_id"] and "compared" not in alone
+    assert alone["paired"], "the full one was compared with the untouched model at once"
+    keys = ["method.schedule=router", "method.compare_with_full=false"]
+    assert "compared" not in block_of(command(capsys, tmp_path, *SHORT, *keys))
+    assert len(list((tmp_path / "models").iterdir())) == 3
 
 
 @pytest.mark.slow

@@ -80,10 +80,6 @@ def _cells(asked: Asked) -> tuple[Any, ...]:
     return (asked.cells,)
 
 
-def _scores(asked: Asked) -> tuple[Any, ...]:
-    return asked.cells, asked.experiment.metric
-
-
 def _comparison(asked: Asked) -> tuple[Any, ...]:
     return asked.cells, asked.experiment
 
@@ -108,11 +104,11 @@ def _references(asked: Asked) -> list[Path]:
 
 
 INPUTS: dict[str, Callable[[Asked], tuple[Any, ...]]] = {
-    "accuracy": _scores,
+    "accuracy": _cells,
     "activation": _traces,
-    "control": _scores,
+    "control": _cells,
     "equivalent": _equivalent,
-    "flops": _scores,
+    "flops": _cells,
     "forest": _comparison,
     "heatmap": _studies,
     "history": _studies,

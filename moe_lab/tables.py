@@ -17,10 +17,11 @@ from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failures, run_all
 from moe_lab.jobs import Job, by_model, job_after, job_of
 from moe_lab.plan import print_plan, task_name
-from moe_lab.reports.experiment import Experiment, find_experiments
+from moe_lab.reports.experiment import MEASURE, Experiment, find_experiments
 from moe_lab.reports.paper_table import write_index, write_table
 from moe_lab.reports.table_cell import TableCell
 from moe_lab.reports.terminal import print_outcomes
+from moe_lab.results.expert_metrics import stored_metrics
 from moe_lab.results.store import check_writable
 from moe_lab.results.summaries import summary
 
@@ -172,7 +173,11 @@ def _write(
 
     folder = Path(config.output_dir) / "tables"
     for experiment in experiments:
-        cells = [_table_cell(experiment, one, outcomes, failures) for one in prepared[experiment.name]]
+        cells = [
+            cell
+            for one in prepared[experiment.name]
+            for cell in _table_cells(experiment, one, outcomes, failures)
+        ]
         if cells and experiment.figure not in TABLES:
             print(write_table(experiment, config.scale, cells, folder))
         figures = make_figure(experiment, config.scale, cells, config, models, folder)
@@ -184,9 +189,10 @@ def _write(
     print(write_index(folder))
 
 
-def _table_cell(
+def _table_cells(
     experiment: Experiment, one: Prepared, outcomes: dict[str, Outcome], failures: Sequence[Failure]
-) -> TableCell:
+) -> list[TableCell]:
+    """One cell for each of the experiment's metrics."""
     runs = one.job.runs if one.job is not None else []
     ids = [run.run_id for run in runs]
     study = one.job.study if one.job is not None else None
@@ -194,16 +200,28 @@ def _table_cell(
     failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
     error = one.error or next(failed, None)
     ended = [outcomes[run_id] for run_id in ids if run_id in outcomes]
-    return TableCell(
-        coordinates={key: coordinate(one, key) for key in experiment.keys},
+    place = {key: coordinate(one, key) for key in experiment.keys if key != MEASURE}
+    whole = TableCell(
+        coordinates=place,
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in ended],
+        expert=[found for outcome in ended if (found := _expert_metrics(outcome)) is not None],
         summary=summary(ended) if len(ended) > 1 else None,
         study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
         problem=None if error is None else " ".join(str(error).split()),
         config=one.config,
         folder=runs[0].folder if runs else None,
     )
+    several = isinstance(experiment.metric, dict)
+    return [
+        replace(whole, metric=metric, coordinates=place | ({MEASURE: name} if several else {}))
+        for name, metric in experiment.metrics.items()
+    ]
+
+
+def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:
+    run = outcome.run
+    return None if run.config.metrics == "none" else stored_metrics(run.folder, run.run_id, run.facts.commit)
 
 
 def coordinate(prepared: Prepared, key: str) -> str:

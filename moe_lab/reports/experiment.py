@@ -32,6 +32,8 @@ FIGURES = (
     "sweep",
 )
 """Kinds of figures (`moe_lab.figures`)."""
+MEASURE = "measure"
+"""The axis of an experiment with several metrics."""
 AVERAGE = "average"
 """What an averaged cell is called on the axis that it averages over."""
 
@@ -91,7 +93,9 @@ class Experiment:
     source: str
     rows: list[str]
     columns: list[str]
-    metric: str
+    metric: str | dict[str, str]
+    """`headline`, an lm-eval `metric,filter` or an expert metric (`expert.load_balance`); several by what they are
+    called on the axis MEASURE."""
     scales: dict[str, Scale]
     paper: list[Published]
     figure: str | None = None
@@ -105,6 +109,13 @@ class Experiment:
                 f"figure={self.figure} is not drawn.{did_you_mean(self.figure, FIGURES)} "
                 f"Choices: {', '.join(FIGURES)}."
             )
+        if isinstance(self.metric, dict) != (MEASURE in self.keys):
+            raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Its metrics by their names on the axis MEASURE."""
+        return self.metric if isinstance(self.metric, dict) else {self.metric: self.metric}
 
     @property
     def keys(self) -> list[str]:

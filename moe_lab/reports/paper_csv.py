@@ -1,7 +1,8 @@
 """The table of an experiment as CSV: one line per cell, numbers as they are stored.
 
 `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
-`run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them. Averages come last.
+`run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them. Averages come last. What a run
+is compared with beside base (`compared` of results.json) has columns of its own.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 
 from moe_lab.reports.average import averages
 from moe_lab.reports.experiment import Experiment, Published
-from moe_lab.reports.table_cell import TableCell, published_of
+from moe_lab.reports.numbers import Row
+from moe_lab.reports.table_cell import TableCell, compared_names, published_of
 
+COMPARED_COLUMNS = ("difference", "difference_low", "difference_high", "p_mcnemar")
 CSV_COLUMNS = (
     "metric",
     "value",
+    "stderr",
     "std",
     "low",
     "high",
     "n",
     "seeds",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "p_mcnemar",
+    *COMPARED_COLUMNS,
     "marks",
     "published",
     "published_unit",
@@ -41,38 +42,45 @@ CSV_COLUMNS = (
 def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
     """One line per cell, then one per average; numbers as they are stored."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS], lineterminator="\n")
+    others = compared_names(cells)
+    names = [f"{other}_{column}" for other in others for column in COMPARED_COLUMNS]
+    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS, *names], lineterminator="\n")
     writer.writeheader()
     for cell in [*cells, *averages(experiment, cells)]:
-        published = published_of(experiment, cell)
-        writer.writerow(
-            {**cell.coordinates, **_csv_numbers(cell, experiment.metric), **_csv_published(published)}
-        )
+        line = {**cell.coordinates, **_csv_numbers(cell), **_csv_published(published_of(experiment, cell))}
+        for other in others:
+            line |= {f"{other}_{column}": value for column, value in _comparison(cell.row(other)).items()}
+        writer.writerow(line)
     return stream.getvalue()
 
 
-def _csv_numbers(cell: TableCell, metric: str) -> dict[str, Any]:
+def _comparison(row: Row | None) -> dict[str, Any]:
+    """The COMPARED_COLUMNS of a row."""
+    if row is None:
+        return {}
+    low, high = row.difference_interval or (None, None)
+    return dict(zip(COMPARED_COLUMNS, (row.difference, low, high, row.p_mcnemar), strict=True))
+
+
+def _csv_numbers(cell: TableCell) -> dict[str, Any]:
     study = None if cell.study is None else cell.study.name
     numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
-    row = cell.row(metric)
+    row = cell.row()
     if row is None:
         return numbers
     low, high = row.interval or (None, None)
-    difference_low, difference_high = row.difference_interval or (None, None)
     return {
         **numbers,
         "run_id": row.run_id,
         "metric": row.metric,
         "value": row.value,
+        "stderr": row.stderr,
         "std": row.std,
         "low": low,
         "high": high,
         "n": row.n,
         "seeds": row.seeds,
-        "difference": row.difference,
-        "difference_low": difference_low,
-        "difference_high": difference_high,
-        "p_mcnemar": row.p_mcnemar,
+        **_comparison(row),
         "marks": " ".join(row.marks),
     }
 

@@ -10,7 +10,7 @@ from moe_lab.reports.average import NOTE, averages
 from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.numbers import MARKS, Row
 from moe_lab.reports.paper_csv import csv_text
-from moe_lab.reports.table_cell import TableCell, published_of
+from moe_lab.reports.table_cell import TableCell, compared_names, published_of
 from moe_lab.results.files import write_atomically, writing
 
 NOT_COMPARABLE = {
@@ -57,9 +57,10 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
     lines = [f"# {experiment.title} (scale {scale})", "", experiment.source, ""]
     if scale in NOT_COMPARABLE:
         lines += [NOT_COMPARABLE[scale], ""]
-    measured = [row for cell in cells if (row := cell.row(experiment.metric))]
+    measured = [row for cell in cells if (row := cell.row())]
     lines += [
-        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with 95% intervals over documents."
+        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
+        "(in brackets) and 95% intervals over documents."
         + (" ±: standard deviation over seeds." if any(row.seeds > 1 for row in measured) else ""),
         "",
     ]
@@ -76,15 +77,17 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     by_place = {(_key(cell, experiment.rows), _key(cell, across)): cell for cell in cells}
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
+    others = compared_names(cells)
     header = [*experiment.rows, "documents", "seeds"]
     for column in columns:
         name = _column_name(across, column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
+        header += [f"{name} - {other.replace('_', ' ')} (p, McNemar)" for other in others]
     body = []
     for row in rows:
-        line = [*row, *_counts([by_place.get((row, column)) for column in columns], experiment.metric)]
+        line = [*row, *_counts([by_place.get((row, column)) for column in columns])]
         for column in columns:
-            line += _texts(experiment, by_place.get((row, column)))
+            line += _texts(experiment, by_place.get((row, column)), others)
         body.append(line)
     if not any(published_of(experiment, cell) for cell in cells):
         kept = [index for index, name in enumerate(header) if not name.endswith(", published")]
@@ -108,40 +111,46 @@ def _only(kept: list[int], header: list[str], body: list[list[str]]) -> tuple[li
     return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
 
 
-def _texts(experiment: Experiment, cell: TableCell | None) -> list[str]:
-    """What stands in the three columns of a cell: measured, published, difference to base."""
+def _texts(experiment: Experiment, cell: TableCell | None, others: Sequence[str]) -> list[str]:
+    """What stands in a cell's columns: measured, published, difference to base and to each other run."""
     if cell is None:
-        return ["", "", ""]
-    row, published = cell.row(experiment.metric), published_of(experiment, cell)
+        return [""] * (3 + len(others))
+    row, published = cell.row(), published_of(experiment, cell)
     shown = (
         ""
         if published is None
         else f"{published.fraction:.4g}{f' {published.mark}' if published.mark else ''}"
     )
     if row is None:
-        return ["failed" if cell.problem else "missing", shown or "-", ""]
-    value = " ".join([_with_interval(row.value, row.interval, std=row.std), *row.marks])
-    difference = ""
-    if row.difference is not None:
-        p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
-        difference = _with_interval(row.difference, row.difference_interval, "+") + p
-    return [value, shown or "-", difference]
+        return ["failed" if cell.problem else "missing", shown or "-", *[""] * (1 + len(others))]
+    value = " ".join([_value(row), *row.marks])
+    return [value, shown or "-", *(_difference(cell.row(other)) for other in (None, *others))]
 
 
-def _with_interval(
-    value: float | None, bounds: tuple[float, float] | None, sign: str = "", std: float | None = None
-) -> str:
-    if value is None:
+def _value(row: Row) -> str:
+    if row.value is None:
         return "-"
-    shown = f"{value:{sign}.4f}" + ("" if std is None else f" ± {std:.4f}")
-    return shown if bounds is None else f"{shown} [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
+    error = "" if row.stderr is None else f" ({row.stderr:.4f})"
+    spread = "" if row.std is None else f" ± {row.std:.4f}"
+    return f"{row.value:.4f}{error}{spread}{_bounds(row.interval)}"
 
 
-def _counts(cells: Sequence[TableCell | None], metric: str) -> list[str]:
+def _difference(row: Row | None) -> str:
+    if row is None or row.difference is None:
+        return ""
+    p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
+    return f"{row.difference:+.4f}{_bounds(row.difference_interval, '+')}{p}"
+
+
+def _bounds(bounds: tuple[float, float] | None, sign: str = "") -> str:
+    return "" if bounds is None else f" [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
+
+
+def _counts(cells: Sequence[TableCell | None]) -> list[str]:
     """Documents and seeds of a line's cells, of averages where they stand alone; no seeds where all are one run."""
     present = [cell for cell in cells if cell is not None]
     single = [cell for cell in present if not cell.parts]
-    rows = [row for cell in single or present if (row := cell.row(metric))]
+    rows = [row for cell in single or present if (row := cell.row())]
     documents = dict.fromkeys(str(row.n) for row in rows if row.n is not None)
     seeds = dict.fromkeys(str(row.seeds) for row in rows)
     return ["/".join(documents) or "-", "/".join(seeds) if any(row.seeds > 1 for row in rows) else ""]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.experiment import Experiment, Published
-from moe_lab.reports.numbers import Row, mean_row, rows_of, task_mean
+from moe_lab.reports.expert_rows import EXPERT, expert_row
+from moe_lab.reports.numbers import Row, against, mean_row, rows_of, task_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,12 @@ class TableCell:
     coordinates: dict[str, str]
     run_id: str | None
     """Of its first seed."""
+    metric: str = "headline"
+    """`headline`, an lm-eval `metric,filter`, or an expert metric (`reports/expert_rows.py`)."""
     results: list[dict[str, Any]] = field(default_factory=list)
     """One results.json per seed that is stored."""
+    expert: list[dict[str, Any]] = field(default_factory=list)
+    """One expert_metrics.json per seed that has one."""
     summary: dict[str, Any] | None = None
     """`moe_lab.results.summaries.summary` of those, where there are several."""
     study: Path | None = None
@@ -32,18 +37,23 @@ class TableCell:
     parts: Sequence[TableCell] = ()
     """The cells whose mean it is; such a cell has no results of its own."""
 
-    def row(self, metric: str) -> Row | None:
+    def row(self, other: str | None = None) -> Row | None:
         """The numbers of the cell's first task: of its one run, the mean over its seeds, or the mean of its parts.
 
-        `metric` is `headline` or an lm-eval `metric,filter`.
+        Compared with the untouched model, or with another run (`compared` of results.json) by its name.
         """
         if self.parts:
-            return task_mean([part.row(metric) for part in self.parts])
-        wanted = None if metric == "headline" else metric
-        rows = [found[0] for results in self.results if (found := rows_of(results, wanted))]
+            return task_mean([part.row(other) for part in self.parts])
+        if self.metric.startswith(EXPERT):
+            rows = [expert_row(*pair, self.metric) for pair in zip(self.results, self.expert, strict=False)]
+        else:
+            wanted = None if self.metric == "headline" else self.metric
+            found = [results if other is None else against(results, other) for results in self.results]
+            rows = [own[0] for results in found if (own := rows_of(results, wanted))]
         if len(rows) < 2:
             return rows[0] if rows else None
-        return mean_row(rows, (self.summary or {}).get("scores", {}))
+        scores = {} if other else (self.summary or {}).get("scores", {})
+        return mean_row(rows, scores)
 
     @property
     def name(self) -> str:
@@ -57,3 +67,9 @@ def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
         if all(cell.coordinates.get(key) == value for key, value in published.cell.items()):
             return published
     return None
+
+
+def compared_names(cells: Sequence[TableCell]) -> list[str]:
+    """What any of the cells is compared with beside the untouched model."""
+    blocks = [results["moe_lab"] for cell in cells for results in cell.results]
+    return list(dict.fromkeys(name for block in blocks for name in block.get("compared", {})))

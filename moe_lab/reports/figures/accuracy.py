@@ -19,17 +19,15 @@ MAX_LEVEL_LABELS = 5
 """Tasks whose names fit beside each other."""
 
 
-def write_accuracy(
-    cells: Sequence[TableCell], metric: str, folder: Path, stem: str, title: str
-) -> list[Path]:
+def write_accuracy(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
     """Grouped bars with 95% intervals over documents; cells without a result are left out."""
-    rows = accuracy_rows(cells, metric)
+    rows = accuracy_rows(cells)
     return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
 
 
-def accuracy_rows(cells: Sequence[TableCell], metric: str) -> list[dict[str, Any]]:
+def accuracy_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     """One row per measured cell: model, task, method, value, its interval, documents, seeds, spread, marks."""
-    found = [row for cell in cells if (row := cell.row(metric)) and row.value is not None]
+    found = [row for cell in cells if (row := cell.row()) and row.value is not None]
     return [
         {
             "model": row.model,

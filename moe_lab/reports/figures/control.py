@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 LABELS = {"base": "untouched model with k' experts", "roe": "RoE: n rows of k experts"}
 
 
-def write_control(cells: Sequence[TableCell], metric: str, folder: Path, stem: str, title: str) -> list[Path]:
+def write_control(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
     """The metric against experts computed per token and layer, one panel per model and task."""
-    rows = control_rows(cells, metric)
+    rows = control_rows(cells)
     return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
 
 
-def control_rows(cells: Sequence[TableCell], metric: str) -> list[dict[str, Any]]:
+def control_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     """One row per measured cell; `expert_work` is rows times experts per token."""
     rows = []
     for cell in cells:
-        row = cell.row(metric)
+        row = cell.row()
         if row is None or row.value is None:
             continue
         block = cell.results[0]["moe_lab"]

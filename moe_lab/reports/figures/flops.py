@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def write_flops(cells: Sequence[TableCell], metric: str, folder: Path, stem: str, title: str) -> list[Path]:
+def write_flops(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per model and task; cells without a result are left out."""
-    rows = flops_rows(cells, metric)
+    rows = flops_rows(cells)
     return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
 
 
-def flops_rows(cells: Sequence[TableCell], metric: str) -> list[dict[str, Any]]:
+def flops_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     """One row per cell of C3PO whose operations were counted, by core experts: FLOPs per question, and the score.
 
     `flops` counts reading, optimizing and answering, `plain_flops` reading and answering alone; `base` is the score of
@@ -28,7 +28,7 @@ def flops_rows(cells: Sequence[TableCell], metric: str) -> list[dict[str, Any]]:
     """
     rows = []
     for cell in cells:
-        row, block = cell.row(metric), cell.results[0]["moe_lab"] if cell.results else {}
+        row, block = cell.row(), cell.results[0]["moe_lab"] if cell.results else {}
         if row is None or row.value is None or block.get("c3po", {}).get("flops_per_sample") is None:
             continue
         core, experts = block["c3po"]["core_experts"], block["model"]["experts"]

@@ -30,7 +30,7 @@ def forest_rows(cells: Sequence[TableCell], experiment: Experiment) -> list[dict
     named = [key for key in experiment.rows if len({cell.coordinates[key] for cell in cells}) > 1]
     rows = []
     for cell in [*cells, *averages(experiment, cells)]:
-        row, published = cell.row(experiment.metric), published_of(experiment, cell)
+        row, published = cell.row(), published_of(experiment, cell)
         if row is None or row.value is None:
             continue
         setting = [cell.coordinates[key] for key in named or experiment.rows[:1]]

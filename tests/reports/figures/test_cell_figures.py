@@ -92,7 +92,7 @@ def test_without_one_row_nothing_is_relative():
 
 def test_expert_work_is_rows_times_experts():
     base = cell_of(method="base", model={"name": "tiny", "top_k": 8}, value=0.4)
-    rows = control_rows([cell_of(n=2), base, cell_of(n=4)], "headline")
+    rows = control_rows([cell_of(n=2), base, cell_of(n=4)])
     assert [(row["method"], row["rows"], row["experts_per_token"], row["expert_work"]) for row in rows] == [
         ("base", 1, 8, 8),
         ("roe", 2, 4, 8),
@@ -113,8 +113,8 @@ EQUIVALENT |= {
 @pytest.mark.parametrize(
     "write",
     [
-        lambda folder: write_accuracy([cell_of(), cell_of(method="base")], "headline", folder, "f", "T"),
-        lambda folder: write_control([cell_of(), cell_of(method="base")], "headline", folder, "f", "T"),
+        lambda folder: write_accuracy([cell_of(), cell_of(method="base")], folder, "f", "T"),
+        lambda folder: write_control([cell_of(), cell_of(method="base")], folder, "f", "T"),
         lambda folder: write_overhead([overhead_cell(1, 1.0), overhead_cell(8, 9.0)], folder, "f", "T"),
         lambda folder: write_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}], folder, "f", "T"),
     ],
@@ -129,7 +129,7 @@ def test_each_kind_leaves_a_picture_and_its_numbers(write, tmp_path):
 
 def test_nothing_to_show_is_no_picture(tmp_path):
     missing = TableCell(coordinates={}, run_id=None, problem="no data")
-    assert write_accuracy([missing], "headline", tmp_path, "f", "T") == []
-    assert write_control([missing], "headline", tmp_path, "f", "T") == []
+    assert write_accuracy([missing], tmp_path, "f", "T") == []
+    assert write_control([missing], tmp_path, "f", "T") == []
     assert write_overhead([missing], tmp_path, "f", "T") == []
     assert list(tmp_path.iterdir()) == []

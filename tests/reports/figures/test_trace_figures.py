@@ -151,11 +151,11 @@ def test_cost_is_by_core_experts(tmp_path: Path) -> None:
 
     missing = TableCell(coordinates={}, run_id=None, problem="no data")
     cells = [cell(None, 3e9), cell(2, 2e9), missing]
-    rows = flops_rows(cells, "headline")
+    rows = flops_rows(cells)
     assert [(row["core_experts"], row["flops"], row["base"]) for row in rows] == [
         (2, 2e9, 0.25),
         (4, 3e9, 0.25),
     ]
-    png, _ = write_flops(cells, "headline", tmp_path, "f", "T")
+    png, _ = write_flops(cells, tmp_path, "f", "T")
     assert png.exists() and not math.isnan(rows[0]["plain_flops"])
-    assert write_flops([missing], "headline", tmp_path, "g", "T") == []
+    assert write_flops([missing], tmp_path, "g", "T") == []

@@ -28,17 +28,17 @@ def check_router(method: Method, facts: ModelFacts) -> None:
     )
 
 
-def check_metrics(config: Config, facts: ModelFacts) -> None:
-    """Raise ConfigError where expert metrics are wanted of what has none: other routing than the model's own, no score.
+def check_metrics(method: Method, config: Config, facts: ModelFacts) -> None:
+    """Raise ConfigError where expert metrics are wanted of what has none: a method that mixes routings, no score.
 
     Raises ModelError for a model without experts.
     """
     if config.metrics == "none":
         return
-    if config.method.name != "base":
+    if not method.own_routing:
         raise ConfigError(
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
-            "other texts.\nUse method=base, with model.path= for a model of your own."
+            "other texts.\nUse method=base (with model.path= for a model of your own) or method=finetune-freeze."
         )
     if config.predict_only:
         raise ConfigError(

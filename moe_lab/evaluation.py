@@ -115,7 +115,8 @@ def _ask_again(
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
     )
-    with run.method.open(models.get(run.config), run.config) as lm, observed(lm, observer):
+    loaded = models.get(run.method.loads(run.config, run.facts, models.free))
+    with run.method.open(loaded, run.config) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
 

@@ -162,11 +162,15 @@ def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def print_metrics(outcomes: Sequence[Outcome]) -> None:
-    """Print the expert metrics of the runs that ask for them."""
+    """Print the expert metrics of the runs that ask for them, each after those that it is compared with."""
     from moe_lab.reports.expert_table import print_expert_metrics
 
     wanted = [one for one in outcomes if one.run.config.metrics == "expert"]
-    print_expert_metrics([(one.results, one.path.parent) for one in wanted])
+    runs = [run for one in wanted for run in (*one.run.needed.values(), one.run)]
+    folders = {run.run_id: run.folder for run in runs}
+    print_expert_metrics(
+        [(results, folders[results["moe_lab"]["run_id"]]) for results in beside_baselines(wanted)]
+    )
 
 
 def report_failures(failures: Sequence[Failure], alone: bool) -> None:

@@ -71,8 +71,7 @@ class Run:
     @property
     def measured(self) -> bool:
         """Whether the metrics that are asked for are stored."""
-        wanted = self.config.metrics != "none"
-        return not wanted or stored_metrics(self.folder, self.run_id, self.facts.commit) is not None
+        return self.config.metrics == "none" or self.stored_metrics() is not None
 
     @property
     def num_documents(self) -> int:
@@ -92,6 +91,10 @@ class Run:
     def stored(self) -> dict[str, Any] | None:
         """The content of its results.json, if complete and of this run and hub commit."""
         return self.store.stored(self.facts.commit)
+
+    def stored_metrics(self) -> dict[str, Any] | None:
+        """The content of its expert_metrics.json, if complete and of this run and hub commit."""
+        return stored_metrics(self.folder, self.run_id, self.facts.commit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ def prepare(config: Config) -> Run:
     samples = select_documents(config, tasks, method.tuned_on)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)
-    check_metrics(config, facts)
+    check_metrics(method, config, facts)
     load_tokenizer(config.model, offline=config.offline)
     method.check(facts)
     check_chat_template(config)
@@ -169,7 +172,8 @@ def execute(run: Run, models: ModelPool) -> Outcome:
         compared = (run.baseline is None or "baseline" in block) and all(
             name in block.get("compared", {}) for name in run.compared
         )
-        if (compared and run.measured) or run.config.mode == "report":
+        measured = all(each.measured for each in (run, *run.needed.values()))
+        if (compared and measured) or run.config.mode == "report":
             return stored
     with run.store.held(), run.store.status(), memory_errors(run):
         results = evaluate_run(run, models, _needed_results(run, models))
@@ -194,10 +198,10 @@ def _first(run: Run, models: ModelPool) -> dict[str, Any]:
     from moe_lab.results.samples import read_samples
 
     results = run.stored()
-    if results is None:
+    if results is None or not run.measured:
         with run.store.held(wait=True):
             results = run.stored()
-            if results is None:
+            if results is None or not run.measured:
                 with run.store.status():
                     results = evaluate_run(run, models, _needed_results(run, models))
     samples = read_samples(run.folder, list(run.tasks["tasks"]))

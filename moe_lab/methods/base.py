@@ -18,6 +18,7 @@ class Base(Method):
     """Runs any causal language model as it is."""
 
     needs_router = False
+    own_routing = True
 
     @contextmanager
     def open(self, model: LoadedModel, config: Config) -> Iterator[EngineLM]:

@@ -37,6 +37,8 @@ class Method(ABC):
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""
     trains: ClassVar[bool] = False
+    own_routing: ClassVar[bool] = False
+    """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None

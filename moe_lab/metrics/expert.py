@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moe_lab.run import Run
 
 
+METRICS = ("load_balance", "collaboration", "capacity", "specialization")
 Evaluate = Callable[[str, "Observer"], tuple["Samples", dict[str, Any]]]
 """(name, policy) -> lm-eval's samples under the policy, and what that cost."""
 Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
@@ -34,7 +35,7 @@ def write_expert_metrics(
     """Compute what of the metrics is missing and write the run's files, expert_metrics.json last.
 
     What `routes` has not seen is asked again, because a run was interrupted, or stored without metrics. `samples` are
-    those of the untouched model. Returns the content of expert_metrics.json.
+    the run's own. Returns the content of expert_metrics.json.
     """
     from moe_lab.metrics.counts import count
     from moe_lab.metrics.documents import documents_of
@@ -55,6 +56,8 @@ def write_expert_metrics(
     }
     _write_counts(run.folder / FOLDER / COUNTS, counts)
     found |= {"cost": cost} | _changed(run.tasks["tasks"], counts, samples, evaluate)
+    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
+        found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
     write_json(run.folder / FILE, found)
     return found
 

@@ -62,13 +62,13 @@ def _loss(
     mine = [base[d] for d in documents]
     runs = [[other[d] for d in documents] for other in others]
     score = aggregate or (lambda values: float(np.mean(values)))
-    changed = float(np.mean([score(run) for run in runs]))
+    before, after = float(score(mine)), [float(score(run)) for run in runs]
     limits = interval_of_difference(runs, mine, aggregate)
     return {
         "n": len(documents),
-        "base": float(score(mine)),
-        "changed": changed,
-        "difference": float(score(mine)) - changed,
+        "base": before,
+        "changed": float(np.mean(after)),
+        "difference": float(np.mean([before - one for one in after])),  # exactly 0 where nothing changed
         "ci95": [0.0 - limits[1], 0.0 - limits[0]] if limits else None,  # no -0.0
         "runs": [paired(mine, run, aggregate) for run in runs],
     }

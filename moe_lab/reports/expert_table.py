@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from moe_lab.reports.numbers import headline
-from moe_lab.reports.terminal import interval, number, print_table, without_empty
+from moe_lab.reports.terminal import HEAD, interval, number, print_table, settings, without_empty
 from moe_lab.results.expert_metrics import stored_metrics
 
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
@@ -20,20 +20,25 @@ Line = tuple[str, str, str, str, str, str]
 
 def print_expert_metrics(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     """One table for all runs, of (results.json, folder), that have expert metrics; nothing where none has."""
-    table = Table("model", "task", "metric", "of", title="Expert metrics (docs/expert_metrics.md)")
+    table = Table(*HEAD, "metric", "of", title="Expert metrics (docs/expert_metrics.md)")
     for heading in ("value", "95% interval", "at most, or accuracy", "p (McNemar)"):
         table.add_column(heading, justify="right")
-    for results, folder in runs:
-        block = results["moe_lab"]
+    blocks = [results["moe_lab"] for results, _ in runs]
+    labels = (
+        settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
+        if runs
+        else []
+    )
+    for block, label, (_, folder) in zip(blocks, labels, runs, strict=True):
         found = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
         if found is None:
             continue
         name = block["task"]["name"]
-        names = (block["model"]["name"], name if isinstance(name, str) else ",".join(name))
+        task = name if isinstance(name, str) else ",".join(name)
         for line in lines(found):
-            table.add_row(*names, *line)
+            table.add_row(block["model"]["name"], block["method"]["name"], task, label, *line)
     if table.row_count:
-        print_table(without_empty(table, len(table.columns) - 1))
+        print_table(without_empty(without_empty(table, len(table.columns) - 1), 3))
 
 
 def lines(found: dict[str, Any]) -> list[Line]:

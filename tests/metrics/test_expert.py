@@ -173,7 +173,8 @@ def test_several_tasks_have_their_documents_together_too(
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
-        (["method=roe"], "method=roe"),
+        (["method=roe"], "method=finetune-freeze"),
+        (["method=icl", "task=toy_choice"], "method=icl"),
         (["method=base", "predict_only=true"], "predict_only"),
         (["method=base", "model.experts_per_token=16"], "all of its 16"),
         (["method=base", "metrics=experts"], "expert"),
@@ -187,3 +188,56 @@ def test_what_has_no_expert_metrics_is_refused_before_weights_load(
     assert named in ended.err
     assert loads == []
     assert not (tmp_path / "out").exists()
+
+
+TRAINED = ["method=finetune-freeze", "task=toy_choice", "limit=8", "method.max_steps=2"]
+
+
+def folder_of(out: str) -> Path:
+    return Path(out.splitlines()[-1]).parent
+
+
+def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
+    assert run_command(capsys, *keys).code == 0
+    [base] = tmp_path.glob("runs/*-base-*")
+    assert not (base / "expert_metrics.json").exists()
+    ended = run_command(capsys, *keys, "metrics=expert")  # both are stored without metrics
+    assert ended.code == 0, ended.err
+    folder = folder_of(ended.out)
+    found, before = (json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base))
+    assert found["cost"]["asked_again"] > 0 and before["cost"]["asked_again"] > 0
+    assert found["load_balance"]["all"]["value"] != before["load_balance"]["all"]["value"]
+    assert found["baseline"]["run_id"] == before["run_id"] and "baseline" not in before
+    for metric in ("load_balance", "collaboration", "capacity", "specialization"):
+        assert found["baseline"][metric] == before[metric]
+    shown = [line for line in ended.out.splitlines() if "Load Balance" in line and "all tokens" in line]
+    assert ["base" in line for line in shown] == [True, False], "before, then after"
+
+    # the same numbers as those of the trained folder by itself
+    model = (
+        tmp_path
+        / "models"
+        / json.loads((folder / "results.json").read_text())["moe_lab"]["finetune_freeze"]["model"]
+    )
+    alone = run_command(
+        *(capsys, "method=base", "metrics=expert", f"model.path={model / 'model'}", *TRAINED[1:3]),
+        f"output_dir={tmp_path / 'alone'}",
+    )
+    own = numbers(folder_of(alone.out))
+    mine = numbers(folder)
+    for key in ("load_balance", "collaboration", "capacity", "specialization", "tokens"):
+        assert mine[key] == own[key]
+
+    # whichever of the two is missing is made; nothing is trained or evaluated otherwise
+    monkeypatch.setattr("moe_lab.methods.finetune_freeze.training.finetune", None)
+    (base / "expert_metrics.json").unlink()
+    assert "To run: 1" in run_command(capsys, *keys, "metrics=expert", "mode=plan").out
+    assert run_command(capsys, *keys, "metrics=expert").out == ended.out
+    assert numbers(folder) == mine and numbers(base)["capacity"] == without_costs(before)["capacity"]
+
+
+def without_costs(found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"capacity": {which: without(one) for which, one in found["capacity"].items()}}

@@ -42,6 +42,7 @@ class FinetuneFreeze(Method):
 
     numerics = 1
     random = True
+    own_routing = True
 
     @dataclass(kw_only=True)
     class Config(FinetuneConfig, Method.Config):
@@ -111,8 +112,7 @@ class FinetuneFreeze(Method):
         recipe = self.config.recipe()
         conversations, data = self._data
         content = training_content(config, recipe, facts, data, self.numerics)
-        free()
-        self._record = load_or_train(config, recipe, content, conversations, facts)
+        self._record = load_or_train(config, recipe, content, conversations, facts, free)
         model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
         return replace(config, model=model, dtype=facts.dtype)
 

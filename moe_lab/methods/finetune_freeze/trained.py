@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,13 +58,16 @@ def load_or_train(
     content: dict[str, Any],
     conversations: list[Conversation],
     facts: ModelFacts,
+    free: Callable[[], None],
 ) -> dict[str, Any]:
     """The trained model: what training.json says of it, and its `folder`. Trained as far as it is missing.
 
-    Another process that trains it is waited for. Raises ConfigError for a folder of another training.
+    `free` lets the model in memory go before a training. Another process that trains it is waited for. Raises
+    ConfigError for a folder of another training.
     """
 
     def train(folder: Path, digest: str) -> dict[str, Any]:
+        free()
         _claim(folder, {"id": digest, **content})
         return _train(folder, config, recipe, conversations, facts)
 

@@ -57,10 +57,15 @@ class Log(TrainerCallback):
     def __init__(self, folder: Path):
         self.folder = folder
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A line's mean ends at every checkpoint, so that a resumed training writes the same lines."""
+        control.should_log |= control.should_save
+
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        lines = [entry for entry in state.log_history if "loss" in entry]
+        lines = [entry for entry in state.log_history if entry.keys() & {"loss", "validation_loss"}]
         text = "".join(json.dumps(entry) + "\n" for entry in lines)
         _replace(self.folder / "log.jsonl", text)
+        lines = [entry for entry in lines if "loss" in entry]
         with (self.folder / "loss.csv").open("w", newline="") as file:
             csv.writer(file).writerows(
                 [("step", "loss"), *((entry["step"], entry["loss"]) for entry in lines)]

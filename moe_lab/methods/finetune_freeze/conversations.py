@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from moe_lab.errors import TaskError
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
+    from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
 
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
@@ -24,22 +26,43 @@ TOY_SIZE = 1000
 ROLES = ("system", "user", "assistant")
 
 
-def read_conversations(config: Config, dataset: str, size: int | None) -> list[Conversation]:
-    """The first `size` conversations of a data set, or all. Raises TaskError where there is none, or is malformed."""
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is trained on, and what the training is measured on."""
+
+    train: list[Conversation]
+    validation: list[Conversation]
+    """Never trained on."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of both."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_data(config: Config, recipe: FinetuneConfig) -> Data:
+    """The first `dataset_size` conversations of a data set, or all.
+
+    `toy` has a validation split; of other data sets the last of these conversations are held out. Raises TaskError
+    where there is none to train on, or one is malformed.
+    """
+    dataset, size, held_out = recipe.dataset, recipe.dataset_size, recipe.held_out
     if dataset == "toy":
-        from moe_lab.tasks.toy.instructions import instructions
-
-        return [row["messages"] for row in instructions("train", size or TOY_SIZE)]
+        return Data(train=_toy("train", size or TOY_SIZE), validation=_toy("validation", held_out))
     found = _read(_file(config, dataset), size)
-    if not found:
-        raise TaskError(f"method.dataset={dataset} has no rows.")
-    return found
+    if len(found) <= held_out:
+        raise TaskError(
+            f"method.dataset={dataset} has {len(found)} conversations"
+            + (f", and method.validation_size={held_out} holds them all out." if found else ".")
+        )
+    return Data(train=found[: len(found) - held_out], validation=found[len(found) - held_out :])
 
 
-def digest(conversations: list[Conversation]) -> str:
-    """SHA-256 of what is trained on."""
-    text = json.dumps(conversations, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _toy(split: str, count: int) -> list[Conversation]:
+    from moe_lab.tasks.toy.instructions import instructions
+
+    return [row["messages"] for row in instructions(split, count)]
 
 
 def _file(config: Config, dataset: str) -> Path:

@@ -18,7 +18,7 @@ from moe_lab.methods.method import Method
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.finetune_freeze.conversations import Conversation
+    from moe_lab.methods.finetune_freeze.conversations import Data
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -33,6 +33,7 @@ RECORDED = (
     "phases",
     "first_loss",
     "last_loss",
+    "validation",
 )
 """What of training.json stands in results.json."""
 
@@ -52,7 +53,7 @@ class FinetuneFreeze(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self._data: tuple[list[Conversation], str] = ([], "")
+        self._data: Data
         self._record: dict[str, Any] = {}
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
@@ -67,14 +68,12 @@ class FinetuneFreeze(Method):
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be read, ConfigError for what cannot be trained."""
-        from moe_lab.methods.finetune_freeze.conversations import digest, read_conversations
+        from moe_lab.methods.finetune_freeze.conversations import read_data
 
-        recipe = self.config.recipe()
         self._check_model(config, facts)
-        conversations = read_conversations(config, self.config.dataset, self.config.dataset_size)
-        recipe.ends(len(conversations))
-        self._data = (conversations, digest(conversations))
-        return {"data": self._data[1]}
+        self._data = read_data(config, self.config)
+        self.config.recipe().ends(len(self._data.train))
+        return {"data": self._data.digest}
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.finetune_freeze.groups import empty_model, parameter_groups
@@ -110,9 +109,8 @@ class FinetuneFreeze(Method):
         from moe_lab.methods.finetune_freeze.trained import load_or_train, training_content
 
         recipe = self.config.recipe()
-        conversations, data = self._data
-        content = training_content(config, recipe, facts, data, self.numerics)
-        self._record = load_or_train(config, recipe, content, conversations, facts, free)
+        content = training_content(config, recipe, facts, self._data.digest, self.numerics)
+        self._record = load_or_train(config, recipe, content, self._data, facts, free)
         model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
         return replace(config, model=model, dtype=facts.dtype)
 

@@ -16,12 +16,24 @@ COUNTS = (
     "gradient_accumulation",
     "length",
     "dataset_size",
+    "early_stop_patience",
     "save_steps",
 )
 ABOVE_ZERO = ("learning_rate", "router_lr")
-NOT_NEGATIVE = ("weight_decay", "router_aux_loss_coef")
-NOT_WEIGHTS = ("name", "schedule", "phases", "dataset", "dataset_size", "save_steps", "compare_with_full")
+NOT_NEGATIVE = ("weight_decay", "router_aux_loss_coef", "validation_size")
+NOT_WEIGHTS = (
+    "name",
+    "schedule",
+    "phases",
+    "dataset",
+    "dataset_size",
+    "validation_size",
+    "save_steps",
+    "compare_with_full",
+)
 """Keys that do not determine the weights, or do so as what they resolve to."""
+TOY_VALIDATION_SIZE = 100
+"""Held-out conversations of dataset=toy, where no number is given."""
 
 
 @dataclass(kw_only=True)
@@ -33,6 +45,7 @@ class FinetuneConfig:
     phases: Any = None
     dataset: str = "toy"
     dataset_size: int | None = None
+    validation_size: int | None = None
     learning_rate: float = 2e-5
     router_lr: float | None = None
     router_aux_loss_coef: float = 0.0
@@ -43,6 +56,7 @@ class FinetuneConfig:
     length: int = 2048
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
+    early_stop_patience: int | None = None
     save_steps: int = 250
     compare_with_full: bool = True
 
@@ -58,6 +72,18 @@ class FinetuneConfig:
                 if value is not None and not fits(value):
                     raise ConfigError(f"method.{key}={value}: must be {wanted}.")
         phases_of(self.schedule, self.phases)
+        if self.early_stop_patience and not self.held_out:
+            raise ConfigError(
+                "method.early_stop_patience waits for a lower validation loss. Hold conversations out: "
+                "method.validation_size=100"
+            )
+
+    @property
+    def held_out(self) -> int:
+        """Conversations that are not trained on; `toy` has others for them, so that they cost it nothing."""
+        if self.validation_size is None:
+            return TOY_VALIDATION_SIZE if self.dataset == "toy" else 0
+        return self.validation_size
 
     def recipe(self) -> Recipe:
         """What of it determines the weights."""
@@ -80,6 +106,8 @@ class Recipe:
     length: int
     warmup_ratio: float
     weight_decay: float
+    early_stop_patience: int | None
+    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
 
     @property
     def label(self) -> str:
@@ -88,9 +116,12 @@ class Recipe:
 
     def steps(self, rows: int) -> int:
         """Optimizer steps on so many rows; the last ones of an epoch may be a smaller step."""
-        batches = math.ceil(rows / self.batch_size)
-        whole = math.ceil(batches / self.gradient_accumulation) * self.epochs
+        whole = self.steps_per_epoch(rows) * self.epochs
         return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    def steps_per_epoch(self, rows: int) -> int:
+        """Optimizer steps in which so many rows are seen once."""
+        return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
 
     def ends(self, rows: int) -> list[int]:
         """The step before which each phase ends. Raises ConfigError where a phase has no step."""

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.methods.finetune_freeze.conversations import Conversation
+from moe_lab.methods.finetune_freeze.conversations import Data
 from moe_lab.methods.finetune_freeze.recipe import Recipe
+from moe_lab.methods.finetune_freeze.validation import LOSS
 from moe_lab.methods.trained_once import read_json, trained_once
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.schema import DECISIVE, versions
@@ -56,7 +57,7 @@ def load_or_train(
     config: Config,
     recipe: Recipe,
     content: dict[str, Any],
-    conversations: list[Conversation],
+    data: Data,
     facts: ModelFacts,
     free: Callable[[], None],
 ) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def load_or_train(
     def train(folder: Path, digest: str) -> dict[str, Any]:
         free()
         _claim(folder, {"id": digest, **content})
-        return _train(folder, config, recipe, conversations, facts)
+        return _train(folder, config, recipe, data, facts)
 
     return trained_once(config, content, train)
 
@@ -86,19 +87,19 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
     write_json(folder / "identity.json", identity)
 
 
-def _train(
-    folder: Path, config: Config, recipe: Recipe, conversations: list[Conversation], facts: ModelFacts
-) -> dict[str, Any]:
+def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> dict[str, Any]:
     """Train, or continue, and write the model."""
     from moe_lab.methods.finetune_freeze.groups import counts, parameter_groups
     from moe_lab.methods.finetune_freeze.rows import encode_all, with_template
-    from moe_lab.methods.finetune_freeze.training import finetune
+    from moe_lab.methods.finetune_freeze.training import Training, finetune
     from moe_lab.models.load import load_model
     from moe_lab.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     plain = with_template(tokenizer)
-    encoded = encode_all(tokenizer, conversations, min(recipe.length, facts.max_length))
+    length = min(recipe.length, facts.max_length)
+    encoded = encode_all(tokenizer, data.train, length)
+    held_out = encode_all(tokenizer, data.validation, length).rows if data.validation else []
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
     loaded = load_model(config.model, dtype="float32", device=config.device, offline=config.offline)
     model = loaded.model
@@ -113,7 +114,18 @@ def _train(
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     start = time.perf_counter()
     with writing(folder):
-        training = finetune(model, tokenizer, encoded.rows, recipe, folder, config, facts.dtype)
+        told = finetune(
+            model,
+            Training(
+                recipe=recipe,
+                config=config,
+                folder=folder,
+                rows=encoded.rows,
+                validation=held_out,
+                pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+                dtype=facts.dtype,
+            ),
+        )
         _save(model, tokenizer, folder / "model", facts.dtype)
     _draw(folder)
     return {
@@ -125,7 +137,7 @@ def _train(
         "left_out": encoded.left_out,
         "plain_template": plain,
         "parameters": numbers,
-        **training,
+        **told,
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
@@ -143,19 +155,26 @@ def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """The loss curve."""
-    from moe_lab.reports.figures.style import BLUE, GREY, panels, write_figure
+    """The loss curve, with the loss on held-out conversations where there are any."""
+    from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, panels, write_figure
 
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [{key: line[key] for key in ("step", "phase", "loss", "learning_rate")} for line in lines]
+    columns = ("step", "phase", "loss", "learning_rate", LOSS)
+    rows = [{key: line.get(key) for key in columns} for line in lines]
 
     def draw() -> Any:
         figure, (axis,) = panels(1)
-        axis.plot([row["step"] for row in rows], [row["loss"] for row in rows], color=BLUE)
-        for before, after in pairwise(rows):
+        for key, color, label in (("loss", BLUE, "training"), (LOSS, ORANGE, "validation")):
+            points = [(row["step"], row[key]) for row in rows if row[key] is not None]
+            if points:
+                axis.plot(
+                    *zip(*points, strict=True), color=color, label=label, marker="o" if key == LOSS else ""
+                )
+        for before, after in pairwise(row for row in rows if row["phase"] is not None):
             if before["phase"] != after["phase"]:
                 axis.axvline(before["step"], color=GREY, ls="--", lw=1)
-        axis.set(xlabel="optimizer step", ylabel="training loss")
+        axis.set(xlabel="optimizer step", ylabel="loss per answer token")
+        axis.legend()
         return figure
 
     write_figure(draw, rows, folder / "figures", "loss")

@@ -18,6 +18,8 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods.finetune_freeze.groups import Groups, parameter_groups
 from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
 from moe_lab.methods.finetune_freeze.recipe import Recipe
+from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Rows
+from moe_lab.methods.finetune_freeze.validation import LOSS, AtEpochEnds
 from moe_lab.methods.training import MoeTrainer
 
 ADAM_MOMENTS = 2
@@ -73,8 +75,11 @@ class Freezing(TrainerCallback):
 class FreezeTrainer(MoeTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss; stops at numbers that are none."""
 
-    def __init__(self, *, recipe: Recipe, **options: Any):
+    control: Any
+
+    def __init__(self, *, recipe: Recipe, validation: Rows, **options: Any):
         rows = len(options["train_dataset"])
+        self.validation = validation
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
         self.rate, self.router_rate = recipe.rate(rows, router=False), recipe.rate(rows, router=True)
         self.seen: list[Tensor] = []
@@ -82,6 +87,8 @@ class FreezeTrainer(MoeTrainer):
         super().__init__(schedule=self.rate, **options)
         self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
         self.add_callback(self.freezing)
+        if len(validation):
+            self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
         if self.auxiliary:
             self.model.router_aux_loss_coef = 0.0  # it is added here, and once per step
 
@@ -124,6 +131,28 @@ class FreezeTrainer(MoeTrainer):
             self.seen.append(outputs.aux_loss.detach())
         self._check(loss, "loss")
         return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Cross-entropy per answer token of the held-out conversations, in passes of the training's size."""
+        model, size = self.model_wrapped, self.recipe.batch_size
+        model.eval()
+        loss, tokens = torch.zeros((), device=self.args.device), 0
+        with torch.no_grad():
+            for start in range(0, len(self.validation), size):
+                rows = [
+                    self.validation[number]
+                    for number in range(start, min(start + size, len(self.validation)))
+                ]
+                inputs = self._prepare_inputs(self.data_collator(rows))
+                counted = int((inputs["labels"][:, 1:] != NO_LOSS).sum())
+                with self.compute_loss_context_manager():
+                    loss += model(**inputs).loss.float() * counted
+                tokens += counted
+        model.train()
+        mean = (loss / tokens).item()
+        self.log({LOSS: mean})
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
+        return {"eval_loss": mean}
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         norm = super()._clip_grad_norm(model)

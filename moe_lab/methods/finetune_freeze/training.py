@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.rows import Pad, Row, Rows
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
+from moe_lab.methods.finetune_freeze.validation import LOSS, losses_of, stopped
 from moe_lab.methods.training import Log, last_checkpoint
 from moe_lab.models.facts import resolve_device
 
@@ -21,40 +24,77 @@ if TYPE_CHECKING:
 LOGGING_STEPS = 10
 
 
-def finetune(
-    model: Any, tokenizer: Any, rows: Sequence[Row], recipe: Recipe, folder: Path, config: Config, dtype: str
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is to be done, beside the model."""
+
+    recipe: Recipe
+    config: Config
+    folder: Path
+    """Of log.jsonl and checkpoints/."""
+    rows: Sequence[Row]
+    validation: Sequence[Row]
+    """Held out; empty for none."""
+    pad_token: int
+    dtype: str
+    """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
+
+
+def finetune(model: Any, training: Training) -> dict[str, Any]:
     """Train the model in place, from the folder's last whole checkpoint if there is one.
 
-    Weights and optimizer are float32; with dtype=bfloat16 the passes are computed in bfloat16 (autocast). Returns what
-    training.json tells: losses, and per phase the memory of gradients and optimizer. Raises MoeLabError where a loss or
-    a gradient is no number.
+    Returns what training.json tells: losses, and per phase the memory of gradients and optimizer. Raises MoeLabError
+    where a loss or a gradient is no number.
     """
+    recipe, checkpoints = training.recipe, training.folder / "checkpoints"
     cached = model.config.use_cache  # the Trainer turns it off
     trainer = FreezeTrainer(
         recipe=recipe,
         model=model,
-        args=_arguments(recipe, len(rows), folder, config, dtype),
-        train_dataset=Rows(rows),
-        data_collator=Pad(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0),
-        callbacks=[Log(folder)],
+        args=_arguments(training),
+        train_dataset=Rows(training.rows),
+        validation=Rows(training.validation),
+        data_collator=Pad(training.pad_token),
+        callbacks=[Log(training.folder)],
     )
-    checkpoint = last_checkpoint(folder / "checkpoints")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    checkpoint = last_checkpoint(checkpoints)
+    if checkpoint and _stopped_early(checkpoint, recipe):
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    kept = trainer.state.best_global_step or trainer.state.global_step
+    if kept != trainer.state.global_step or checkpoint == checkpoints / f"checkpoint-{kept}":
+        trainer._load_from_checkpoint(str(checkpoints / f"checkpoint-{kept}"))
     model.config.use_cache = cached
     lines = [line for line in trainer.state.log_history if "loss" in line]
     return {
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
+        "validation": _validation(training, trainer.state, kept),
         "phases": [asdict(phase) | trainer.freezing.memory(phase) for phase in recipe.phases],
     }
 
 
-def _arguments(recipe: Recipe, rows: int, folder: Path, config: Config, dtype: str) -> TrainingArguments:
+def _stopped_early(checkpoint: Path, recipe: Recipe) -> bool:
+    if recipe.early_stop_patience is None:
+        return False
+    log = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).log_history
+    return stopped(losses_of(log), recipe.early_stop_patience)
+
+
+def _validation(training: Training, state: TrainerState, kept: int) -> dict[str, Any] | None:
+    if not training.validation:
+        return None
+    losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
+    return {"conversations": len(training.validation), "losses": losses, "kept_step": kept}
+
+
+def _arguments(training: Training) -> TrainingArguments:
+    recipe, config = training.recipe, training.config
     cpu = resolve_device(config.device).type == "cpu"
-    steps = recipe.steps(rows)
+    steps = recipe.steps(len(training.rows))
     settings = TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
+        output_dir=str(training.folder / "checkpoints"),
         seed=config.seed,
         max_steps=steps,
         per_device_train_batch_size=recipe.batch_size,
@@ -63,11 +103,13 @@ def _arguments(recipe: Recipe, rows: int, folder: Path, config: Config, dtype: s
         weight_decay=recipe.weight_decay,
         optim="adamw_torch",
         max_grad_norm=1.0,
-        bf16=dtype == "bfloat16",
+        bf16=training.dtype == "bfloat16",
         logging_steps=min(LOGGING_STEPS, steps),
         logging_nan_inf_filter=False,
         save_steps=config.method.save_steps,
         save_total_limit=2,
+        metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
+        greater_is_better=False,
         remove_unused_columns=False,
         dataloader_pin_memory=not cpu,
         use_cpu=cpu,

@@ -22,12 +22,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Padding:
-    """What of a tokenizer a training needs."""
-
-    pad_token_id = 0
-
-
 def rows(count: int, length: int = 10) -> list[Row]:
     ids = torch.randint(1, VOCAB - 1, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
     return [Row(each[: length - number % 3], each[: length - number % 3]) for number, each in enumerate(ids)]
@@ -38,11 +32,23 @@ def config_of(**settings: Any) -> Config:
 
 
 def train(
-    model: Any, folder: Path, count: int = 12, dtype: str = "float32", **settings: Any
+    model: Any, folder: Path, count: int = 12, dtype: str = "float32", held_out: int = 0, **settings: Any
 ) -> dict[str, Any]:
     """Fine-tune the model in place: `count` rows, in batches of 2."""
-    from moe_lab.methods.finetune_freeze.training import finetune
+    from moe_lab.methods.finetune_freeze.training import Training, finetune
 
     folder.mkdir(exist_ok=True, parents=True)
     config = config_of(**settings)
-    return finetune(model, Padding(), rows(count), config.method.recipe(), folder, config, dtype)
+    made = rows(count + held_out)
+    return finetune(
+        model,
+        Training(
+            recipe=config.method.recipe(),
+            config=config,
+            folder=folder,
+            rows=made[:count],
+            validation=made[count:],
+            pad_token=0,
+            dtype=dtype,
+        ),
+    )

@@ -48,7 +48,9 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "models" / own["model"]
     assert json.loads((folder / "status.json").read_text())["status"] == "success"
     assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
-    assert len((folder / "log.jsonl").read_text().splitlines()) == 1
+    loss, validation = (json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines())
+    assert loss["loss"] == own["training"]["last_loss"]
+    assert own["training"]["validation"]["losses"] == [{"step": 4, "loss": validation["validation_loss"]}]
     trained = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     before = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     gate = "model.layers.0.mlp.gate.weight"
@@ -118,8 +120,9 @@ def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path
         ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", "method.max_steps=2", *keys)
         return block_of(ended)["finetune_freeze"]["model"]
 
-    names = [model(), model("seed=1"), model("method.dataset_size=9"), model("method.weight_decay=0.1")]
-    assert len(set(names)) == 4
+    others = ("seed=1", "method.dataset_size=9", "method.weight_decay=0.1", "method.validation_size=3")
+    names = [model(), *map(model, others)]
+    assert len(set(names)) == 5
     assert model("method.save_steps=1") == names[0]
 
 
@@ -157,6 +160,7 @@ def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
         (["method.phases=[{frozen:[gate],until:1}]"], "no group"),
         (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
         (["method.dataset=lima"], "data_dir"),
+        (["method.early_stop_patience=1", "method.validation_size=0"], "method.validation_size=100"),
         (["method.dataset=alpaca"], "method.dataset=alpaca is unknown"),
         (["dtype=float16"], "float16"),
         (["device=cuda:1"], "cuda"),

@@ -8,10 +8,16 @@ import pytest
 
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.methods.finetune_freeze.conversations import digest, read_conversations
+from moe_lab.methods.finetune_freeze.conversations import Data, read_data
+from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
 from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Pad, Row, encode, encode_all, with_template
 from moe_lab.models.tokenizer import load_tokenizer
 from tests.conftest import make_tokenizer
+
+
+def read(config, dataset, size=None) -> list:
+    return read_data(config, FinetuneConfig(dataset=dataset, dataset_size=size)).train
+
 
 TURNS = [
     {"role": "user", "content": "Where does Ann live?"},
@@ -85,16 +91,20 @@ def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
     (tmp_path / "lima" / "train.jsonl").write_text(json.dumps(turns) + "\n\n" + json.dumps(turns) + "\n")
     (tmp_path / "own.jsonl").write_text(json.dumps({"messages": TURNS, "kind": "x"}) + "\n")
     config = Config(data_dir=str(tmp_path))
-    assert read_conversations(config, "lima", None) == [TURNS, TURNS]
-    assert read_conversations(config, "lima", 1) == read_conversations(config, f"{tmp_path}/own.jsonl", None)
+    assert read(config, "lima") == [TURNS, TURNS]
+    assert read(config, "lima", 1) == read(config, f"{tmp_path}/own.jsonl")
 
 
 def test_the_toy_conversations_are_of_the_train_split():
     from moe_lab.tasks.toy.instructions import instructions
 
-    read = read_conversations(Config(), "toy", 20)
-    assert read == [row["messages"] for row in instructions("train", 20)]
-    assert digest(read) != digest(read[:19])
+    found = read(Config(), "toy", 20)
+    assert found == [row["messages"] for row in instructions("train", 20)]
+
+
+def test_the_digest_is_of_both_parts():
+    parts = ([TURNS, TURNS], []), ([TURNS], []), ([TURNS], [TURNS])
+    assert len({Data(train=one, validation=other).digest for one, other in parts}) == 3
 
 
 @pytest.mark.parametrize(
@@ -113,7 +123,7 @@ def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps({"messages": TURNS}) + "\n" + line + "\n")
     with pytest.raises(TaskError, match=f"own.jsonl, line 2: .*{told}"):
-        read_conversations(Config(), str(file), None)
+        read(Config(), str(file))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +131,10 @@ def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
 )
 def test_a_data_set_that_is_not_there_says_what_to_do(dataset, told):
     with pytest.raises(TaskError, match=told):
-        read_conversations(Config(), dataset, None)
+        read(Config(), dataset)
 
 
 def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "own.jsonl").write_text("\n")
-    with pytest.raises(TaskError, match="no rows"):
-        read_conversations(Config(), str(tmp_path / "own.jsonl"), None)
+    with pytest.raises(TaskError, match="has 0 conversations"):
+        read(Config(), str(tmp_path / "own.jsonl"))

@@ -1,0 +1,41 @@
+"""The loss on held-out conversations at each epoch's end, and the end of a training that no longer lowers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+
+LOSS = "validation_loss"
+"""Its name in the log; the Trainer's own for the best one is `eval_loss`."""
+
+
+class AtEpochEnds(TrainerCallback):
+    """Asks for an evaluation after each epoch's last step and the training's last, and stops by `patience`.
+
+    It comes before the checkpoint of the same step, which so holds its result; what was measured so far is read from
+    the log, which checkpoints hold. So a resumed training stops where an uninterrupted one does.
+    """
+
+    def __init__(self, steps_per_epoch: int, patience: int | None):
+        self.steps_per_epoch, self.patience = steps_per_epoch, patience
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.steps_per_epoch == 0 or state.global_step == state.max_steps:
+            control.should_evaluate = control.should_log = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.patience is not None:
+            control.should_save = True
+            control.should_training_stop |= stopped(losses_of(state.log_history), self.patience)
+
+
+def losses_of(log: Sequence[dict[str, Any]]) -> list[float]:
+    """The validation losses in a log."""
+    return [line[LOSS] for line in log if LOSS in line]
+
+
+def stopped(losses: Sequence[float], patience: int) -> bool:
+    """Whether the last `patience` losses are none lower than the lowest before them."""
+    return len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])

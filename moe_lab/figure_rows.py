@@ -1,4 +1,5 @@
-"""Rows of figures that need more than stored results: measurements (RoE, Figure 5) and presets (RoE, Table 1)."""
+"""Rows of figures that need more than stored results: measurements (RoE, Figure 5) and presets (Table 1 of RoE and of
+MoE-Bench)."""
 
 from __future__ import annotations
 
@@ -105,4 +106,17 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
         own: Any = getattr(usual, where["quantity"])
         value = float(own == "perplexity") if where["quantity"] == "metric" else float(own)
         rows.append({**where, "value": value, "published": published.value, "place": published.place})
+    return rows
+
+
+def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """MoE-Bench's Table 1: for every number that the paper gives, the default of the method's key."""
+    from moe_lab.methods import get_method
+
+    rows = []
+    for published in experiment.paper:
+        name, key = published.cell["method"], published.cell["setting"]
+        value = float(getattr(get_method(name).Config(name=name), key))
+        place = {"published": published.value, "place": published.place}
+        rows.append({"setting": f"method.{key}", "value": value, **place})
     return rows

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config
-from moe_lab.figure_rows import equivalent_rows, setup_rows
+from moe_lab.figure_rows import equivalent_rows, recipe_rows, setup_rows
 from moe_lab.reports.experiment import Experiment
 from moe_lab.reports.figures.stored_study import StoredStudy, read_study
 from moe_lab.reports.figures.stored_traces import read_traces
 from moe_lab.reports.paper_table import file_stem
+from moe_lab.reports.recipe_table import write_recipe
 from moe_lab.reports.reference_table import write_references
 from moe_lab.reports.setup_table import write_setup
 from moe_lab.reports.table_cell import TableCell
@@ -99,6 +100,10 @@ def _setup(asked: Asked) -> list[Path]:
     return write_setup(asked.experiment, setup_rows(asked.experiment), asked.folder, asked.scale)
 
 
+def _recipe(asked: Asked) -> list[Path]:
+    return write_recipe(asked.experiment, recipe_rows(asked.experiment), asked.folder, asked.scale)
+
+
 def _references(asked: Asked) -> list[Path]:
     return write_references(asked.experiment, asked.cells, asked.folder, asked.scale)
 
@@ -112,12 +117,18 @@ INPUTS: dict[str, Callable[[Asked], tuple[Any, ...]]] = {
     "forest": _comparison,
     "heatmap": _studies,
     "history": _studies,
+    "lines": _comparison,
     "overhead": _cells,
     "retained": _traces,
     "sample": _traces,
+    "schedules": _comparison,
     "steps": _traces,
     "sweep": _studies,
 }
 """What each kind of figure draws; without a first part there is nothing to draw."""
-TABLES: dict[str, Callable[[Asked], list[Path]]] = {"references": _references, "setup": _setup}
+TABLES: dict[str, Callable[[Asked], list[Path]]] = {
+    "recipe": _recipe,
+    "references": _references,
+    "setup": _setup,
+}
 """Kinds that are tables of their own, in the place of the one of cells."""

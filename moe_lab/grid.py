@@ -92,7 +92,7 @@ def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list
             if job.study is not None and not job.runs:
                 attempts.make(job.name, None, partial(job.tune, models))
             for run in job.runs:
-                if run.run_id in outcomes:
+                if run.run_id in outcomes and run.measured:
                     continue
                 outcome = attempts.make(
                     run.folder.name, run.run_id, partial(execute_logged, run, models, job.group)

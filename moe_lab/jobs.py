@@ -78,12 +78,20 @@ def seeds_of(config: Config) -> list[Config]:
 
 
 def by_model(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs, ordered so that a model once left does not come again."""
+    """The same jobs, ordered so that a model once left does not come again; of one model first those with metrics,
+    which are counted while answers are given."""
     models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
-    order = sorted(range(len(jobs)), key=lambda index: models.index(models[index]))
+    order = sorted(
+        range(len(jobs)),
+        key=lambda index: (models.index(models[index]), jobs[index].config.metrics == "none"),
+    )
     return [jobs[index] for index in order]
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
-    """All runs that are known, none twice."""
-    return list({run.run_id: run for job in jobs for run in job.runs}.values())
+    """All runs that are known, none twice: where only one of two is asked for metrics, that one."""
+    distinct: dict[str, Run] = {}
+    for run in (run for job in jobs for run in job.runs):
+        if run.run_id not in distinct or run.config.metrics != "none":
+            distinct[run.run_id] = run
+    return list(distinct.values())

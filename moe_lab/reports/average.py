@@ -31,6 +31,13 @@ def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCe
     return [_average(line, axis, wanted) for line in lines.values()]
 
 
+def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
+    """What a table shows: its cells, then their averages; these alone where their axis is neither row nor column."""
+    means = averages(experiment, cells)
+    alone = experiment.average not in [*experiment.rows, *experiment.columns]
+    return means if means and alone else [*cells, *means]
+
+
 def _average(line: dict[str, TableCell], axis: str, wanted: Sequence[str]) -> TableCell:
     some = next(iter(line.values()))
     absent = TableCell(coordinates={}, run_id=None)

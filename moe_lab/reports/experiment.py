@@ -23,10 +23,13 @@ FIGURES = (
     "forest",
     "heatmap",
     "history",
+    "lines",
     "overhead",
+    "recipe",
     "references",
     "retained",
     "sample",
+    "schedules",
     "setup",
     "steps",
     "sweep",
@@ -147,7 +150,10 @@ def find_experiments(names: str) -> list[Experiment]:
 
 def load_experiment(name: str, file: Path) -> Experiment:
     """Read one file, every key checked."""
-    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file} is not a mapping.")
     try:

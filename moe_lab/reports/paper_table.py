@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moe_lab.reports.average import NOTE, averages
+from moe_lab.reports.average import NOTE, averages, shown_cells
 from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.numbers import MARKS, Row
 from moe_lab.reports.paper_csv import csv_text
@@ -64,10 +64,8 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
         + (" ±: standard deviation over seeds." if any(row.seeds > 1 for row in measured) else ""),
         "",
     ]
-    means = averages(experiment, cells)
-    alone = experiment.average not in [*experiment.rows, *experiment.columns]
-    lines += [NOTE, ""] if means else []
-    lines += _grid(experiment, means if means and alone else [*cells, *means])
+    lines += [NOTE, ""] if averages(experiment, cells) else []
+    lines += _grid(experiment, shown_cells(experiment, cells))
     lines += ["", *_published_list(experiment), *_marks(measured), *_problems(cells), *_runs(cells)]
     return "\n".join(lines).rstrip() + "\n"
 

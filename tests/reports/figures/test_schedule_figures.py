@@ -1,0 +1,121 @@
+"""Figures of fine-tuned models: the numbers behind them.
+
+Broken by: a point in another schedule's line or panel, the average among the tasks where it stands alone, the routers'
+default learning rate at zero.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from moe_lab.reports.experiment import Experiment, Published, Scale
+from moe_lab.reports.figures.lines import line_rows, write_lines
+from moe_lab.reports.figures.schedules import schedule_label, schedule_rows, write_schedules
+from moe_lab.reports.table_cell import TableCell
+from tests.reports.test_expert_rows import FOUND, results
+
+KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
+
+
+def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCell:
+    told = results(intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
+    told["results"]["t"]["acc,none"] = value
+    config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
+    found = {"run_id": "r", "results": [told], "expert": [FOUND], "config": config}
+    return TableCell(
+        coordinates={key.replace("__", "."): v for key, v in coordinates.items()}, metric=metric, **found
+    )
+
+
+def bars(**more) -> Experiment:
+    paper = [
+        Published(
+            cell={"method.schedule": "none-router", "task": "average"}, value=65.0, unit="percent", place="T"
+        )
+    ]
+    told = {
+        "rows": ["method", "method.schedule"],
+        "columns": ["task"],
+        "metric": "headline",
+        "average": "task",
+    }
+    return Experiment(**KEYS, paper=paper, **(told | more))
+
+
+def cells() -> list[TableCell]:
+    both = [("base", "-", 0.1), ("finetune-freeze", "none-router", 0.5), ("finetune-freeze", "experts", 0.7)]
+    return [
+        cell(value + more, method=method, method__schedule=schedule, task=task)
+        for method, schedule, value in both
+        for task, more in (("arc", 0.0), ("piqa", 0.2))
+    ]
+
+
+def test_each_column_is_a_panel_with_the_average_last(tmp_path):
+    rows = schedule_rows(cells(), bars())
+    assert [row["panel"] for row in rows] == ["arc", "piqa"] * 3 + ["average"] * 3
+    found = {(row["panel"], row["schedule"]): row for row in rows}
+    assert found["piqa", "N→R"]["value"] == pytest.approx(0.7)
+    assert found["average", "E→E"]["value"] == pytest.approx(0.8)
+    assert found["average", "N→R"]["published"] == 0.65 and found["arc", "N→R"]["published"] is None
+    png, _ = write_schedules(cells(), bars(), tmp_path, "f", "T")
+    assert png.stat().st_size > 10_000
+
+
+def test_an_average_without_its_axis_stands_alone():
+    told = [replaced(one, model="tiny") for one in cells()]
+    rows = schedule_rows(told, bars(columns=["model"]))
+    assert [(row["panel"], row["schedule"]) for row in rows] == [
+        ("tiny", "base"),
+        ("tiny", "N→R"),
+        ("tiny", "E→E"),
+    ]
+
+
+def replaced(one: TableCell, **coordinates) -> TableCell:
+    return cell(
+        one.row().value, **{k.replace(".", "__"): v for k, v in (one.coordinates | coordinates).items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rate", "label"),
+    [
+        ("none-router", "-", "N→R"),
+        ("experts", "-", "E→E"),
+        ("none", "1e-05", "N→N, router 1e-05"),
+        ("-", "-", "base"),
+    ],
+)
+def test_schedules_bear_the_papers_names(schedule, rate, label):
+    assert schedule_label({"method.schedule": schedule, "method.router_lr": rate}) == label
+
+
+def test_nothing_measured_draws_nothing(tmp_path):
+    missing = TableCell(coordinates={"task": "a", "method.schedule": "none", "method": "x"}, run_id=None)
+    assert write_schedules([missing], bars(average=None), tmp_path, "f", "T") == []
+    lines = Experiment(**KEYS, rows=["method.schedule"], columns=["task"], metric="headline", paper=[])
+    assert write_lines([missing], lines, tmp_path, "g", "T") == []
+
+
+def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):
+    measures = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
+    lines = Experiment(
+        **KEYS, rows=["method.router_lr"], columns=["model", "measure"], metric=measures, paper=[]
+    )
+    points = [
+        cell(value, metric, model="tiny", measure=name, method__router_lr=rate)
+        for rate, value in (("-", 0.6), ("1e-05", 0.4))
+        for name, metric in measures.items()
+    ]
+    rows = line_rows(points, lines)
+    assert [(row["measure"], row["x"], row["value"]) for row in rows] == [
+        ("Load Balance", 1e-05, 3.5),
+        ("Load Balance", 0.02, 3.5),
+        ("accuracy", 1e-05, 0.4),
+        ("accuracy", 0.02, 0.6),
+    ]
+    assert {row["line"] for row in rows} == {"tiny"}
+    assert write_lines(points, lines, tmp_path, "f", "T")[0].stat().st_size > 10_000

@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from moe_lab.engine.hf import Request
     from moe_lab.engine.tokens import Tokens
+    from moe_lab.routing import Router, Routing
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -24,6 +25,10 @@ _SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
 
 class Observer:
     """Sees what a plain model reads; this one looks away."""
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        """As a routing policy; this one leaves every decision as it is."""
+        return None
 
     def expect(self, tokens: Tokens) -> None:
         """Called before each forward pass."""
@@ -59,8 +64,8 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def observed(lm: Any, observer: Any) -> Iterator[None]:
-    """Inside the context `observer`, which is a routing policy too, sees all that an `EngineLM` reads and routes.
+def observed(lm: Any, observer: Observer) -> Iterator[None]:
+    """Inside the context `observer`, a routing policy as well, sees all that an `EngineLM` reads and routes.
 
     Raises ConfigError for a model that does not run as rows.
     """

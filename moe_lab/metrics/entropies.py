@@ -38,6 +38,17 @@ def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
     return entropy_bits(others).sum(axis=-1) / np.asarray(experts)
 
 
+def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, Any]:
+    """{"load_balance", "collaboration"} as `measured` gives them; the diagonal holds selections of single experts."""
+    selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
+    balanced = [float(np.log2(count)) for count in experts]
+    spread = [float(np.log2(max(1, count - 1))) for count in experts]
+    return {
+        "load_balance": measured(selections_GLE, experts, load_balance, balanced),
+        "collaboration": measured(pairs_GLEE, experts, collaboration, spread),
+    }
+
+
 def measured(
     counts: np.ndarray,
     experts: Sequence[int],

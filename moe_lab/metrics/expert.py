@@ -92,32 +92,19 @@ def entropies(counts: Counts) -> dict[str, Any]:
 
 
 def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
-    from moe_lab.metrics.entropies import collaboration, load_balance, measured
+    from moe_lab.metrics.entropies import entropies_of
 
-    pairs_GLEE = counts.pairs_GPLEE[:, phases].sum(axis=1)
-    selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
-    balanced = [float(np.log2(count)) for count in counts.experts]
-    spread = [float(np.log2(max(1, count - 1))) for count in counts.experts]
-    return {
-        "load_balance": measured(selections_GLE, counts.experts, load_balance, balanced),
-        "collaboration": measured(pairs_GLEE, counts.experts, collaboration, spread),
-    }
-
-
-def extreme_experts(counts: Counts) -> dict[str, list[int]]:
-    """The least and the most selected expert of every layer; of several the first."""
-    selections_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
-    real = [row[:count] for row, count in zip(selections_LE, counts.experts, strict=True)]
-    return {"least": [int(row.argmin()) for row in real], "most": [int(row.argmax()) for row in real]}
+    return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
 
 
 def _changed(tasks: dict[str, Any], counts: Counts, samples: Samples, evaluate: Evaluate) -> dict[str, Any]:
     """{"capacity", "specialization"}, each with what its evaluations cost."""
-    from moe_lab.metrics.interventions import Masked, RandomRouting
+    from moe_lab.metrics.interventions import Masked, RandomRouting, extreme_experts
     from moe_lab.metrics.losses import losses
 
+    selections_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
     capacity = {}
-    for which, experts in extreme_experts(counts).items():
+    for which, experts in extreme_experts(selections_LE, counts.experts).items():
         pruned, cost = evaluate(f"capacity_{which}", Masked(experts))
         capacity[which] = {"masked": experts, "tasks": losses(tasks, samples, [pruned]), "cost": cost}
     drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in SEEDS]

@@ -1,6 +1,6 @@
 """Policies under which a task is evaluated again: an expert of each layer masked, or experts drawn at random.
 
-T = tokens of a pass, E = experts, K = experts per token.
+T = tokens of a pass, L = MoE layers, E = experts, K = experts per token.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,12 @@ from moe_lab.engine.tokens import Tokens
 from moe_lab.routing import Router, Routing
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS
+
+
+def extreme_experts(selections_LE: np.ndarray, experts: Sequence[int]) -> dict[str, list[int]]:
+    """The least and the most selected expert of every layer; of several the first. `experts` of each layer."""
+    real = [row[:count] for row, count in zip(selections_LE, experts, strict=True)]
+    return {"least": [int(row.argmin()) for row in real], "most": [int(row.argmax()) for row in real]}
 
 
 class Masked(Observer):

@@ -6,6 +6,7 @@ outputs/models/<model>-finetune-freeze-<id8>/
   identity.json    what determines the weights
   log.jsonl        loss, gradient norm, learning rate, phase
   figures/loss     the loss curve, .png and .csv
+  expert_metrics.jsonl, figures/expert_metrics   on what is held out, by epoch
   training.json    what determines the weights, and how training went; written last
 """
 

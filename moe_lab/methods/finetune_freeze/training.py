@@ -16,6 +16,7 @@ from moe_lab.methods.finetune_freeze.rows import Pad, Row, Rows
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.finetune_freeze.validation import LOSS, losses_of, stopped
 from moe_lab.methods.training import Log, last_checkpoint
+from moe_lab.metrics.callback import ExpertMetrics, summary
 from moe_lab.models.facts import resolve_device
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
         train_dataset=Rows(training.rows),
         validation=Rows(training.validation),
         data_collator=Pad(training.pad_token),
-        callbacks=[Log(training.folder)],
+        callbacks=[Log(training.folder), *_measuring(training)],
     )
     checkpoint = last_checkpoint(checkpoints)
     if checkpoint and _stopped_early(checkpoint, recipe):
@@ -71,6 +72,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
         "validation": _validation(training, trainer.state, kept),
+        "expert_metrics": summary(training.folder) if training.validation else None,
         "phases": [asdict(phase) | trainer.freezing.memory(phase) for phase in recipe.phases],
     }
 
@@ -87,6 +89,11 @@ def _validation(training: Training, state: TrainerState, kept: int) -> dict[str,
         return None
     losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
     return {"conversations": len(training.validation), "losses": losses, "kept_step": kept}
+
+
+def _measuring(training: Training) -> list[ExpertMetrics]:
+    """The expert metrics on what is held out."""
+    return [ExpertMetrics(Rows(training.validation), training.folder)] if training.validation else []
 
 
 def _arguments(training: Training) -> TrainingArguments:

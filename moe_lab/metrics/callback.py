@@ -1,0 +1,82 @@
+"""The expert metrics of a model while it is trained by transformers' Trainer.
+
+    trainer.add_callback(ExpertMetrics(rows, folder))
+
+`rows` are mappings with `input_ids` and `labels`. Measured before the first step and after the last one of every epoch,
+into `<folder>/expert_metrics.jsonl` (a line per measurement, as `held_out.measure` gives it) and
+`<folder>/figures/expert_metrics` (.png and .csv). The training goes as without it: weights and random numbers are left
+alone. Under several processes each one measures, and the first one writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from moe_lab.metrics.correlations import correlations, values_of
+from moe_lab.metrics.rows import Row
+from moe_lab.results.files import plain, write_atomically, writing
+
+FILE = "expert_metrics.jsonl"
+
+
+class ExpertMetrics(TrainerCallback):
+    """Measures a Trainer's model on held-out rows. A resumed training continues the file."""
+
+    def __init__(self, rows: Sequence[Row], folder: Path):
+        self.rows = rows
+        self.folder = Path(folder)
+        self.lines: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Measure before the first step; of a training that continues, forget what came after its checkpoint."""
+        self.lines = [line for line in read_measurements(self.folder) if line["step"] <= state.global_step]
+        if state.global_step == 0 and not self.lines:
+            self._measure(state, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Measure at the end of an epoch and of the training, before the checkpoint of the same step is made."""
+        if float(state.epoch).is_integer() or state.global_step == state.max_steps:
+            self._measure(state, model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        from moe_lab.reports.figures.training_metrics import write_training_metrics
+
+        if state.is_world_process_zero and self.lines:
+            write_training_metrics(self.lines, self.folder / "figures")
+
+    def _measure(self, state: Any, model: Any) -> None:
+        from moe_lab.metrics.held_out import measure
+
+        place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
+        self.lines.append(plain(place | measure(model, self.rows)))
+        if state.is_world_process_zero:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+
+def read_measurements(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a training's expert_metrics.jsonl; none where there is no such file."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def summary(folder: Path) -> dict[str, Any] | None:
+    """What training.json tells of them: the values first and last, and their correlations; None without any."""
+    lines = read_measurements(folder)
+    if not lines:
+        return None
+    return {
+        "measurements": len(lines),
+        "rows": lines[0]["rows"],
+        "first": values_of(lines[0]),
+        "last": values_of(lines[-1]),
+        "correlations": correlations(lines),
+    }

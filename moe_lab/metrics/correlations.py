@@ -1,0 +1,64 @@
+"""How the expert metrics of a training go together (MoE-Bench, section 4.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from moe_lab.results.statistics import LEVEL
+
+FEWEST = 3
+"""Points that a correlation needs: any two lie on a line."""
+FEWEST_WITH_INTERVAL = 4
+
+
+def values_of(line: dict[str, Any]) -> dict[str, float | None]:
+    """The four metrics of one measurement; Capacity is that of the least activated expert."""
+    least = (line["capacity"] or {}).get("least")
+    return {
+        "load_balance": line["load_balance"]["value"],
+        "collaboration": line["collaboration"]["value"],
+        "capacity": least["value"] if least else None,
+        "specialization": line["specialization"]["value"],
+    }
+
+
+def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every pair of the four metrics over the measurements of one training.
+
+    Each is {"of", "n", "pearson", "ci95", "spearman", "note"}: n is the number of measurements, the interval is
+    Fisher's (from four points on; neighbouring measurements are not independent, so it is too narrow), `note` says why
+    a number is missing.
+    """
+    series = [values_of(line) for line in lines]
+    return [
+        _correlation(one, other, [(point[one], point[other]) for point in series])
+        for one, other in combinations(series[0], 2)
+    ]
+
+
+def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    from scipy.stats import spearmanr
+
+    pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
+    found: dict[str, Any] = {"of": [one, other], "n": len(pairs), "pearson": None, "ci95": None}
+    found |= {"spearman": None, "note": None}
+    if len(pairs) < FEWEST:
+        return found | {"note": f"fewer than {FEWEST} measurements"}
+    if (np.ptp(pairs, axis=0) == 0).any():
+        return found | {"note": "one of the two does not change"}
+    r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1, 1))
+    return found | {"pearson": r, "ci95": _fisher(r, len(pairs)), "spearman": float(spearmanr(*pairs.T)[0])}
+
+
+def _fisher(r: float, n: int) -> list[float] | None:
+    from scipy.stats import norm
+
+    if n < FEWEST_WITH_INTERVAL or abs(r) == 1:
+        return None
+    half = float(norm.ppf((1 + LEVEL) / 2)) / math.sqrt(n - 3)
+    return [math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)]

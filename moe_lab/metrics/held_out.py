@@ -1,0 +1,67 @@
+"""The four expert metrics of a model on rows of tokens, as they are while it is trained (MoE-Bench, section 4.2).
+
+Load Balance and Collaboration count the rows' tokens. Accuracy is the share of answer tokens that are predicted right
+behind the true ones; Capacity and Specialization are what of it is lost with an expert masked or random experts.
+
+N = rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from moe_lab.engine.observer import Observer
+from moe_lab.metrics.entropies import entropies_of
+from moe_lab.metrics.interventions import Masked, RandomRouting, extreme_experts
+from moe_lab.metrics.rows import PairCounts, Row, labelled_tokens, right_tokens
+from moe_lab.results.statistics import LEVEL, RESAMPLES, SEED
+
+RANDOM_SEED = 0
+"""Of random routing, which draws anew for every token and layer: rows differ more than seeds."""
+
+
+def measure(model: nn.Module, rows: Sequence[Row]) -> dict[str, Any]:
+    """Load Balance, Collaboration, Capacity, Specialization and accuracy on the rows, with 95% intervals over them.
+
+    Four passes over the rows. Each value stands as {"value", "ci95"}; Load Balance and Collaboration with their largest
+    possible value and their layers too. Capacity is null for a model that gives every token all of its experts.
+    """
+    start = time.perf_counter()
+    counted, answers_N = PairCounts(len(rows)), labelled_tokens(rows)
+    right_N = right_tokens(model, rows, counted)
+    pairs_GLEE, experts = counted.pairs_GLEE, counted.experts_of_layers
+
+    def lost(policy: Observer) -> dict[str, Any]:
+        return _share(right_N - right_tokens(model, rows, policy), answers_N)
+
+    selections_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
+    can_mask = all(counted.top_k[layer] < count for layer, count in counted.experts.items())
+    masked = extreme_experts(selections_LE, experts) if can_mask else {}
+    return {
+        "rows": len(rows),
+        "tokens": counted.tokens,
+        "answer_tokens": int(answers_N.sum()),
+        "accuracy": _share(right_N, answers_N),
+        **entropies_of(pairs_GLEE, experts),
+        "capacity": {which: lost(Masked(own)) | {"masked": own} for which, own in masked.items()} or None,
+        "specialization": lost(RandomRouting(RANDOM_SEED)) | {"seed": RANDOM_SEED},
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _share(of_N: np.ndarray, tokens_N: np.ndarray) -> dict[str, Any]:
+    """The sum over the tokens; the interval resamples rows (percentiles, seeded)."""
+    total = int(tokens_N.sum())
+    found: dict[str, Any] = {"value": float(of_N.sum() / total) if total else None, "ci95": None}
+    N = len(tokens_N)
+    if total and N > 1:
+        drawn_RN = np.random.default_rng(SEED).multinomial(N, np.full(N, 1 / N), size=RESAMPLES)
+        tokens_R = drawn_RN @ tokens_N
+        shares = (drawn_RN @ of_N)[tokens_R > 0] / tokens_R[tokens_R > 0]
+        found["ci95"] = [float(bound) for bound in np.quantile(shares, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])]
+    return found

@@ -1,0 +1,169 @@
+"""Expert metrics while a model is trained.
+
+Broken by: a training that goes otherwise because it is measured, a measurement that is lost or doubled by a resume,
+correlations of too few points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from moe_lab.metrics.callback import ExpertMetrics, read_measurements, summary
+from moe_lab.metrics.correlations import correlations
+from moe_lab.metrics.held_out import measure
+from tests.families.zoo import small_model
+from tests.metrics.test_rows import some_rows
+
+STEPS_PER_EPOCH = 3
+
+
+class Stop(TrainerCallback):
+    """Ends the training as a kill does, without another checkpoint, after some step."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def trainer_of(
+    model: Any, folder: Path, *callbacks: TrainerCallback, epochs: int = 2, **settings: Any
+) -> Trainer:
+    """A plain Trainer of transformers with dropout on, on rows of one length."""
+    ids = torch.randint(1, 60, (2 * STEPS_PER_EPOCH, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    arguments = TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        num_train_epochs=epochs,
+        per_device_train_batch_size=2,
+        learning_rate=5e-3,
+        save_steps=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
+    )
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    model.config.attention_dropout = 0.3
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    return Trainer(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
+
+
+def without_seconds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
+    plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    trainer_of(plain, tmp_path / "plain").train()
+    state = torch.get_rng_state()
+    trainer_of(measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path)).train()
+    assert same_weights(plain, measured)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not same_weights(plain, small_model("olmoe"))
+    lines = read_measurements(tmp_path)
+    assert [(line["step"], line["epoch"]) for line in lines] == [(0, 0.0), (3, 1.0), (6, 2.0)]
+    for line, model in ((lines[0], small_model("olmoe")), (lines[-1], measured)):
+        expected = without_seconds([json.loads(json.dumps(measure(model, some_rows())))])[0]
+        assert {key: line[key] for key in expected} == expected
+    assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
+    assert (tmp_path / "figures" / "expert_metrics.png").stat().st_size > 1000
+    table = (tmp_path / "figures" / "expert_metrics.csv").read_text().splitlines()
+    assert len(table) == 4 and table[0].startswith(
+        "step,epoch,load_balance,collaboration,capacity,specialization"
+    )
+    told = summary(tmp_path)
+    assert told is not None and told["measurements"] == 3
+    assert told["last"]["load_balance"] == lines[-1]["load_balance"]["value"]
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last: int, tmp_path: Path) -> None:
+    """Stopped before the fourth step (an epoch's end is measured, the checkpoint is of the second), and the sixth."""
+    whole = deepcopy(small_model("olmoe"))
+    trainer_of(whole, tmp_path / "whole", ExpertMetrics(some_rows(), tmp_path / "whole")).train()
+    cut = deepcopy(small_model("olmoe"))
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(cut, tmp_path, ExpertMetrics(some_rows(), tmp_path), Stop(last)).train()
+    assert len(read_measurements(tmp_path)) == 2
+    resumed = deepcopy(small_model("olmoe"))
+    trainer = trainer_of(resumed, tmp_path, ExpertMetrics(some_rows(), tmp_path))
+    checkpoint = tmp_path / "checkpoints" / f"checkpoint-{last // 2 * 2}"
+    if checkpoint.exists():
+        saved = type(resumed).from_pretrained(
+            checkpoint
+        )  # the Trainer of transformers 5.23 loads no fused experts
+        trainer._load_from_checkpoint = lambda *args: resumed.load_state_dict(saved.state_dict())
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert same_weights(whole, resumed)
+    assert without_seconds(read_measurements(tmp_path)) == without_seconds(
+        read_measurements(tmp_path / "whole")
+    )
+
+
+def line(*values: float | None) -> dict[str, Any]:
+    balance, together, capacity, special = values
+    return {
+        "load_balance": {"value": balance},
+        "collaboration": {"value": together},
+        "capacity": None if capacity is None else {"least": {"value": capacity}},
+        "specialization": {"value": special},
+    }
+
+
+def test_correlations_say_how_many_points_they_have() -> None:
+    lines = [
+        line(1.0, 2.0, 3.0, 5.0),
+        line(2.0, 4.0, 2.0, 5.0),
+        line(4.0, 8.0, 0.0, 5.0),
+        line(3.0, 5.0, 1.5, 5.0),
+    ]
+    found = {tuple(one["of"]): one for one in correlations(lines)}
+    assert len(found) == 6
+    one = found["load_balance", "collaboration"]
+    x, y = [1, 2, 4, 3], [2, 4, 8, 5]
+    mx, my = sum(x) / 4, sum(y) / 4
+    r = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / math.sqrt(
+        sum((a - mx) ** 2 for a in x) * sum((b - my) ** 2 for b in y)
+    )
+    assert one["n"] == 4 and one["pearson"] == pytest.approx(r) and one["spearman"] == pytest.approx(1.0)
+    half = 1.959964 / math.sqrt(1)
+    assert one["ci95"] == pytest.approx([math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)])
+    assert found["load_balance", "capacity"]["pearson"] < -0.9
+    constant = found["load_balance", "specialization"]
+    assert constant["pearson"] is None and "does not change" in constant["note"]
+    few = correlations(lines[:2])
+    assert all(one["pearson"] is None and one["n"] == 2 and "fewer than 3" in one["note"] for one in few)
+    three = correlations([*lines[:2], line(5.0, 1.0, None, 1.0)])
+    assert {tuple(one["of"]): one["n"] for one in three}["load_balance", "capacity"] == 2
+    assert three[0]["pearson"] is not None and three[0]["ci95"] is None
+
+
+def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moe_lab.methods.finetune_freeze import training
+    from tests.methods.finetune_freeze.runs import train
+
+    measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
+    told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
+    assert told["expert_metrics"]["measurements"] == 3 and told["expert_metrics"]["rows"] == 5
+    monkeypatch.setattr(training, "_measuring", lambda settings: [])
+    train(plain, tmp_path / "plain", held_out=5, schedule="none-router", epochs=2)
+    assert same_weights(plain, measured)
+    assert train(plain, tmp_path / "none")["expert_metrics"] is None

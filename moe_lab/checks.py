@@ -60,9 +60,12 @@ def check_chat_template(config: Config) -> None:
     """Raise ConfigError where a chat template is wanted that the tokenizer does not have."""
     if not config.apply_chat_template:
         return
-    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
 
-    templates = load_tokenizer(config.model, offline=config.offline).chat_template
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    if config.task.chat_template and config.apply_chat_template is True:
+        with_template(tokenizer)
+    templates = tokenizer.chat_template
     if not templates:
         raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
     wanted = config.apply_chat_template

@@ -28,7 +28,7 @@ from moe_lab.paths import resource_folder
 GROUPS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 PATHS = re.compile(
-    r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|method\.temperature|method\.embeddings)"
+    r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|task\.reward_model|task\.guard_model|method\.temperature|method\.embeddings)"
     r"=(.+)$",
     re.S,
 )

@@ -19,6 +19,7 @@ SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
 ANSWERS = ("text", "letters")
 METRICS = ("none", "expert")
+JUDGES = ("toy", "reward", "llama_guard", "openai")
 TUNINGS = ("none", "tpe", "uniform")
 TUNING_METRICS = ("perplexity", "accuracy")
 LOGGERS = ("none", "wandb")
@@ -80,6 +81,15 @@ class TaskConfig:
     """Whether programs that the model wrote may be executed, in a cage (`moe_lab.sandbox`)."""
     answer: str | None = None
     """How a multiple-choice task is asked: "text", as lm-eval does, or "letters" (`tasks/letters.py`); null: text."""
+    chat_template: bool = False
+    """Whether prompts pass through the chat template, a plain one if need be, where `apply_chat_template` is null."""
+    judges: list[str] | None = None
+    """Who judges the answers of a safety task (`moe_lab.judges`); null: toy for the embedded model, else reward and
+    llama_guard."""
+    reward_model: str | None = None
+    """Folder, or hub id, `@revision` after it; null: the judge's own default. So the next two."""
+    guard_model: str | None = None
+    moderation_model: str | None = None
 
     def __post_init__(self) -> None:
         if self.answer is not None:
@@ -88,6 +98,10 @@ class TaskConfig:
             self.metric = "acc,none"  # letters are equally long
         if self.category is not None:
             _one_of("task.category", self.category, CATEGORIES)
+        for judge in self.judges or ():
+            _one_of("task.judges", judge, JUDGES)
+        if self.judges is not None and (not self.judges or len(set(self.judges)) < len(self.judges)):
+            raise ConfigError(f"task.judges={self.judges} must name judges, each once: {', '.join(JUDGES)}.")
         if not self.name:
             raise ConfigError(
                 f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."
@@ -160,7 +174,8 @@ class Config:
     max_batch_size: int | None = None
     max_length: int | None = None
     gen_kwargs: dict[str, Any] | None = None
-    apply_chat_template: bool | str = False
+    apply_chat_template: bool | str | None = None
+    """Null: `task.chat_template`; it is never null in a `Config`."""
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = True
     predict_only: bool = False
@@ -179,6 +194,8 @@ class Config:
     """The overrides that were typed, for the record; not a key of `conf/`."""
 
     def __post_init__(self) -> None:
+        if self.apply_chat_template is None:
+            self.apply_chat_template = self.task.chat_template
         _one_of("mode", self.mode, MODES)
         _one_of("scale", self.scale, SCALES)
         _one_of("metrics", self.metrics, METRICS)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from moe_lab.judges.session import JUDGEMENTS, judgements_file, judging
 from moe_lab.processes import Leading, tell_to_load
 from moe_lab.results.files import plain, write_atomically, write_json, writing
-from moe_lab.results.responses import ResponseLog
+from moe_lab.results.judged import judges_block
+from moe_lab.results.responses import ResponseLog, adopt_answers
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     _write_settings(run)
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
+    if run.judges and not again:
+        adopt_answers(run.folder, _header(run))
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
     if log.set_aside is not None:
         reason = "they are of another model commit or made with other versions"
@@ -65,9 +69,12 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     block = moe_lab_block(run, evaluated, cost_block(log), report, before)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
+    block |= judges_block(run.judges, samples)
     write_samples(run.folder, samples)
     if again:
         os.replace(log.path, path)
+        if run.judges:
+            os.replace(judgements_file(run), run.folder / JUDGEMENTS)
     results = plain(evaluated | {"moe_lab": block})
     write_json(run.folder / "results.json", results)
     if routes is not None:
@@ -143,6 +150,16 @@ def _whole(amount: float | None) -> int | None:
     return None if amount is None else int(amount)
 
 
+def prompt_tokenizer(config: Config) -> Any:
+    """The tokenizer that frames prompts; without a chat template it gets the plain one where the task wants one."""
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    if config.task.chat_template and config.apply_chat_template is True and with_template(tokenizer):
+        print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
+    return tokenizer
+
+
 def environment(loaded: LoadedModel) -> dict[str, str | None]:
     """What is recorded of how a model runs; none of it is part of a run's identity."""
     config = loaded.model.config
@@ -163,7 +180,6 @@ def _evaluate(
 ) -> dict[str, Any]:
     """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`."""
     from moe_lab.engine.observer import observed
-    from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.results.cost import reset_peak_memory, weight_bytes
     from moe_lab.results.recorded import RecordedLM
 
@@ -185,13 +201,14 @@ def _evaluate(
                 opened.enter_context(observed(lm, observer))
             return Leading(lm, config) if config.model.tp_plan else lm
 
-        lm = RecordedLM(
-            log,
-            open_model,
-            lambda: load_tokenizer(config.model, offline=config.offline),
-            config.apply_chat_template,
-        )
-        return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+        def free_model() -> None:
+            opened.close()
+            lm.forget_model()
+            models.free()
+
+        lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
+        with judging(run, free_model):
+            return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
 
 
 def evaluate_tasks(
@@ -226,7 +243,7 @@ def _chosen(run: Run) -> dict[str, Any]:
 def _header(run: Run) -> dict[str, Any]:
     now = versions()
     return {
-        "run_id": run.run_id,
+        "run_id": run.answers_id,
         "commit": run.facts.commit,
         "versions": {name: now[name] for name in DECISIVE},
     }

@@ -28,7 +28,8 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
     blocks = dict.fromkeys(tuple(_model(config)) for config in models.values())
     refused = dict.fromkeys(line for config in configs for line in _method(config))
     states = [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
-    return [line for block in blocks for line in block] + [*refused, *states]
+    judges = dict.fromkeys(line for config in configs for line in _judges(config))
+    return [line for block in blocks for line in block] + [*refused, *states, *judges]
 
 
 def task_state(config: Config) -> str:
@@ -40,6 +41,28 @@ def task_state(config: Config) -> str:
     except MoeLabError as error:
         return "MISSING " + _one_line(error)
     return f"ready, {sum(len(task.task_docs) for task in tasks.values()):,} documents"
+
+
+def _judges(config: Config) -> list[str]:
+    """Whether the judges of the tasks can judge here; nothing where the tasks are missing, which their lines tell."""
+    from moe_lab.judges.chosen import judges_of
+    from moe_lab.tasks import load_tasks
+
+    try:
+        tasks = load_tasks(config)
+    except MoeLabError:
+        return []
+    lines = []
+    for judge in judges_of(config, tasks):
+        try:
+            told = ", ".join(
+                f"{key} {value}" for key, value in judge.identity.items() if isinstance(value, str)
+            )
+            judge.check()
+            lines.append(f"judge {judge.name}: ready, {told.partition(', ')[2]}")
+        except MoeLabError as error:
+            lines.append(f"judge {judge.name}: MISSING {_one_line(error)}")
+    return lines
 
 
 def _model(config: Config) -> list[str]:
@@ -175,7 +198,7 @@ def _memory(stored: PreTrainedConfig, folder: Path, device: torch.device, config
     wanted = weight_memory(stored, folder, dtype)
     if wanted is None:
         return "  memory: not known before the weights are here"
-    free = _free_memory(device)
+    free = free_memory(device)
     short = wanted > free and not (config.model.device_map or config.model.tp_plan)
     halves = ", dtype=bfloat16 halves them" if dtype == "float32" else ""
     advice = f" NOT ENOUGH: model.device_map=auto spreads them{halves}" if short else ""
@@ -210,7 +233,8 @@ def _indexed_bytes(folder: Path, names: list[str]) -> int | None:
     return (index.get("metadata") or {}).get("total_size")
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
     import psutil
     import torch
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from moe_lab.config import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.exits import exit_code, print_error
+from moe_lab.judges.chosen import judge_names
 from moe_lab.needs import size_text
 from moe_lab.plan import task_name
 from moe_lab.reports.terminal import print_table
@@ -47,6 +48,8 @@ def prefetch(configs: Sequence[Config]) -> int:
         steps.setdefault(f"{model.path} {model.revision} {model.tokenizer}", partial(_model, model))
         steps.setdefault(repr((task, config.data_dir)), partial(_task, config))
         steps.setdefault(repr((config.method, task, config.data_dir)), partial(_method, config))
+        for name in judge_names(config):
+            steps.setdefault(repr((name, task, config.data_dir)), partial(_judge, name, config))
     items, errors = [], []
     for step in steps.values():
         try:
@@ -119,6 +122,25 @@ def _method(config: Config) -> Item | None:
     new = sum(_size(Path(folder)) for folder in _sizes(cache) - before)
     name = f"method {config.method.name}: what it reads beside {task_name(config)}"
     return Item(name, new, config.data_dir or str(cache), _state(new))
+
+
+def _judge(name: str, config: Config) -> Item | None:
+    """The model of a judge; None where it has none, or no task of the command is judged."""
+    from moe_lab.judges.chosen import judges_of
+    from moe_lab.judges.local_model import LocalJudge
+    from moe_lab.models.hub import model_repository
+    from moe_lab.tasks import load_tasks
+
+    judges = {judge.name: judge for judge in judges_of(config, load_tasks(config))}
+    judge = judges.get(name)
+    if not isinstance(judge, LocalJudge):
+        return None
+    repository = model_repository(judge.local.model, offline=False)
+    before = 0 if repository is None else _size(repository.snapshot)
+    folder = judge.local.folder()
+    judge.local.tokenizer()
+    state = "local folder" if repository is None else _state(_size(repository.snapshot) - before)
+    return Item(f"judge {name}: {judge.local.source}", _size(folder), str(folder), state)
 
 
 def _folders(task: Any) -> set[Path]:

@@ -27,11 +27,13 @@ from moe_lab.models.pool import ModelPool
 from moe_lab.offline import go_offline
 from moe_lab.results.estimate import estimate_forward_tokens
 from moe_lab.results.expert_metrics import stored_metrics
+from moe_lab.results.judged import waiting
 from moe_lab.results.store import RunFolder, check_writable, version_marks
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
+    from moe_lab.judges.judge import Judge
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
 
@@ -57,6 +59,10 @@ class Run:
     """The untouched model on the same documents, where one is wanted."""
     compared: dict[str, Run] = field(default_factory=dict)
     """What else it is compared with on the same documents, by name (`Method.compared_with`)."""
+    judges: tuple[Judge, ...] = ()
+    """Who judges its answers."""
+    answers_id: str
+    """The same SHA-256 without the judges: of what determines the answers."""
 
     @property
     def done(self) -> bool:
@@ -70,8 +76,9 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether the metrics that are asked for are stored."""
-        return self.config.metrics == "none" or self.stored_metrics() is not None
+        """Whether the metrics that are asked for are stored, and no answer waits for a judge."""
+        measured = self.config.metrics == "none" or self.stored_metrics() is not None
+        return measured and not (self.judges and waiting(self.stored()))
 
     @property
     def num_documents(self) -> int:
@@ -211,6 +218,7 @@ def _first(run: Run, models: ModelPool) -> dict[str, Any]:
 def _identified(
     config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
 ) -> Run:
+    from moe_lab.judges.chosen import judges_of
     from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
     from moe_lab.results.identity import folder_name, identity, run_id
@@ -225,11 +233,23 @@ def _identified(
         samples=samples,
         documents=documents_digest(tasks, samples),
     )
-    digest = run_id(content)
-    folder = Path(config.output_dir) / "runs" / folder_name(config, digest)
-    return Run(
-        config=config, run_id=digest, folder=folder, facts=facts, method=method, tasks=tasks, samples=samples
+    judges = judges_of(config, tasks)
+    judged = {"judges": [judge.identity for judge in judges]} if judges else {}
+    digest = run_id(content | judged)
+    run = Run(
+        config=config,
+        run_id=digest,
+        answers_id=run_id(content),
+        folder=Path(config.output_dir) / "runs" / folder_name(config, digest),
+        facts=facts,
+        method=method,
+        tasks=tasks,
+        samples=samples,
+        judges=judges,
     )
+    for judge in judges if not run.done else ():
+        judge.check()
+    return run
 
 
 def _baseline_config(config: Config) -> Config:

@@ -10,6 +10,13 @@ from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.hub import model_source, tokenizer_folder
 
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""For tokenizers without a chat template, as base models have them; fine-tuning saves it with the model."""
+
 
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """The tokenizer alone. Raises ModelError where there is none.
@@ -34,6 +41,16 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
         # transformers 5 passes over add_bos_token in tokenizer_config.json where there is a tokenizer.json
         tokenizer.add_bos_token = True
     return tokenizer
+
+
+def with_template(tokenizer: Any) -> bool:
+    """Give a tokenizer without a chat template the plain one; whether that was so."""
+    if tokenizer.chat_template:
+        return False
+    if tokenizer.eos_token is None:
+        raise ConfigError("The tokenizer has neither a chat template nor a token for the end of an answer.")
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    return True
 
 
 def _no_tokenizer(source: str, reason: str) -> str:

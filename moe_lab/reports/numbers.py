@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moe_lab.results.judged import all_judged, judged_documents, judges_in
 from moe_lab.results.samples import reported
 from moe_lab.results.statistics import Interval, interval, interval_of_mean_of_tasks, over_seeds, paired
 from moe_lab.results.store import version_marks
@@ -16,6 +17,8 @@ MARKS = {
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model or another n.",
+    "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
+    "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
 }
 """What has to be said wherever a number of such a run appears."""
@@ -72,6 +75,14 @@ def against(results: dict[str, Any], other: str) -> dict[str, Any]:
     compared = block.get("compared", {}).get(other, {})
     swapped = {"baseline": compared, "paired": compared.get("paired", {})}
     return results | {"moe_lab": block | swapped}
+
+
+def shown_rows(results: dict[str, Any]) -> list[Row]:
+    """The rows of the headline metric, and of every judge's first one."""
+    block = results["moe_lab"]
+    metrics = [block["task"].get("metric"), *(judge["metrics"][0] for judge in judges_in(block))]
+    found = [row for metric in dict.fromkeys(metrics) for row in rows_of(results, metric)]
+    return list({(row.task, row.metric): row for row in found}.values())
 
 
 def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
@@ -143,13 +154,16 @@ def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) 
     return interval_of_mean_of_tasks(values, known) if complete else None
 
 
-def marks_of(block: dict[str, Any]) -> tuple[str, ...]:
-    """The keys of MARKS that hold for a run; `block` is the `moe_lab` part of its results.json."""
+def marks_of(block: dict[str, Any], task: str | None = None, metric: str | None = None) -> tuple[str, ...]:
+    """The keys of MARKS that hold for a run, or for one of its scores; `block` is `moe_lab` of its results.json."""
+    judges = [judge for judge in judges_in(block) if metric in (None, *judge["metrics"])]
     holds = {
         "PARTIAL": block.get("partial"),
         "untuned": block.get("untuned"),
         "upper-bound": block.get("c3po", {}).get("upper_bound"),
         "other-profile": _tuned_elsewhere(block),
+        "toy-judge": any(judge["toy"] for judge in judges),
+        "unjudged": any(not all_judged(judge, task) for judge in judges),
         "other-versions": version_marks(block),
     }
     return tuple(mark for mark, held in holds.items() if held)
@@ -196,13 +210,14 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
     paired = block.get("paired", {}).get(task, {}).get(metric, {})
     baseline = (block.get("baseline") or {}).get("results", {}).get(task, {})
     interval = block.get("intervals", {}).get(task, {}).get(metric)
+    judged = judged_documents(block, task, metric)
     return Row(
         model=block["model"]["name"],
         method=block["method"]["name"],
         task=task,
         metric=metric,
         run_id=block["run_id"],
-        n=_documents(results, block["samples"], task),
+        n=judged if judged is not None else _documents(results, block["samples"], task),
         value=_number(scores.get(metric)),
         stderr=_number(scores.get(metric.replace(",", "_stderr,", 1))),
         interval=_pair(interval),
@@ -211,7 +226,7 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
         difference_interval=_pair(paired.get("ci95")),
         p_mcnemar=_number(paired.get("p_mcnemar")),
         flips=None if paired.get("to_right") is None else (paired["to_right"], paired["to_wrong"]),
-        marks=marks_of(block),
+        marks=marks_of(block, task, metric),
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.reports.numbers import MARKS, Row, against, headline, marks_of, rows_of
+from moe_lab.reports.numbers import MARKS, Row, against, headline, marks_of, rows_of, shown_rows
+from moe_lab.results.judged import unjudged_lines
 from moe_lab.results.store import version_marks
 
 WIDTH_WITHOUT_TERMINAL = 200
@@ -59,7 +60,7 @@ def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Tab
         table.add_column(heading, justify="right")
     table.add_column("marks")
     for result, label in zip(results, labels, strict=True):
-        for row in rows_of(result):
+        for row in shown_rows(result):
             table.add_row(row.model, row.method, row.task, label, row.metric, *_scores(row))
     return without_empty(table, 3)
 
@@ -169,7 +170,7 @@ def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
     """What the marks mean, for those that appear."""
     seen = {mark for block in blocks for mark in marks_of(block)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
-    lines += sorted({line for block in blocks for line in version_marks(block)})
+    lines += sorted({line for block in blocks for line in [*version_marks(block), *unjudged_lines(block)]})
     if any("roe" in block for block in blocks):
         lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
     return lines

@@ -29,7 +29,7 @@ class RecordedLM(LM):
         log: ResponseLog,
         open_model: Callable[[], EngineLM],
         load_tokenizer: Callable[[], Any],
-        chat_template: bool | str = False,
+        chat_template: bool | str | None = False,
     ):
         super().__init__()
         self.log = log
@@ -50,6 +50,10 @@ class RecordedLM(LM):
     @cached_property
     def model(self) -> EngineLM:
         return self._open_model()
+
+    def forget_model(self) -> None:
+        """Let go of the model; the next question opens it again."""
+        self.__dict__.pop("model", None)
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from moe_lab.results.files import writing
+from moe_lab.results.files import write_atomically, writing
 
 HEADER = "header"
 
@@ -59,6 +59,10 @@ class ResponseLog:
     def __getitem__(self, key: str) -> Any:
         return self._answers[key]
 
+    def get(self, key: str) -> Any:
+        """The answer, or None."""
+        return self._answers.get(key)
+
     def __len__(self) -> int:
         return len(self._answers)
 
@@ -95,6 +99,20 @@ class ResponseLog:
         for name, amount in line.get("cost", {}).items():
             before = self.cost.get(name, 0)
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
+
+
+def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
+    """Copy the answers of a run beside `folder` that asks the same, judged by others, where the folder has none."""
+    path = folder / "responses.jsonl"
+    if path.exists():
+        return
+    siblings = sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/responses.jsonl"))
+    for other in siblings:
+        with other.open(encoding="utf-8") as lines:
+            first = lines.readline()
+        if first.endswith("\n") and json.loads(first) == {HEADER: header}:
+            write_atomically(path, other.read_bytes())
+            return
 
 
 def _answer(response: Any) -> Any:

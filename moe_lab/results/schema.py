@@ -126,7 +126,10 @@ def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
         documents = [document for document in by_document if document in before.get(metric, {})]
         if documents:
             mine = [by_document[document] for document in documents]
-            compared[metric] = paired(mine, [before[metric][d] for d in documents], aggregation(task, metric))
+            found = paired(mine, [before[metric][d] for d in documents], aggregation(task, metric))
+            if task.higher_is_better().get(metric.partition(",")[0]) is False:  # 1 is the wrong one
+                found |= {"to_right": found["to_wrong"], "to_wrong": found["to_right"]}
+            compared[metric] = found
     return compared
 
 

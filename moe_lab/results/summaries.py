@@ -68,8 +68,11 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     untouched = _baseline_values(name, outcomes[0])
     found = {}
     for metric in values[0]:
+        if any(metric not in one for one in values):
+            continue  # a judge that judged nothing
+        shared = [one for one in values[0][metric] if all(one in other[metric] for other in values)]
         scores = [outcome.results["results"][name][metric] for outcome in outcomes]
-        by_document = [list(one[metric].values()) for one in values]
+        by_document = [[one[metric][document] for document in shared] for one in values]
         seeds = over_seeds(scores)
         found[metric] = {
             "values": scores,
@@ -78,7 +81,7 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "ci95_seeds": seeds["ci95"],
             "ci95_documents": _list(interval_of_mean(by_document, aggregation(task, metric))),
         }
-        if list(untouched.get(metric, {})) == list(values[0][metric]):
+        if list(untouched.get(metric, {})) == shared:
             before = list(untouched[metric].values())
             compared = interval_of_difference(by_document, before, aggregation(task, metric))
             base = outcomes[0].results["moe_lab"]["baseline"]["results"][name][metric]

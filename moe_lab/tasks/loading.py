@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.checks import MAX_NEW_TOKENS
 from moe_lab.errors import ConfigError, TaskError
+from moe_lab.judges.chosen import judge_names
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -53,7 +54,9 @@ def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str
     if _kept is None:
         return _build(config, holdout, splits)
     settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
-    key = repr((config.task, [getattr(config, name) for name in settings], holdout, splits))
+    key = repr(
+        (config.task, judge_names(config), [getattr(config, name) for name in settings], holdout, splits)
+    )
     if key not in _kept:
         _kept[key] = _build(config, holdout, splits)
     return _kept[key]
@@ -148,13 +151,20 @@ def _apply_settings(task: Any, config: Config) -> None:
     """What `lm_eval.simple_evaluate` does between loading and evaluating; a key given here always wins."""
     from lm_eval.filters import build_filter_ensemble
 
+    from moe_lab.judges.chosen import judge_class
+    from moe_lab.judges.scoring import is_judged, keep_metrics
+
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
         own = task.get_config("generation_kwargs") or {}
         task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
+    judged = is_judged(task)
+    if judged and not config.predict_only:
+        keep_metrics(task, [metric for name in judge_names(config) for metric in judge_class(name).metrics])
     if config.predict_only:
         task.override_metric(metric_name="bypass")
-        if getattr(task, "UNSAFE_CODE", False):
-            task._filters = [build_filter_ensemble("none", [("take_first", None)])]  # its own one executes
+        if getattr(task, "UNSAFE_CODE", False) or judged:
+            # its own one executes, or asks judges
+            task._filters = [build_filter_ensemble("none", [("take_first", None)])]
     if config.num_fewshot is not None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)
     elif task.get_config("num_fewshot") is None:

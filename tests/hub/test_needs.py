@@ -81,7 +81,7 @@ def test_a_configuration_without_weights(client):
 
 
 def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
-    monkeypatch.setattr(needs, "_free_memory", lambda device: 100_000)
+    monkeypatch.setattr(needs, "free_memory", lambda device: 100_000)
     assert "100.00 kB are free on cpu NOT ENOUGH" in lines()
     (fetched / SHARD).unlink()
     monkeypatch.setattr("moe_lab.hub.download.free_bytes", lambda folder: 1000)

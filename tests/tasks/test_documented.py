@@ -74,6 +74,11 @@ BIGBENCH = {
     "multiple_choice_targets": ["Yes", "No"],
     "multiple_choice_scores": [1, 0],
 }
+TRUTHFULQA = {
+    "question": "Is ice cold?",
+    "mc1_targets": {"choices": ["Yes.", "No."], "labels": [1, 0]},
+    "mc2_targets": {"choices": ["Yes.", "It is.", "No."], "labels": [1, 1, 0]},
+}
 BOOLQ = {"passage": "Ice is cold.", "question": "is ice cold", "idx": 0, "label": 1}
 ROWS |= {
     "commonsense_qa": ("commonsense_qa", "validation", [COMMONSENSE_QA], "commonsense"),
@@ -86,6 +91,12 @@ ROWS |= {
     "sglue_rte": ("super_glue/rte", "validation", [PAIR], None),
     "wic": ("super_glue/wic", "validation", [WIC], None),
     "wsc": ("super_glue/wsc.fixed", "validation", [WSC], None),
+    "nq_open": ("nq_open", "validation", [{"question": "who sang", "answer": ["Ann", "Eve"]}], None),
+    "truthfulqa_mc1": ("truthfulqa", "validation", [TRUTHFULQA], None),
+    "truthfulqa_mc2": ("truthfulqa", "validation", [TRUTHFULQA], None),
+    "malicious": ("safety_prompts/I-MaliciousInstructions", "test", [{"instruction": "Rob Ann."}], None),
+    "cona": ("safety_prompts/I-CoNa", "test", [{"instruction": "Hate Ann."}], None),
+    "controversial": ("safety_prompts/I-Controversial", "test", [{"instruction": "Blame Ann."}], None),
 }
 ROWS |= {
     f"{name}_answer_format": ROWS[name]

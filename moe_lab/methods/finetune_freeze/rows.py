@@ -18,12 +18,6 @@ from moe_lab.methods.finetune_freeze.conversations import Conversation
 
 NO_LOSS = -100
 """Label of tokens that are read and not learned."""
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-"""For tokenizers without a chat template, as base models have them; it is saved with the trained model."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +50,6 @@ class Rows(Dataset[dict[str, list[int]]]):
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         return {"input_ids": self.rows[index].ids, "labels": self.rows[index].labels}
-
-
-def with_template(tokenizer: Any) -> bool:
-    """Give a tokenizer without a chat template the plain one; whether that was so."""
-    if tokenizer.chat_template:
-        return False
-    if tokenizer.eos_token is None:
-        raise ConfigError("The tokenizer has neither a chat template nor a token for the end of an answer.")
-    tokenizer.chat_template = PLAIN_TEMPLATE
-    return True
 
 
 def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: int) -> Encoded:

@@ -91,10 +91,10 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
 def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> dict[str, Any]:
     """Train, or continue, and write the model."""
     from moe_lab.methods.finetune_freeze.groups import counts, parameter_groups
-    from moe_lab.methods.finetune_freeze.rows import encode_all, with_template
+    from moe_lab.methods.finetune_freeze.rows import encode_all
     from moe_lab.methods.finetune_freeze.training import Training, finetune
     from moe_lab.models.load import load_model
-    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
 
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     plain = with_template(tokenizer)

@@ -10,8 +10,8 @@ from moe_lab.config import Config
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.finetune_freeze.conversations import Data, read_data
 from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
-from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Pad, Row, encode, encode_all, with_template
-from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Pad, Row, encode, encode_all
+from moe_lab.models.tokenizer import load_tokenizer, with_template
 from tests.conftest import make_tokenizer
 
 

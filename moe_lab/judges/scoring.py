@@ -1,0 +1,64 @@
+"""What lm-eval calls of a judged task: the filter that has all answers judged, and the metrics of one document.
+
+The filter turns each answer into {judge: verdict or None}. An answer that a judge did not judge has no value of that
+judge's metrics: lm-eval's mean, its standard error and all comparisons are over the judged ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.judges.judge import Exchange, Verdict
+
+if TYPE_CHECKING:
+    from moe_lab.judges.session import Session
+
+_session: ContextVar[Session | None] = ContextVar("session", default=None)
+
+
+@contextmanager
+def judged_by(session: Session) -> Iterator[None]:
+    """Within this, `judge_answers` asks the judges of the session."""
+    token = _session.set(session)
+    try:
+        yield
+    finally:
+        _session.reset(token)
+
+
+def judge_answers(
+    responses: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]
+) -> list[dict[str, Verdict | None]]:
+    """lm-eval filter: the verdicts on every document's first response. Raises ConfigError outside of a run."""
+    session = _session.get()
+    if session is None:
+        raise ConfigError("Answers of safety tasks are judged by runs only: they cannot be tuned on.")
+    pairs = zip(documents, responses, strict=True)
+    return session.verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
+
+
+def score(document: dict[str, Any], results: list[dict[str, Verdict | None]]) -> dict[str, float]:
+    """lm-eval `process_results`: the scores of all judges that judged the document's answer."""
+    (verdicts,) = results
+    return {
+        metric: value
+        for verdict in verdicts.values()
+        if verdict is not None
+        for metric, value in verdict.get("scores", {}).items()
+    }
+
+
+def is_judged(task: Any) -> bool:
+    """Whether an lm-eval task is scored by judges."""
+    return task.get_config("process_results") is score
+
+
+def keep_metrics(task: Any, metrics: Sequence[str]) -> None:
+    """Of all metrics that judges have, let the task have these."""
+    for known in (task._aggregation_list, task._higher_is_better):
+        for metric in set(known) - set(metrics):
+            del known[metric]

@@ -1,0 +1,106 @@
+"""Judging the answers of a run: what is judged already is read from judgements.jsonl, the rest is asked and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from moe_lab.judges.judge import Exchange, Judge, Verdict, verdict_key
+from moe_lab.judges.scoring import judged_by
+from moe_lab.results.responses import ResponseLog
+
+if TYPE_CHECKING:
+    from moe_lab.run import Run
+
+JUDGEMENTS = "judgements.jsonl"
+HEADER = {"judgements": 1}
+"""Of judgements.jsonl; whose they are is in each one's key."""
+ROOM = 2
+"""Memory that a judge is given, in multiples of its weight files: weights as they run, and what is computed."""
+
+
+@contextmanager
+def judging(run: Run, free: Callable[[], None]) -> Iterator[None]:
+    """Within this, lm-eval's evaluation of a judged task asks the run's judges. `free` as in `Session`."""
+    if not run.judges:
+        yield
+        return
+    log = ResponseLog(judgements_file(run), HEADER)
+    try:
+        with judged_by(Session(run.judges, log, free)):
+            yield
+    finally:
+        log.close()
+
+
+def judgements_file(run: Run) -> Path:
+    """Where verdicts are kept; those of an unfinished rerun apart."""
+    return run.folder / ("judgements.rerun.jsonl" if run.config.rerun else JUDGEMENTS)
+
+
+class Session:
+    """Verdicts by judge and exchange.
+
+    Args:
+        log: keeps every verdict as it comes, by `verdict_key`.
+        free: lets the evaluated model go, where a judge needs its memory.
+    """
+
+    def __init__(self, judges: Sequence[Judge], log: ResponseLog, free: Callable[[], None]):
+        self.judges = judges
+        self.log = log
+        self.free = free
+
+    def verdicts(self, exchanges: Sequence[Exchange]) -> list[dict[str, Verdict | None]]:
+        """Per exchange what each judge says, None where it could not be asked this time."""
+        found: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
+        for judge in self.judges:
+            keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
+            missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
+            if missing:
+                self._judge(judge, missing)
+            for verdicts, key in zip(found, keys, strict=True):
+                verdicts[judge.name] = self.log.get(key)
+        return found
+
+    def _judge(self, judge: Judge, missing: dict[str, Exchange]) -> None:
+        keys, start = list(missing), time.perf_counter()
+        if ROOM * weight_bytes(judge) > free_memory(judge):
+            self.free()
+        with (
+            tqdm(total=len(keys), desc=f"judge {judge.name}", unit="answer") as bar,
+            judge.open() as judge_all,
+        ):
+
+            def keep(index: int, verdict: Verdict) -> None:
+                self.log.answer(keys[index], verdict, {})
+                bar.update()
+
+            judge_all(list(missing.values()), keep)
+        self.log.spend({judge.name: time.perf_counter() - start})
+
+
+def weight_bytes(judge: Judge) -> int:
+    """Bytes of the weight files of a judge's model; 0 where it has none."""
+    from moe_lab.models.weight_files import known_weights
+
+    folders = judge.folders()
+    return sum(
+        (folder / name).stat().st_size
+        for folder in folders
+        for name in known_weights(folder)
+        if not name.endswith(".json")
+    )
+
+
+def free_memory(judge: Judge) -> int:
+    """Bytes that are free on the device that the judge's model goes to."""
+    from moe_lab.models.facts import resolve_device
+    from moe_lab.needs import free_memory
+
+    return free_memory(resolve_device(judge.config.device))

@@ -18,6 +18,7 @@ from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failu
 from moe_lab.jobs import Job, by_model, job_after, job_of
 from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import MEASURE, Experiment, find_experiments
+from moe_lab.reports.expert_rows import EXPERT
 from moe_lab.reports.paper_table import write_index, write_table
 from moe_lab.reports.table_cell import TableCell
 from moe_lab.reports.terminal import print_outcomes
@@ -176,7 +177,7 @@ def _write(
         cells = [
             cell
             for one in prepared[experiment.name]
-            for cell in _table_cells(experiment, one, outcomes, failures)
+            for cell in _table_cells(experiment, config.scale, one, outcomes, failures)
         ]
         if cells and experiment.figure not in TABLES:
             print(write_table(experiment, config.scale, cells, folder))
@@ -190,9 +191,13 @@ def _write(
 
 
 def _table_cells(
-    experiment: Experiment, one: Prepared, outcomes: dict[str, Outcome], failures: Sequence[Failure]
+    experiment: Experiment,
+    scale: str,
+    one: Prepared,
+    outcomes: dict[str, Outcome],
+    failures: Sequence[Failure],
 ) -> list[TableCell]:
-    """One cell for each of the experiment's metrics."""
+    """One cell for each of the experiment's metrics; none for expert metrics that this one does not ask for."""
     runs = one.job.runs if one.job is not None else []
     ids = [run.run_id for run in runs]
     study = one.job.study if one.job is not None else None
@@ -212,10 +217,11 @@ def _table_cells(
         config=one.config,
         folder=runs[0].folder if runs else None,
     )
-    several = isinstance(experiment.metric, dict)
+    several = MEASURE in experiment.keys
     return [
         replace(whole, metric=metric, coordinates=place | ({MEASURE: name} if several else {}))
-        for name, metric in experiment.metrics.items()
+        for name, metric in experiment.metrics(scale).items()
+        if one.config.metrics != "none" or not metric.startswith(EXPERT)
     ]
 
 

@@ -51,6 +51,8 @@ class Scale:
     set: list[str] = field(default_factory=list)
     profile: list[str] = field(default_factory=list)
     """Overrides of the study whose profile `method.temperature=profile` means in this scale's cells."""
+    metric: str | dict[str, str] | None = None
+    """What its cells show instead of the experiment's `metric`: where other judges stand in, say."""
 
     def overrides(self) -> list[list[str]]:
         """One list of overrides per cell: the grids' combinations, then the single cells."""
@@ -112,13 +114,14 @@ class Experiment:
                 f"figure={self.figure} is not drawn.{did_you_mean(self.figure, FIGURES)} "
                 f"Choices: {', '.join(FIGURES)}."
             )
-        if isinstance(self.metric, dict) != (MEASURE in self.keys):
+        told = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
+        if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in told):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
 
-    @property
-    def metrics(self) -> dict[str, str]:
-        """Its metrics by their names on the axis MEASURE."""
-        return self.metric if isinstance(self.metric, dict) else {self.metric: self.metric}
+    def metrics(self, scale: str) -> dict[str, str]:
+        """The metrics of a scale's cells by their names on the axis MEASURE; the one metric of others by itself."""
+        metric = self.scale(scale).metric or self.metric
+        return metric if isinstance(metric, dict) else {metric: metric}
 
     @property
     def keys(self) -> list[str]:

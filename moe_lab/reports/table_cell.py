@@ -50,6 +50,9 @@ class TableCell:
             wanted = None if self.metric == "headline" else self.metric
             found = [results if other is None else against(results, other) for results in self.results]
             rows = [own[0] for results in found if (own := rows_of(results, wanted))]
+            rows = [
+                row for row in rows if wanted in (None, row.metric)
+            ]  # without it a task gives its first one
         if len(rows) < 2:
             return rows[0] if rows else None
         scores = {} if other else (self.summary or {}).get("scores", {})

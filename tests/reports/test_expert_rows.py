@@ -81,7 +81,7 @@ def test_several_metrics_are_columns():
             results=[results()],
             expert=[FOUND],
         )
-        for name, metric in experiment().metrics.items()
+        for name, metric in experiment().metrics("tiny").items()
     ]
     text = markdown(experiment(), "paper", cells)
     assert "| method.schedule | documents | Load Balance | accuracy |" in text
@@ -91,6 +91,19 @@ def test_several_metrics_are_columns():
 def test_a_run_without_expert_metrics_has_none():
     cell = TableCell(coordinates={}, run_id="r1", metric="expert.capacity", results=[results()])
     assert cell.row() is None
+
+
+def test_a_metric_that_the_task_does_not_have_is_missing():
+    """Not its first metric in the place of, say, a judge that was not asked."""
+    cell = TableCell(coordinates={}, run_id="r1", metric="llama_guard,none", results=[results()])
+    assert cell.row() is None
+
+
+def test_a_scale_may_have_other_metrics():
+    own = Scale(metric={"Toy judge": "toy,none"})
+    assert experiment(scales={"tiny": own, "paper": Scale()}).metrics("tiny") == {"Toy judge": "toy,none"}
+    with pytest.raises(ConfigError, match="measure in rows or columns"):
+        experiment(scales={"tiny": Scale(metric="acc,none")})
 
 
 def test_several_metrics_need_their_axis():

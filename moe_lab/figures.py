@@ -117,6 +117,7 @@ INPUTS: dict[str, Callable[[Asked], tuple[Any, ...]]] = {
     "forest": _comparison,
     "heatmap": _studies,
     "history": _studies,
+    "epochs": _cells,
     "lines": _comparison,
     "overhead": _cells,
     "retained": _traces,

@@ -44,7 +44,7 @@ class ExpertMetrics(TrainerCallback):
             self._measure(state, model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from moe_lab.reports.figures.training_metrics import write_training_metrics
+        from moe_lab.reports.figures.epochs import write_training_metrics
 
         if state.is_world_process_zero and self.lines:
             write_training_metrics(self.lines, self.folder / "figures")

@@ -18,6 +18,7 @@ FIGURES = (
     "accuracy",
     "activation",
     "control",
+    "epochs",
     "equivalent",
     "flops",
     "forest",

@@ -38,7 +38,7 @@ def check_metrics(method: Method, config: Config, facts: ModelFacts) -> None:
     if not method.own_routing:
         raise ConfigError(
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
-            "other texts.\nUse method=base (with model.path= for a model of your own) or method=finetune-freeze."
+            "other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r."
         )
     if config.predict_only:
         raise ConfigError(

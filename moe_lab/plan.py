@@ -44,7 +44,8 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
         measured = run.measured and not run.config.rerun
         missing += not (done and measured)
-        total += tokens * ((not done) + EVALUATIONS * (run.config.metrics == "expert" and not measured))
+        evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
+        total += tokens * ((not done) + evaluations * (not measured))
         state = "missing" if not done else "done" if measured else "metrics missing"
         left = [f"{run.num_documents:,}", f"{tokens:,}", state]
         rows.append((run.run_id[:8], run.config, _names(run.config), left))

@@ -15,6 +15,7 @@ from moe_lab.methods.method import Method
 METHODS = {
     "base": "moe_lab.methods.base:Base",
     "roe": "moe_lab.methods.roe:RoE",
+    "c2r": "moe_lab.methods.c2r.method:C2R",
     "c3po": "moe_lab.methods.c3po.method:C3PO",
     "icl": "moe_lab.methods.icl:ICL",
     "prefix-tuning": "moe_lab.methods.virtual_tokens.method:PrefixTuning",

@@ -39,6 +39,8 @@ class Method(ABC):
     trains: ClassVar[bool] = False
     own_routing: ClassVar[bool] = False
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
+    interventions: ClassVar[bool] = True
+    """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None

@@ -55,7 +55,9 @@ def write_expert_metrics(
         "counting_seconds": time.perf_counter() - asked,
     }
     _write_counts(run.folder / FOLDER / COUNTS, counts)
-    found |= {"cost": cost} | _changed(run.tasks["tasks"], counts, samples, evaluate)
+    found |= {"cost": cost, "capacity": None, "specialization": None}
+    if run.method.interventions:
+        found |= _changed(run.tasks["tasks"], counts, samples, evaluate)
     if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
         found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
     write_json(run.folder / FILE, found)

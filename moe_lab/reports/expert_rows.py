@@ -34,6 +34,8 @@ def expert_row(results: dict[str, Any], found: dict[str, Any], metric: str) -> R
         p_mcnemar=None,
         flips=None,
     )
+    if name in LOSSES and found["capacity"] is None:
+        return replace(row, value=None, interval=None)  # the method lets no expert be masked
     told = found[name]["all"] if name in ENTROPIES else _loss(found, name)
     value, limits = told["value" if name in ENTROPIES else "difference"], told["ci95"]
     return replace(row, value=value, interval=tuple(limits) if limits else None)

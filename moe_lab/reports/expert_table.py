@@ -54,6 +54,8 @@ def _entropies(found: dict[str, Any]) -> Iterator[Line]:
 
 
 def _losses(found: dict[str, Any]) -> Iterator[Line]:
+    if found["capacity"] is None:
+        return  # the method lets no expert be masked or drawn at random
     for which, of in PRUNED.items():
         yield from _of_tasks("Capacity", of, found["capacity"][which]["tasks"], found["metric"])
     of = f"random experts, {len(found['specialization']['seeds'])} seeds"

@@ -95,7 +95,7 @@ def compared_table(results: Sequence[dict[str, Any]], labels: Sequence[str], oth
 
 
 def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
-    """One row per run: time without loading, tokens per second, peak memory, the routing that RoE changed."""
+    """One row per run: time without loading, tokens per second, peak memory, the routing that was changed."""
     table = Table(*HEAD, title="Cost (time without loading the model)")
     for heading in (
         "time",
@@ -123,7 +123,9 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
             count(cost.get("tokens_per_second")),
             mebibytes(cost.get("peak_memory_bytes")),
             str(cost.get("device", "-")),
-            percent(block.get("roe", {}).get("changed_fraction")),
+            percent(
+                next((block[name]["changed_fraction"] for name in ("roe", "c2r") if name in block), None)
+            ),
         )
     return without_empty(table, 3)
 
@@ -173,6 +175,8 @@ def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
     lines += sorted({line for block in blocks for line in [*version_marks(block), *unjudged_lines(block)]})
     if any("roe" in block for block in blocks):
         lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
+    if any("c2r" in block for block in blocks):
+        lines.append("changed (c2r): routing decisions in which an expert was no partner of the first one.")
     return lines
 
 

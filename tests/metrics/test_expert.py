@@ -173,7 +173,7 @@ def test_several_tasks_have_their_documents_together_too(
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
-        (["method=roe"], "method=finetune-freeze"),
+        (["method=roe"], "finetune-freeze or c2r"),
         (["method=icl", "task=toy_choice"], "method=icl"),
         (["method=base", "predict_only=true"], "predict_only"),
         (["method=base", "model.experts_per_token=16"], "all of its 16"),

@@ -1,0 +1,22 @@
+"""An `EngineLM` that counts how often a routing policy changed a decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moe_lab.engine.lm import EngineLM
+from moe_lab.routing.partners import PartnersOnly
+
+
+class ConstrainedLM(EngineLM):
+    """The model with a policy on it that is installed already."""
+
+    def __init__(self, model: Any, tokenizer: Any, policy: PartnersOnly, **options: Any):
+        super().__init__(model, tokenizer, **options)
+        self._policy = policy
+
+    @property
+    def cost(self) -> dict[str, int]:
+        """As `EngineLM.cost`, with the decisions (a token in a layer) that were changed, and all of them."""
+        changed, decided = self._policy.decisions
+        return super().cost | {"constrained_decisions": changed, "routing_decisions": decided}

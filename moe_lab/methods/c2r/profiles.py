@@ -1,0 +1,124 @@
+"""Which experts a model takes together: counts of a run with expert metrics, or recorded once on conversations.
+
+outputs/profiles/<model>-<id8>/
+  counts.safetensors   `pairs`, int64 [layers, experts, experts]: tokens that took both experts
+  profile.json         what determines them; written last
+
+L = MoE layers, E = experts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.results.expert_metrics import COUNTS, FOLDER
+from moe_lab.results.files import write_atomically, write_json
+from moe_lab.results.identity import run_id
+from moe_lab.results.schema import DECISIVE, versions
+from moe_lab.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moe_lab.config import Config
+    from moe_lab.methods.finetune_freeze.conversations import Conversation
+    from moe_lab.models.load import LoadedModel
+
+NUMERICS = 1
+"""Raised whenever a recorded profile may change."""
+LENGTH = 2048
+"""Most tokens of a conversation that count, the paper's of fine-tuning."""
+
+
+def read_pairs(path: str | Path) -> Tensor:
+    """int64 [L, E, E] of a run's folder or a file of counts, over prompts and answers. Raises ConfigError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(path).expanduser()
+    file = file / FOLDER / COUNTS if file.is_dir() else file
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"method.profile={path}: {file} cannot be read as counts of experts. Give the folder of a run with "
+            "metrics=expert, or its expert_metrics/counts.safetensors."
+        ) from error
+    found = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
+    if not found:
+        raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
+    return sum(found[1:], found[0])
+
+
+def digest_of(pairs_LEE: Tensor) -> str:
+    """SHA-256 of a profile's content."""
+    return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
+
+
+def load_or_record(
+    config: Config, conversations: list[Conversation], data: str, model: LoadedModel
+) -> tuple[Path, Tensor]:
+    """(its folder, [L, E, E]) of the model's own routing of conversations; recorded where it is missing.
+
+    Args:
+        data: SHA-256 of the conversations.
+    """
+    content = _content(config, data, model)
+    digest = run_id(content)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{digest[:8]}")
+    folder = Path(config.output_dir) / "profiles" / name
+    store = RunFolder(folder, digest)
+    if not _is_complete(folder, digest):
+        with store.held(wait=True):
+            if not _is_complete(folder, digest):
+                with store.status():
+                    _record(folder, {"id": digest, **content}, config, conversations, model)
+    return folder, read_pairs(folder / COUNTS)
+
+
+def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:
+    from moe_lab.models.hub import model_source
+    from moe_lab.models.identity import model_identity
+
+    now = versions()
+    return {
+        "numerics": NUMERICS,
+        "data": data,
+        "length": LENGTH,
+        "model": model_identity(model_source(config.model), config.model),
+        "commit": model.facts.commit,
+        "dtype": model.facts.dtype,
+        "versions": {name: now[name] for name in DECISIVE},
+    }
+
+
+def _is_complete(folder: Path, digest: str) -> bool:
+    from moe_lab.methods.trained_once import read_json
+
+    return (read_json(folder / "profile.json") or {}).get("id") == digest
+
+
+def _record(
+    folder: Path,
+    content: dict[str, Any],
+    config: Config,
+    conversations: list[Conversation],
+    model: LoadedModel,
+) -> None:
+    from safetensors.numpy import save
+
+    from moe_lab.methods.finetune_freeze.rows import Rows, encode_all, with_template
+    from moe_lab.metrics.rows import PairCounts, right_tokens
+    from moe_lab.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    with_template(tokenizer)
+    rows = Rows(encode_all(tokenizer, conversations, min(LENGTH, model.facts.max_length)).rows)
+    counted = PairCounts(len(rows))
+    right_tokens(model.model, rows, counted)
+    write_atomically(folder / COUNTS, save({"pairs": counted.pairs_GLEE.sum(axis=0)}))
+    write_json(folder / "profile.json", content | {"conversations": len(rows), "tokens": counted.tokens})

@@ -111,9 +111,9 @@ def _record(
 ) -> None:
     from safetensors.numpy import save
 
-    from moe_lab.methods.finetune_freeze.rows import Rows, encode_all, with_template
+    from moe_lab.methods.finetune_freeze.rows import Rows, encode_all
     from moe_lab.metrics.rows import PairCounts, right_tokens
-    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
 
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     with_template(tokenizer)

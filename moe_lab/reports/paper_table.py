@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from moe_lab.reports.average import NOTE, averages, shown_cells
-from moe_lab.reports.experiment import Experiment, Published
+from moe_lab.reports.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.numbers import MARKS, Row
 from moe_lab.reports.paper_csv import csv_text
 from moe_lab.reports.table_cell import TableCell, compared_names, published_of
@@ -159,19 +159,20 @@ def _published_list(experiment: Experiment) -> list[str]:
     for (place, unit, mark, where), group in groupby(
         experiment.paper, lambda each: _origin(experiment, each)
     ):
-        numbers = ", ".join(
-            f"{each.cell[experiment.average]} {each.value:g}"
-            if experiment.average in each.cell
-            else f"{each.value:g}"
-            for each in group
-        )
+        numbers = ", ".join(" ".join([*_columns(experiment, each), f"{each.value:g}"]) for each in group)
         lines.append(f"- {', '.join(where)}: {numbers} {unit} ({place})" + (f" {mark}" if mark else ""))
     return ["Published numbers and their places:", "", *lines, ""] if lines else []
 
 
+def _columns(experiment: Experiment, each: Published) -> list[str]:
+    """What tells a number from the others of its line in the paper's table."""
+    return [each.cell[key] for key in (experiment.average, MEASURE) if key in each.cell]
+
+
 def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
     """What numbers of one line of the paper's table have in common."""
-    where = tuple(value for key, value in each.cell.items() if key != experiment.average and value != "-")
+    own = (experiment.average, MEASURE)
+    where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
     return each.place, each.unit, each.mark, where
 
 
@@ -192,8 +193,9 @@ def _runs(cells: Sequence[TableCell]) -> list[str]:
         ids = " ".join(results["moe_lab"]["run_id"] for results in cell.results)
         tuned = f" (tuned by {cell.study.name})" if cell.study is not None else ""
         if ids or tuned:
-            lines.append(f"- {cell.name}: {ids}{tuned}")
-    return ["Runs:", "", *lines] if lines else []
+            name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
+            lines.append(f"- {name}: {ids}{tuned}")
+    return ["Runs:", "", *dict.fromkeys(lines)] if lines else []
 
 
 def _key(cell: TableCell, names: Sequence[str]) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ def test_several_metrics_are_columns():
     text = markdown(experiment(), "paper", cells)
     assert "| method.schedule | documents | Load Balance | accuracy |" in text
     assert "| router | 4 | 3.5000 [3.4000, 3.6000] | 0.6000 (0.0500) [0.4000, 0.8000] |" in text
+    assert text.count("- router: r1") == 1, "one run, whatever is shown of it"
 
 
 def test_a_run_without_expert_metrics_has_none():

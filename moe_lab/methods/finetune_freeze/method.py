@@ -60,11 +60,16 @@ class FinetuneFreeze(Method):
         return {"name": self.config.name, **self.config.recipe().identity()}
 
     def compared_with(self) -> dict[str, tuple[Any, list[str]]]:
-        """Full fine-tuning by the same recipe."""
-        full = replace(self.config, schedule="none", phases=None)
+        """Full fine-tuning by the same recipe, with one learning rate for all."""
+        full = replace(self.config, schedule="none", phases=None, router_lr=None)
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
             return {}
-        return {"full_fine_tuning": (full, ["method.schedule=none", "method.phases=null"])}
+        return {
+            "full_fine_tuning": (
+                full,
+                ["method.schedule=none", "method.phases=null", "method.router_lr=null"],
+            )
+        }
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be read, ConfigError for what cannot be trained."""

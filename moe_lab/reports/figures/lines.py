@@ -49,7 +49,7 @@ def line_rows(cells: Sequence[TableCell], experiment: Experiment) -> list[dict[s
                 "marks": " ".join(row.marks),
             }
         )
-    return sorted(rows, key=lambda row: (row["measure"], row["line"], row["x"]))
+    return sorted(rows, key=lambda row: row["x"])
 
 
 def _number(cell: TableCell, key: str) -> float:

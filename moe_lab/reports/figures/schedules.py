@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.average import shown_cells
 from moe_lab.reports.experiment import Experiment
+from moe_lab.reports.expert_rows import EXPERT
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, legend_below, panels, write_figure
 from moe_lab.reports.table_cell import TableCell, published_of
 
@@ -99,6 +100,7 @@ def _draw_panel(axis: Axes, rows: Sequence[dict[str, Any]], labels: Sequence[str
     tuned = [row["value"] for row in rows if row["schedule"] != "base"]
     if tuned:
         axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of what is fine-tuned")
-    axis.set_xlabel(f"{rows[0]['metric'].partition(',')[0]}, 95% intervals")
+    metric = rows[0]["metric"].partition(",")[0].removeprefix(EXPERT).replace("_", " ")
+    axis.set_xlabel(f"{metric}, 95% intervals")
     axis.set_yticks(range(len(labels)), labels)
     axis.set_ylim(len(labels) - 0.4, -0.6)

@@ -117,8 +117,8 @@ def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path)
     rows = line_rows(points, lines)
     assert [(row["measure"], row["x"], row["value"]) for row in rows] == [
         ("Load Balance", 1e-05, 3.5),
-        ("Load Balance", 0.02, 3.5),
         ("accuracy", 1e-05, 0.4),
+        ("Load Balance", 0.02, 3.5),
         ("accuracy", 0.02, 0.6),
     ]
     assert {row["line"] for row in rows} == {"tiny"}

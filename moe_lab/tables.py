@@ -14,7 +14,7 @@ from moe_lab.config import Config
 from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
-from moe_lab.grid import Failure, beside_baselines, grid_exit_code, report_failures, run_all
+from moe_lab.grid import Failure, beside_baselines, grid_exit_code, print_metrics, report_failures, run_all
 from moe_lab.jobs import Job, by_model, job_after, job_of
 from moe_lab.plan import print_plan, task_name
 from moe_lab.reports.experiment import MEASURE, Experiment, find_experiments
@@ -70,6 +70,7 @@ def run_experiments(config: Config, cell: Cell) -> int:
     outcomes, failures = _execute(jobs, models, only_stored=config.mode == "report")
     if outcomes:
         print_outcomes(beside_baselines(list(outcomes.values())))
+        print_metrics(list(outcomes.values()))
     _write(experiments, prepared, config, outcomes, failures, models)
     if config.mode == "report":
         return 0

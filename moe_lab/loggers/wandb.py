@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.loggers import tables
+from moe_lab.loggers import expert_tables, tables
 from moe_lab.loggers.logger import Logger
 from moe_lab.results.files import plain
 
@@ -63,6 +63,9 @@ class WandbLogger(Logger):
             run.log(tables.scores(results))
             for key, table in tables.samples(results, folder).items():
                 run.log({key: self._table(*table)})
+            if (found := expert_tables.expert_metrics(results, folder)) is not None:
+                run.log(expert_tables.expert_scores(found))
+                run.log({"expert/layers": self._table(*expert_tables.expert_layers(found))})
 
         self._guarded(log)
 

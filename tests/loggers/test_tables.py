@@ -20,6 +20,7 @@ RESULTS: dict[str, Any] = {
     },
     "moe_lab": {
         "run_id": "abc",
+        "model": {"name": "toy", "commit": None},
         "partial": True,
         "untuned": False,
         "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},

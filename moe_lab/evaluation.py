@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import sys
@@ -59,6 +61,9 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
         print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)
+    template = template_block(run.config)
+    if template and template["chat_template"]["plain"]:
+        print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
     routes = _routes(run)
     try:
         evaluated = _evaluate(run, models, log, routes)
@@ -69,7 +74,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     block = moe_lab_block(run, evaluated, cost_block(log), report, before)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
-    block |= judges_block(run.judges, samples)
+    block |= template | judges_block(run.judges, samples)
     write_samples(run.folder, samples)
     if again:
         os.replace(log.path, path)
@@ -155,9 +160,21 @@ def prompt_tokenizer(config: Config) -> Any:
     from moe_lab.models.tokenizer import load_tokenizer, with_template
 
     tokenizer = load_tokenizer(config.model, offline=config.offline)
-    if config.task.chat_template and config.apply_chat_template is True and with_template(tokenizer):
-        print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
+    if config.task.chat_template and config.apply_chat_template is True:
+        with_template(tokenizer)
     return tokenizer
+
+
+def template_block(config: Config) -> dict[str, Any]:
+    """{"chat_template": {"sha256", "plain"}}: which template frames the prompts; nothing where none does."""
+    from moe_lab.models.tokenizer import PLAIN_TEMPLATE
+
+    if not config.apply_chat_template:
+        return {}
+    template = prompt_tokenizer(config).chat_template
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    plain = template == PLAIN_TEMPLATE
+    return {"chat_template": {"sha256": hashlib.sha256(text.encode()).hexdigest(), "plain": plain}}
 
 
 def environment(loaded: LoadedModel) -> dict[str, str | None]:
@@ -202,6 +219,8 @@ def _evaluate(
             return Leading(lm, config) if config.model.tp_plan else lm
 
         def free_model() -> None:
+            if config.model.tp_plan:
+                return  # the other processes hold their parts
             opened.close()
             lm.forget_model()
             models.free()

@@ -131,7 +131,7 @@ def verdict_of(
     first, *rest = text.strip().splitlines() or [""]
     word = first.strip().lower()
     if word not in VERDICTS:
-        return {"judge": LlamaGuard.name, "failed": f"wrote {text[:60]!r} instead of safe or unsafe"}
+        return {"judge": LlamaGuard.name, "failed": "wrote neither safe nor unsafe", "wrote": text[:100]}
     place = next(number for number, token in enumerate(tokens) if tokenizer.decode([token]).strip())
     chances = logits[place].softmax(-1)
     safe, unsafe = (float(chances[beginnings[verdict]].sum()) for verdict in VERDICTS)

@@ -54,7 +54,8 @@ def score(document: dict[str, Any], results: list[dict[str, Verdict | None]]) ->
 
 def is_judged(task: Any) -> bool:
     """Whether an lm-eval task is scored by judges."""
-    return task.get_config("process_results") is score
+    filters = task.get_config("filter_list") or []
+    return any(step.get("filter_fn") is judge_answers for one in filters for step in one["filter"])
 
 
 def keep_metrics(task: Any, metrics: Sequence[str]) -> None:

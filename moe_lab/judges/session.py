@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from moe_lab.judges.judge import Exchange, Judge, Verdict, verdict_key
 from moe_lab.judges.scoring import judged_by
-from moe_lab.results.responses import ResponseLog
+from moe_lab.results.responses import ResponseLog, logs_beside, stored_answers
 
 if TYPE_CHECKING:
     from moe_lab.run import Run
@@ -31,8 +31,10 @@ def judging(run: Run, free: Callable[[], None]) -> Iterator[None]:
         yield
         return
     log = ResponseLog(judgements_file(run), HEADER)
+    beside = [] if run.config.rerun else logs_beside(run.folder, JUDGEMENTS)
+    known = {key: verdict for path in beside for key, verdict in stored_answers(path).items()}
     try:
-        with judged_by(Session(run.judges, log, free)):
+        with judged_by(Session(run.judges, log, known, free)):
             yield
     finally:
         log.close()
@@ -48,12 +50,20 @@ class Session:
 
     Args:
         log: keeps every verdict as it comes, by `verdict_key`.
+        known: verdicts of other runs, by the same.
         free: lets the evaluated model go, where a judge needs its memory.
     """
 
-    def __init__(self, judges: Sequence[Judge], log: ResponseLog, free: Callable[[], None]):
+    def __init__(
+        self,
+        judges: Sequence[Judge],
+        log: ResponseLog,
+        known: Mapping[str, Verdict],
+        free: Callable[[], None],
+    ):
         self.judges = judges
         self.log = log
+        self.known = known
         self.free = free
 
     def verdicts(self, exchanges: Sequence[Exchange]) -> list[dict[str, Verdict | None]]:
@@ -62,6 +72,9 @@ class Session:
         for judge in self.judges:
             keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
             missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
+            for key in missing.keys() & self.known.keys():
+                self.log.answer(key, self.known[key], {})
+                del missing[key]
             if missing:
                 self._judge(judge, missing)
             for verdicts, key in zip(found, keys, strict=True):

@@ -101,16 +101,27 @@ class ResponseLog:
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
 
 
+def logs_beside(folder: Path, name: str) -> list[Path]:
+    """The logs of this name of other runs of the same model, method and task."""
+    found = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{name}")
+    return sorted(path for path in found if path.parent != folder)
+
+
+def stored_answers(path: Path) -> dict[str, Any]:
+    """The answers of a log that another process may be writing, by key."""
+    lines = _readable(path.read_bytes())
+    return {line["key"]: line["response"] for line in lines if "key" in line and "response" in line}
+
+
 def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
     """Copy the answers of a run beside `folder` that asks the same, judged by others, where the folder has none."""
     path = folder / "responses.jsonl"
     if path.exists():
         return
-    siblings = sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/responses.jsonl"))
-    for other in siblings:
+    for other in logs_beside(folder, path.name):
         with other.open(encoding="utf-8") as lines:
             first = lines.readline()
-        if first.endswith("\n") and json.loads(first) == {HEADER: header}:
+        if first == json.dumps({HEADER: header}) + "\n":
             write_atomically(path, other.read_bytes())
             return
 
@@ -132,8 +143,12 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
+    return _readable(content[:whole])
+
+
+def _readable(content: bytes) -> list[dict[str, Any]]:
     lines = []
-    for line in content[:whole].splitlines():
+    for line in content.splitlines():
         try:
             value = json.loads(line)
         except ValueError:

@@ -76,6 +76,8 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
         _refuse_unsupported(name, task)
+        if holdout is not None or splits:
+            _refuse_judged(name, task)
         _apply_settings(task, config)
     return tasks
 
@@ -145,6 +147,16 @@ def _unknown_task(name: str, known: list[str]) -> str:
 def _refuse_unsupported(name: str, task: Task) -> None:
     if getattr(task, "MULTIMODAL", False):
         raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
+
+
+def _refuse_judged(name: str, task: Task) -> None:
+    from moe_lab.judges.scoring import is_judged
+
+    if is_judged(task):
+        raise TaskError(
+            f"Task {name} has no right answers, only judges of what is answered: it is evaluated, and neither tuned on "
+            "nor learned from."
+        )
 
 
 def _apply_settings(task: Any, config: Config) -> None:

@@ -117,7 +117,7 @@ def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path: Path, batch_si
 def test_a_guard_that_writes_something_else_does_not_score(tmp_path: Path) -> None:
     found = verdicts(judge_of(LlamaGuard, guard_folder(tmp_path, verdicts=False)), EXCHANGES)
     assert all(
-        "scores" not in verdict and "instead of safe or unsafe" in verdict["failed"] for verdict in found
+        "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe" for verdict in found
     )
 
 

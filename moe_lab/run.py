@@ -247,8 +247,9 @@ def _identified(
         samples=samples,
         judges=judges,
     )
-    for judge in judges if not run.done else ():
-        judge.check()
+    if config.mode != "report" and not run.done:
+        for judge in judges:
+            judge.check()
     return run
 
 

@@ -38,6 +38,8 @@ class Judge(ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     """Names of its scores; the first one is the one that tables show."""
+    numerics: ClassVar[int] = 1
+    """Raised whenever its verdicts may change: part of its identity."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -45,7 +47,7 @@ class Judge(ABC):
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What determines its verdicts, as plain values. Raises ConfigError where that is not to be had."""
-        return {"judge": self.name, **self._identity()}
+        return {"judge": self.name, "numerics": self.numerics, **self._identity()}
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]: ...

@@ -37,7 +37,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
     first = blocks[0]
-    told = {key: first[key] for key in ("untuned", "tuning") if key in first}
+    told = {key: first[key] for key in ("untuned", "tuning", "judges") if key in first}
     return {
         "schema_version": 1,
         "model": first["model"],

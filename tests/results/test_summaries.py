@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from moe_lab.config import Config
+from moe_lab.config import Config, TaskConfig
 from moe_lab.reports.terminal import print_summaries
 from moe_lab.results.summaries import summarize, summary
 from moe_lab.run import ModelPool, execute, prepare
@@ -75,3 +76,43 @@ def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.Ca
 
 def test_one_seed_has_no_summary(roe: Config) -> None:
     assert summarize([execute(prepare(replace(roe, limit=2)), ModelPool())]) == []
+
+
+def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
+    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each seed lacks another answer of eight: six have a score with all."""
+    from moe_lab.judges.toy import ToyJudge
+
+    seeds: list[int] = []
+
+    class Forgetful(ToyJudge):
+        @contextmanager
+        def open(self):
+            def judge_all(exchanges, on_verdict):
+                for index in range(len(exchanges)):
+                    if index != len(seeds):
+                        scores = {"toy": index / 10 + len(seeds), "toy_flagged": 1.0}
+                        on_verdict(index, {"judge": "toy", "scores": scores})
+                seeds.append(len(exchanges))
+
+            yield judge_all
+
+    monkeypatch.setattr("moe_lab.judges.toy.ToyJudge", Forgetful)
+    monkeypatch.setattr("moe_lab.judges.session.logs_beside", lambda folder, name: [])
+    task = TaskConfig(name="toy_safety", judges=["toy"])
+    asked = replace(
+        roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}
+    )
+    outcomes = [execute(prepare(replace(asked, seed=seed)), ModelPool()) for seed in (0, 1)]
+    assert seeds == [8, 8]
+    files = summarize(outcomes)
+    score = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]
+    means = [sum(range(1, 8)) / 70, (0 + sum(range(2, 8))) / 70 + 1]
+    assert score["values"] == pytest.approx(means)
+    both = [i / 10 + 0.5 for i in range(2, 8)]
+    low, high = score["ci95_documents"]
+    assert min(both) <= low < sum(both) / 6 < high <= max(both)
+    capsys.readouterr()
+    print_summaries(files)
+    assert "toy-judge" in capsys.readouterr().out

@@ -55,7 +55,8 @@ def right_tokens(model: nn.Module, rows: Sequence[Row], policy: Observer) -> np.
 
 def labelled_tokens(rows: Sequence[Row]) -> np.ndarray:
     """int64 [N]: how many tokens of each row are to be predicted; a first token cannot be."""
-    return np.array([sum(label != NO_LABEL for label in row["labels"][1:]) for row in rows], dtype=np.int64)
+    labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set may have no end by itself
+    return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
 
 
 class PairCounts(Observer):

@@ -28,6 +28,10 @@ class RoutingError(MoeLabError):
     """The routing seam was bypassed or met NaN while a run was under way."""
 
 
+class TrainingError(MoeLabError):
+    """A training cannot go on: a loss or gradient that is no number. All processes of a training raise it together."""
+
+
 class ResultsError(MoeLabError):
     """Results could not be written or read."""
 

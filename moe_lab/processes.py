@@ -1,44 +1,76 @@
-"""Several processes of torchrun: the first does what a single one does, the others follow it through the model.
+"""Several processes of torchrun or `accelerate launch`: the first does what a single one does, the others follow it.
 
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
+    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe method.dataset=lima task=arc_easy
 
-With `model.tp_plan` every process holds a part of each layer, so all must make the same passes. Process 0 alone reads
-what is stored, evaluates and writes; before it loads the model or answers requests it tells the others, which do the
-same and drop the answers. If one fails, torchrun ends the others; the same command continues.
+Process 0 alone reads what is stored, evaluates and writes. Where all are needed it tells the others to call the same
+function: with `model.tp_plan`, where each holds a part of every layer, to load a model and to answer requests; with
+method=finetune-freeze to train. If one fails, torchrun ends the others; the same command continues.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.config import Config
-from moe_lab.errors import ConfigError
-from moe_lab.methods import get_method
+from moe_lab.errors import ConfigError, TrainingError
+from moe_lab.exits import exit_code, print_error
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+    from moe_lab.models.pool import ModelPool
 
+T = TypeVar("T")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the first one, which may be fetching weights or evaluating."""
+
+
+def num_processes() -> int:
+    """How many processes were started together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@cache
+def sharded() -> bool:
+    """Whether `accelerate launch` was asked for FSDP.
+
+    That is taken out of the environment, for it is transformers that shards the model, when it loads it: accelerate
+    would do it again. Raises ConfigError for settings that have no effect then.
+    """
+    if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return False
+    if os.environ.get("FSDP_VERSION") == "1" or os.environ.get("FSDP_OFFLOAD_PARAMS") == "true":
+        raise ConfigError(
+            "FSDP needs fsdp_version: 2 and fsdp_offload_params: false, as conf/accelerate/fsdp.yaml has."
+        )
+    return True
 
 
 def in_step(configs: Sequence[Config], run: Callable[[], int]) -> int:
     """`run()` in the first process; in the others, what that one tells. Returns the exit code.
 
-    Raises ConfigError where processes and `model.tp_plan` do not go together.
+    Raises ConfigError for what has no work for several processes, or needs them.
     """
     _check(configs)
-    if not configs[0].model.tp_plan:
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= says it
+    if num_processes() < 2:
+        os.environ.pop("LOCAL_RANK", None)  # else accelerate takes a single process for one of several
         return run()
+    sharded()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
+    import torch
     import torch.distributed as dist
 
+    if torch.cuda.is_available() and configs[0].device != "cpu":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(timeout=PATIENCE)
     if dist.get_rank():
-        _follow()
-        code = 0
+        code = _follow(dist.get_rank())
     elif (code := run()) == 0:
         _tell(None)
     if code == 0:  # else the others may be waiting in a pass: torchrun ends them
@@ -47,11 +79,15 @@ def in_step(configs: Sequence[Config], run: Callable[[], int]) -> int:
 
 
 def _check(configs: Sequence[Config]) -> None:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    split = [config for config in configs if config.model.tp_plan]
-    if not split and processes > 1:
+    from moe_lab.methods import get_method
+
+    processes, one = num_processes(), configs[0]
+    split = any(config.model.tp_plan for config in configs)
+    shared = one.experiment or any(get_method(config.method.name).several_processes for config in configs)
+    if processes > 1 and not split and not shared:
         raise ConfigError(
-            f"torchrun started {processes} processes, and only model.tp_plan=auto has work for more than one."
+            f"{processes} processes were started, and only method=finetune-freeze and model.tp_plan=auto have work for "
+            "more than one."
         )
     if not split:
         return
@@ -60,11 +96,20 @@ def _check(configs: Sequence[Config]) -> None:
             "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
             "model.device_map=auto uses several GPUs in one process."
         )
-    one = configs[0]
     if len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment:
         raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
     if get_method(one.method.name).trains:
         raise ConfigError("model.tp_plan splits models that are evaluated; training takes one process.")
+
+
+def together(call: Callable[[], T]) -> T:
+    """Call it in all processes at once, which have it from this one; what it returns here.
+
+    What is called takes the same steps everywhere, and raises a TrainingError in all of them or in none.
+    """
+    if num_processes() > 1:
+        _tell(call)
+    return call()
 
 
 class Leading:
@@ -76,7 +121,7 @@ class Leading:
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """As `EngineLM.answer`."""
-        _tell((self._config, kind, list(requests)))
+        _tell(partial(_answer, self._config, kind, list(requests)))
         self._lm.answer(kind, requests, on_answer)
 
     def __getattr__(self, name: str) -> Any:
@@ -88,30 +133,56 @@ def tell_to_load(config: Config) -> None:
     from moe_lab.models.hub import model_folder
 
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
-    _tell((config, "load", []))
+    _tell(partial(_load, config))
 
 
-def _tell(message: tuple[Config, str, list[Request]] | None) -> None:
+def _tell(call: Callable[[], Any] | None) -> None:
     import torch.distributed as dist
 
-    dist.broadcast_object_list([message], src=0, device="cpu")
+    dist.broadcast_object_list([call], src=0, device="cpu")
 
 
-def _follow() -> None:
+def _follow(rank: int) -> int:
+    """Do what is told until the first process is done. Its own errors are the only ones told from here."""
     import torch.distributed as dist
-
-    from moe_lab.models.pool import ModelPool
+    from transformers.utils import logging
 
     os.environ["TQDM_DISABLE"] = "1"
-    models = ModelPool()
-    while True:
-        told: list[Any] = [None]
-        dist.broadcast_object_list(told, src=0, device="cpu")
-        if told[0] is None:
-            return
-        config, kind, requests = told[0]
-        loaded = models.get(config)
-        if kind == "load":
-            continue
-        with get_method(config.method.name)(config.method).open(loaded, config) as lm:
-            lm.answer(kind, requests, lambda index, answer: None)
+    logging.set_verbosity_error()
+    try:
+        while True:
+            told: list[Any] = [None]
+            dist.broadcast_object_list(told, src=0, device="cpu")
+            if told[0] is None:
+                return 0
+            try:
+                told[0]()
+            except TrainingError:
+                continue  # the first process has it, too, and tells
+    except KeyboardInterrupt as stop:
+        return exit_code(stop)
+    except Exception as error:
+        if "gloo" in str(error) or isinstance(error, dist.DistError):
+            print(f"Process {rank} ends, as another one has.", file=sys.stderr)
+        else:
+            print(f"Process {rank}:", file=sys.stderr)
+            print_error(error)
+        return exit_code(error)
+
+
+@cache
+def _models() -> ModelPool:
+    from moe_lab.models.pool import ModelPool
+
+    return ModelPool()
+
+
+def _load(config: Config) -> None:
+    _models().get(config)
+
+
+def _answer(config: Config, kind: str, requests: list[Request]) -> None:
+    from moe_lab.methods import get_method
+
+    with get_method(config.method.name)(config.method).open(_models().get(config), config) as lm:
+        lm.answer(kind, requests, lambda index, answer: None)

@@ -34,7 +34,7 @@ def test_a_single_process_does_as_ever():
 @pytest.mark.parametrize(
     ("processes", "configs", "says"),
     [
-        ("2", [config()], "started 2 processes, and only model.tp_plan"),
+        ("2", [config()], "2 processes were started, and only method=finetune-freeze"),
         ("1", [config(model=SPLIT)], "torchrun --nproc-per-node"),
         ("2", [config(model=SPLIT), config("base", model=SPLIT)], "one run at a time"),
         ("2", [config(model=SPLIT, seeds=2)], "one run at a time"),

@@ -41,6 +41,8 @@ class Method(ABC):
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     interventions: ClassVar[bool] = True
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
+    several_processes: ClassVar[bool] = False
+    """Whether all processes of torchrun work on one run of it (`moe_lab.processes`)."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None

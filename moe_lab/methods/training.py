@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from moe_lab.tasks.toy.corpus import documents
 
@@ -51,7 +51,8 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
 class Log(TrainerCallback):
     """Writes the Trainer's log to `log.jsonl` and `loss.csv`, and marks checkpoints that are whole.
 
-    The log is written anew from the Trainer's state, which a resume restores: no line stands twice.
+    The log is written anew from the Trainer's state, which a resume restores: no line stands twice. Of several
+    processes the first one writes, and marks a checkpoint when all have written their part.
     """
 
     def __init__(self, folder: Path):
@@ -62,6 +63,8 @@ class Log(TrainerCallback):
         control.should_log |= control.should_save
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
         lines = [entry for entry in state.log_history if entry.keys() & {"loss", "validation_loss"}]
         text = "".join(json.dumps(entry) + "\n" for entry in lines)
         _replace(self.folder / "log.jsonl", text)
@@ -72,7 +75,14 @@ class Log(TrainerCallback):
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        self._wait(args)
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        self._wait(args)
+
+    def _wait(self, args: Any) -> None:
+        if args.world_size > 1:
+            torch.distributed.barrier()
 
 
 def _replace(path: Path, text: str) -> None:
@@ -121,7 +131,9 @@ class MoeTrainer(Trainer):
         return self.lr_scheduler
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        saved = type(self.model).from_pretrained(resume_from_checkpoint, dtype=torch.float32)
+        sharded = self.is_distributed_loading_by_transformers
+        options = {"distributed_config": self.model.config.distributed_config} if sharded else {}
+        saved = AutoModelForCausalLM.from_pretrained(resume_from_checkpoint, dtype=torch.float32, **options)
         (model or self.model).load_state_dict(saved.state_dict())
 
 

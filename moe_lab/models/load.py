@@ -42,8 +42,14 @@ class LoadedModel:
     load_seconds: float
 
 
-def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> LoadedModel:
-    """Load weights and tokenizer; `trust_remote_code` is off. Raises ModelError where that fails."""
+def load_model(
+    model: ModelConfig, *, dtype: str, device: str, offline: bool, shard: bool = False
+) -> LoadedModel:
+    """Load weights and tokenizer; `trust_remote_code` is off. Raises ModelError where that fails.
+
+    Args:
+        shard: whether each process of a training gets its part of every weight (FSDP).
+    """
     place = resolve_device(device)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     folder = model_folder(model, offline=offline, weights=True)
@@ -55,7 +61,7 @@ def load_model(model: ModelConfig, *, dtype: str, device: str, offline: bool) ->
             folder,
             config,
             facts,
-            _experts(model, config, facts, place) | placement(model, config, place, disk),
+            _experts(model, config, facts, place) | placement(model, config, place, disk, shard),
         )
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)

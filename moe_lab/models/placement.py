@@ -1,4 +1,4 @@
-"""Where weights go: one device, several (`model.device_map`), or parts of every layer (`model.tp_plan`).
+"""Where weights go: one device, several (`model.device_map`), or parts of every layer (`model.tp_plan`, FSDP).
 
 transformers and accelerate do all of it. Weights go to their device as they are read: there is no second copy.
 """
@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 
 
 def placement(
-    model: ModelConfig, config: PreTrainedConfig, device: torch.device, disk: TemporaryDirectory
+    model: ModelConfig,
+    config: PreTrainedConfig,
+    device: torch.device,
+    disk: TemporaryDirectory,
+    shard: bool,
 ) -> dict[str, Any]:
     """What `from_pretrained` has to be told; `disk` is for weights that fit nowhere else.
 
     Raises ConfigError for `tp_plan` without torchrun, ModelError where transformers has no plan for the model.
     """
+    if shard:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(fsdp_size=int(os.environ["WORLD_SIZE"]))}
     if model.tp_plan:
         return {"distributed_config": _tensor_parallel(model.tp_plan, config)}
     if model.device_map:

@@ -5,6 +5,7 @@ The baseline is the model as it was.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ class FinetuneFreeze(Method):
 
     numerics = 1
     random = True
+    several_processes = True
     own_routing = True
 
     @dataclass(kw_only=True)
@@ -94,19 +96,34 @@ class FinetuneFreeze(Method):
             )
         if config.model.device_map or config.model.tp_plan:
             raise ConfigError(
-                "method=finetune-freeze trains on one device: leave device_map and tp_plan out."
+                "method=finetune-freeze trains whole layers on a device: leave device_map and tp_plan out. Several "
+                "processes share the work, or the model: docs/finetuning.md"
             )
         if config.device.partition(":")[2] not in ("", "0"):
             raise ConfigError(
                 f"device={config.device}: training takes the first GPU it sees. Use device=cuda and choose by "
                 "CUDA_VISIBLE_DEVICES."
             )
+        self._check_deepspeed(config)
         model = empty_model(architecture)
         parameter_groups(model)
         if self.config.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
                 f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "
                 "Leave it out."
+            )
+
+    def _check_deepspeed(self, config: RunConfig) -> None:
+        from moe_lab.models.facts import resolve_device
+
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
+            return
+        if resolve_device(config.device).type == "cpu":
+            raise ConfigError("DeepSpeed needs GPUs. On a CPU use torchrun, or conf/accelerate/fsdp.yaml.")
+        if len(self.config.recipe().phases) > 1:
+            raise ConfigError(
+                "DeepSpeed cannot carry its optimizer from one phase to the next: it takes method.schedule=none, "
+                "router or experts. conf/accelerate/fsdp.yaml splits the model as well, and takes all."
             )
 
     def loads(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:

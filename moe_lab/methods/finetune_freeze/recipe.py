@@ -8,6 +8,7 @@ from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.phases import Phase, Rate, boundaries, label, phases_of
+from moe_lab.processes import num_processes
 
 COUNTS = (
     "epochs",
@@ -88,6 +89,7 @@ class FinetuneConfig:
     def recipe(self) -> Recipe:
         """What of it determines the weights."""
         own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
+        own["gradient_accumulation"] *= num_processes()
         return Recipe(phases=phases_of(self.schedule, self.phases), **own)
 
 
@@ -103,6 +105,7 @@ class Recipe:
     max_steps: int | None
     batch_size: int
     gradient_accumulation: int
+    """Passes of an optimizer step, those of all processes together."""
     length: int
     warmup_ratio: float
     weight_decay: float

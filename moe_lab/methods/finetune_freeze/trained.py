@@ -3,7 +3,7 @@
 outputs/models/<model>-finetune-freeze-<id8>/
   model/           plain Hugging Face format
   checkpoints/     what a killed training continues from; gone when it is done
-  identity.json    what determines the weights
+  identity.json    what determines the weights, and the processes that checkpoints are of
   log.jsonl        loss, gradient norm, learning rate, phase
   figures/loss     the loss curve, .png and .csv
   expert_metrics.jsonl, figures/expert_metrics   on what is held out, by epoch
@@ -25,6 +25,7 @@ from moe_lab.methods.finetune_freeze.conversations import Data
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.validation import LOSS
 from moe_lab.methods.trained_once import read_json, trained_once
+from moe_lab.processes import num_processes, sharded
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.schema import DECISIVE, versions
 
@@ -70,15 +71,22 @@ def load_or_train(
 
     def train(folder: Path, digest: str) -> dict[str, Any]:
         free()
-        _claim(folder, {"id": digest, **content})
+        _claim(folder, {"id": digest, "processes": num_processes(), "sharded": sharded(), **content})
         return _train(folder, config, recipe, data, facts)
 
     return trained_once(config, content, train)
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write down whose folder it is; refuse one with the checkpoints of another training."""
+    """Write down whose folder it is; refuse one with checkpoints of another training, or for other processes."""
     owner = read_json(folder / "identity.json")
+    if owner is not None and (folder / "checkpoints").exists():
+        for key in ("processes", "sharded"):
+            if owner.get(key) != identity[key]:
+                raise ConfigError(
+                    f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
+                    f"{identity[key]}. Continue as it began, or remove its checkpoints/."
+                )
     others = (folder / "checkpoints").exists() if owner is None else owner["id"] != identity["id"]
     if others:
         raise ConfigError(
@@ -90,9 +98,10 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
 
 def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> dict[str, Any]:
     """Train, or continue, and write the model."""
-    from moe_lab.methods.finetune_freeze.groups import counts, parameter_groups
+    from moe_lab.methods.finetune_freeze.groups import counts_of
     from moe_lab.methods.finetune_freeze.rows import encode_all
-    from moe_lab.methods.finetune_freeze.training import Training, finetune
+    from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
+    from moe_lab.models.hub import load_config
     from moe_lab.models.load import load_model
     from moe_lab.models.tokenizer import load_tokenizer, with_template
 
@@ -102,9 +111,7 @@ def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: Mode
     encoded = encode_all(tokenizer, data.train, length)
     held_out = encode_all(tokenizer, data.validation, length).rows if data.validation else []
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
-    loaded = load_model(config.model, dtype="float32", device=config.device, offline=config.offline)
-    model = loaded.model
-    numbers = counts(parameter_groups(model))
+    numbers = counts_of(load_config(config.model, offline=config.offline))
     said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
         f"{folder.name}: {recipe.label}, {len(encoded.rows):,} conversations ({encoded.truncated:,} truncated, "
@@ -113,20 +120,24 @@ def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: Mode
     )
     if plain:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
+    training = Training(
+        recipe=recipe,
+        config=config,
+        folder=folder,
+        rows=encoded.rows,
+        validation=held_out,
+        pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        dtype=facts.dtype,
+    )
     start = time.perf_counter()
     with writing(folder):
-        told = finetune(
-            model,
-            Training(
-                recipe=recipe,
-                config=config,
-                folder=folder,
-                rows=encoded.rows,
-                validation=held_out,
-                pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-                dtype=facts.dtype,
-            ),
-        )
+        if num_processes() > 1:
+            model, told = finetune_together(training)
+        else:
+            model = load_model(
+                config.model, dtype="float32", device=config.device, offline=config.offline
+            ).model
+            told = finetune(model, training)
         _save(model, tokenizer, folder / "model", facts.dtype)
     _draw(folder)
     return {

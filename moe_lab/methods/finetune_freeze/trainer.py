@@ -2,11 +2,15 @@
 
 A parameter whose gradient is None is left alone by the optimizer: no step, no momentum, no weight decay. So freezing is
 `requires_grad = False`, and the optimizer holds every parameter from the start, whatever is frozen first.
+
+What wraps a model for several processes looks at `requires_grad` once, when it wraps: gradients of what is unfrozen
+later are not averaged, and the processes drift apart. There, a trainer makes the steps of one phase only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +18,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
-from moe_lab.errors import MoeLabError
+from moe_lab.errors import TrainingError
 from moe_lab.methods.finetune_freeze.groups import Groups, parameter_groups
+from moe_lab.methods.finetune_freeze.order import Order
 from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Rows
+from moe_lab.methods.finetune_freeze.shards import load_optimizer, save_optimizer
 from moe_lab.methods.finetune_freeze.validation import LOSS, AtEpochEnds
 from moe_lab.methods.training import MoeTrainer
 
@@ -55,7 +61,8 @@ class Freezing(TrainerCallback):
                 parameter.requires_grad = name not in frozen
                 if name in frozen:
                     parameter.grad = None
-                    optimizer.state.pop(parameter, None)
+                    if optimizer is not None:
+                        optimizer.state.pop(parameter, None)
 
     def memory(self, phase: Phase) -> dict[str, int]:
         """Bytes of gradients and of AdamW's moments in a phase, and what full fine-tuning has more of both."""
@@ -72,12 +79,26 @@ class Freezing(TrainerCallback):
         }
 
 
+class UpTo(TrainerCallback):
+    """Stops after a step, with a checkpoint."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.should_save = control.should_log = control.should_training_stop = True
+
+
 class FreezeTrainer(MoeTrainer):
-    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss; stops at numbers that are none."""
+    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss; stops at numbers that are none.
+
+    With `phase` it makes the steps of that one only, over a model that it may wrap for several processes.
+    """
 
     control: Any
 
-    def __init__(self, *, recipe: Recipe, validation: Rows, **options: Any):
+    def __init__(self, *, recipe: Recipe, validation: Rows, phase: int | None = None, **options: Any):
         rows = len(options["train_dataset"])
         self.validation = validation
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
@@ -85,12 +106,23 @@ class FreezeTrainer(MoeTrainer):
         self.seen: list[Tensor] = []
         """Auxiliary losses since the last line of the log."""
         super().__init__(schedule=self.rate, **options)
+        self.args.save_only_model = (
+            False  # a sharded model's optimizer is stored here (`shards`), not by the Trainer
+        )
         self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
         self.add_callback(self.freezing)
+        if phase is not None:
+            self.freezing.freeze(recipe.phases[phase].frozen, None)
+            self.add_callback(UpTo(recipe.ends(rows)[phase]))
         if len(validation):
             self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
         if self.auxiliary:
             self.model.router_aux_loss_coef = 0.0  # it is added here, and once per step
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
+        rows, steps = len(self.train_dataset), self.recipe.steps_per_epoch(len(self.train_dataset))
+        share = self.args.per_device_train_batch_size * self.args.world_size
+        return Order(rows, share, self.args.seed, epoch=lambda: self.state.global_step // steps)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW over every parameter that the model trains, the routers in groups of their own."""
@@ -129,27 +161,26 @@ class FreezeTrainer(MoeTrainer):
             parts = self.current_gradient_accumulation_steps if self.model_accepts_loss_kwargs else 1
             loss = loss + self.auxiliary * outputs.aux_loss / parts
             self.seen.append(outputs.aux_loss.detach())
-        self._check(loss, "loss")
+        self._check(self.accelerator.reduce(loss.detach()), "loss")
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Cross-entropy per answer token of the held-out conversations, in passes of the training's size."""
-        model, size = self.model_wrapped, self.recipe.batch_size
-        model.eval()
-        loss, tokens = torch.zeros((), device=self.args.device), 0
+        size, processes = self.recipe.batch_size, self.args.world_size
+        sums = torch.zeros(2, device=self.args.device)  # of the loss, and of tokens
+        self.model.eval()
         with torch.no_grad():
-            for start in range(0, len(self.validation), size):
-                rows = [
-                    self.validation[number]
-                    for number in range(start, min(start + size, len(self.validation)))
-                ]
+            for start in range(0, len(self.validation), size * processes):
+                first = start + size * self.args.process_index
+                rows = [self.validation[number] for number in range(first, first + size)]
                 inputs = self._prepare_inputs(self.data_collator(rows))
-                counted = int((inputs["labels"][:, 1:] != NO_LOSS).sum())
-                with self.compute_loss_context_manager():
-                    loss += model(**inputs).loss.float() * counted
-                tokens += counted
-        model.train()
-        mean = (loss / tokens).item()
+                tokens = (inputs["labels"][:, 1:] != NO_LOSS).sum()
+                loss = self.model(**inputs).loss.float()  # all processes take part, rows or none
+                if tokens:
+                    sums += torch.stack([loss * tokens, tokens])
+        self.model.train()
+        total, counted = self.accelerator.reduce(sums).tolist()
+        mean = total / counted
         self.log({LOSS: mean})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
         return {"eval_loss": mean}
@@ -161,7 +192,7 @@ class FreezeTrainer(MoeTrainer):
 
     def _check(self, value: Tensor, what: str) -> None:
         if not torch.isfinite(value).all():
-            raise MoeLabError(
+            raise TrainingError(
                 f"The {what} of training step {self.state.global_step} is {value.item()}. The last checkpoint is kept. "
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
@@ -171,6 +202,19 @@ class FreezeTrainer(MoeTrainer):
         if "loss" in logs:
             logs["phase"] = phase_at(self.freezing.ends, self.state.global_step - 1) + 1
             if self.seen:
-                logs["aux_loss"] = torch.stack(self.seen).mean().item()
+                mean = torch.stack(self.seen).mean()
+                logs["aux_loss"] = self.accelerator.reduce(mean, "mean").item()
                 self.seen.clear()
         super().log(logs, start_time)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.is_distributed_loading_by_transformers:
+            save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir), self.args.process_index)
+        else:
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.is_distributed_loading_by_transformers:
+            load_optimizer(self.optimizer, self.lr_scheduler, Path(checkpoint), self.args.process_index)
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from moe_lab.methods.finetune_freeze.groups import parameter_groups
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.rows import Pad, Row, Rows
-from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
+from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, Freezing
 from moe_lab.methods.finetune_freeze.validation import LOSS, losses_of, stopped
 from moe_lab.methods.training import Log, last_checkpoint
 from moe_lab.metrics.callback import ExpertMetrics, summary
 from moe_lab.models.facts import resolve_device
+from moe_lab.models.load import load_model
+from moe_lab.processes import num_processes, sharded, together
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -40,55 +45,107 @@ class Training:
     dtype: str
     """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
 
 def finetune(model: Any, training: Training) -> dict[str, Any]:
     """Train the model in place, from the folder's last whole checkpoint if there is one.
 
-    Returns what training.json tells: losses, and per phase the memory of gradients and optimizer. Raises MoeLabError
+    Returns what training.json tells: losses, and per phase the memory of gradients and optimizer. Raises TrainingError
     where a loss or a gradient is no number.
     """
-    recipe, checkpoints = training.recipe, training.folder / "checkpoints"
     cached = model.config.use_cache  # the Trainer turns it off
-    trainer = FreezeTrainer(
-        recipe=recipe,
+    trainer = _trainer(model, training)
+    checkpoint = last_checkpoint(training.checkpoints)
+    if checkpoint and is_done(training, checkpoint):
+        trainer.state = state_of(checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    kept = _kept(trainer.state)
+    if kept != trainer.state.global_step or checkpoint == _checkpoint(training, kept):
+        trainer._load_from_checkpoint(str(_checkpoint(training, kept)))
+    model.config.use_cache = cached
+    return _told(training, trainer.state, trainer.freezing)
+
+
+def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
+    """The same by all processes: the trained model, loaded for this one alone, and what training.json tells."""
+    together(partial(train_phases, training))
+    checkpoint = last_checkpoint(training.checkpoints)
+    assert checkpoint is not None
+    state = state_of(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(_checkpoint(training, _kept(state)), dtype="float32")
+    recipe = training.recipe
+    freezing = Freezing(parameter_groups(model), recipe.phases, recipe.ends(len(training.rows)))
+    told = _told(training, state, freezing)
+    return model, told | {"processes": num_processes(), "sharded": sharded()}
+
+
+def train_phases(training: Training) -> None:
+    """Each process's part: phase by phase, each with a new model and trainer over the last phase's checkpoint."""
+    for phase in range(len(training.recipe.phases)):
+        checkpoint = last_checkpoint(training.checkpoints)
+        if checkpoint is not None and is_done(training, checkpoint, phase):
+            continue
+        config = training.config
+        loaded = load_model(
+            config.model, dtype="float32", device=config.device, offline=config.offline, shard=sharded()
+        )
+        trainer = _trainer(loaded.model, training, phase)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        del loaded, trainer
+        gc.collect()
+
+
+def _trainer(model: Any, training: Training, phase: int | None = None) -> FreezeTrainer:
+    return FreezeTrainer(
+        recipe=training.recipe,
         model=model,
         args=_arguments(training),
         train_dataset=Rows(training.rows),
         validation=Rows(training.validation),
         data_collator=Pad(training.pad_token),
         callbacks=[Log(training.folder), *_measuring(training)],
+        phase=phase,
     )
-    checkpoint = last_checkpoint(checkpoints)
-    if checkpoint and _stopped_early(checkpoint, recipe):
-        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    else:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    kept = trainer.state.best_global_step or trainer.state.global_step
-    if kept != trainer.state.global_step or checkpoint == checkpoints / f"checkpoint-{kept}":
-        trainer._load_from_checkpoint(str(checkpoints / f"checkpoint-{kept}"))
-    model.config.use_cache = cached
-    lines = [line for line in trainer.state.log_history if "loss" in line]
+
+
+def is_done(training: Training, checkpoint: Path, phase: int = -1) -> bool:
+    """Whether a phase, or the training, ends at this checkpoint or before it; also where it stopped early."""
+    recipe, state = training.recipe, state_of(checkpoint)
+    if state.global_step >= recipe.ends(len(training.rows))[phase]:
+        return True
+    patience = recipe.early_stop_patience
+    return patience is not None and stopped(losses_of(state.log_history), patience)
+
+
+def state_of(checkpoint: Path) -> TrainerState:
+    """What the Trainer wrote down of itself."""
+    return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+
+
+def _checkpoint(training: Training, step: int) -> Path:
+    return training.checkpoints / f"checkpoint-{step}"
+
+
+def _kept(state: TrainerState) -> int:
+    """The step whose weights are the result."""
+    return state.best_global_step or state.global_step
+
+
+def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[str, Any]:
+    lines = [line for line in state.log_history if "loss" in line]
+    losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
+    held_out = {"conversations": len(training.validation), "losses": losses, "kept_step": _kept(state)}
     return {
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
-        "validation": _validation(training, trainer.state, kept),
+        "validation": held_out if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [asdict(phase) | trainer.freezing.memory(phase) for phase in recipe.phases],
+        "phases": [asdict(phase) | freezing.memory(phase) for phase in training.recipe.phases],
     }
-
-
-def _stopped_early(checkpoint: Path, recipe: Recipe) -> bool:
-    if recipe.early_stop_patience is None:
-        return False
-    log = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).log_history
-    return stopped(losses_of(log), recipe.early_stop_patience)
-
-
-def _validation(training: Training, state: TrainerState, kept: int) -> dict[str, Any] | None:
-    if not training.validation:
-        return None
-    losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
-    return {"conversations": len(training.validation), "losses": losses, "kept_step": kept}
 
 
 def _measuring(training: Training) -> list[ExpertMetrics]:
@@ -105,7 +162,7 @@ def _arguments(training: Training) -> TrainingArguments:
         seed=config.seed,
         max_steps=steps,
         per_device_train_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation,
+        gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
         optim="adamw_torch",
@@ -115,6 +172,7 @@ def _arguments(training: Training) -> TrainingArguments:
         logging_nan_inf_filter=False,
         save_steps=config.method.save_steps,
         save_total_limit=2,
+        save_only_model=sharded(),  # all that the Trainer would store of a sharded model
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
         greater_is_better=False,
         remove_unused_columns=False,

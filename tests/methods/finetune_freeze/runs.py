@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from moe_lab.config import Config
+from moe_lab.config import Config, ModelConfig
 from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
 from moe_lab.methods.finetune_freeze.rows import Row
+from moe_lab.methods.finetune_freeze.training import Training, finetune
 from tests.families.zoo import VOCAB
 
 SETTINGS: dict[str, Any] = {
@@ -31,24 +33,29 @@ def config_of(**settings: Any) -> Config:
     return Config(method=FinetuneConfig(**(SETTINGS | settings)), device="cpu")
 
 
-def train(
-    model: Any, folder: Path, count: int = 12, dtype: str = "float32", held_out: int = 0, **settings: Any
-) -> dict[str, Any]:
-    """Fine-tune the model in place: `count` rows, in batches of 2."""
-    from moe_lab.methods.finetune_freeze.training import Training, finetune
-
+def training_of(
+    folder: Path,
+    count: int = 12,
+    dtype: str = "float32",
+    held_out: int = 0,
+    model: Path | None = None,
+    **settings: Any,
+) -> Training:
+    """`count` rows, in batches of 2."""
     folder.mkdir(exist_ok=True, parents=True)
     config = config_of(**settings)
     made = rows(count + held_out)
-    return finetune(
-        model,
-        Training(
-            recipe=config.method.recipe(),
-            config=config,
-            folder=folder,
-            rows=made[:count],
-            validation=made[count:],
-            pad_token=0,
-            dtype=dtype,
-        ),
+    return Training(
+        recipe=config.method.recipe(),
+        config=replace(config, model=ModelConfig(path=str(model))),
+        folder=folder,
+        rows=made[:count],
+        validation=made[count:],
+        pad_token=0,
+        dtype=dtype,
     )
+
+
+def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
+    """Fine-tune the model in place."""
+    return finetune(model, training_of(folder, **settings))

@@ -1,0 +1,236 @@
+"""Two processes of torchrun train as one does, DDP and FSDP. What each does is in ranks.py.
+
+Broken by: processes that drift apart after a phase begins, a step over other conversations than a single process
+takes, frozen tensors that move, a part of the optimizer's state lost between phases or by a kill, a failure of one
+process that the others wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers import AutoModelForCausalLM
+
+from moe_lab.methods.finetune_freeze.groups import parameter_groups
+from moe_lab.methods.finetune_freeze.order import Order
+from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+from moe_lab.methods.finetune_freeze.training import finetune
+from moe_lab.paths import resource_folder
+from tests.cli import run_command
+from tests.conftest import make_tokenizer
+from tests.families.zoo import small_model
+from tests.methods.finetune_freeze.runs import training_of
+
+SETTINGS = {
+    "count": 11,  # 6 batches of 2, the last one half empty; 3 steps of 2 batches
+    "held_out": 3,
+    "epochs": 2,
+    "batch_size": 2,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.1,
+    "save_steps": 1,
+}
+WRAPS = ("ddp", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "olmoe"
+    small_model("olmoe").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def by_two(wrap: str, model: Path, folder: Path, **settings) -> int:
+    """Train in two processes; torchrun's exit code."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if wrap == "fsdp" else {}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.methods.finetune_freeze.ranks", str(model), str(folder)]
+    command += [json.dumps(SETTINGS | {"gradient_accumulation": 1} | settings)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    print(ended.stderr)
+    return ended.returncode
+
+
+def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.Tensor]]:
+    """Weights after each step, in a single process with as many batches per step."""
+    trained, found = deepcopy(small_model("olmoe")), {}
+
+    def keep(self, args, state, control, **kwargs):
+        found[state.global_step] = {name: value.clone() for name, value in trained.state_dict().items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moe_lab.methods.training.Log.on_step_begin", keep, raising=False)
+        finetune(
+            trained, training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings)
+        )
+    return found | {6: trained.state_dict()}
+
+
+def held_after(folder: Path, step: int) -> tuple[dict[str, torch.Tensor], set[str], bool]:
+    """Weights after a phase, of which parameters there are moments, whether the model was split: the same in both."""
+    (one, moments, split), other = (torch.load(folder / f"step{step}.rank{rank}.pt") for rank in (0, 1))
+    assert other[1:] == [moments, split]
+    for name, value in one.items():
+        assert value.numpy().tobytes() == other[0][name].numpy().tobytes(), name
+    return one, moments, split
+
+
+@pytest.mark.parametrize("rows, share", [(11, 4), (12, 4), (1, 6)])
+def test_an_order_is_the_same_for_any_number_of_processes(rows, share):
+    for epoch in (0, 1):
+        alone, shared = (list(Order(rows, by, 5, partial(int, epoch))) for by in (1, share))
+        assert sorted(alone) == list(range(rows)) and len(shared) % share == 0
+        assert shared == alone + [rows] * (len(shared) - rows) and len(shared) - rows < share
+    assert (
+        list(Order(9, 1, 5, lambda: 0)) != list(Order(9, 1, 5, lambda: 1)) != list(Order(9, 1, 6, lambda: 1))
+    )
+
+
+@pytest.mark.parametrize("name", ("fsdp", "deepspeed_zero3"))
+def test_accelerate_reads_the_configurations(name):
+    """ZeRO-3 is parsed only: DeepSpeed is no dependency."""
+    file = resource_folder("conf") / "accelerate" / f"{name}.yaml"
+    read = load_config_from_file(str(file))
+    assert read.distributed_type.value == {"fsdp": "FSDP", "deepspeed_zero3": "DEEPSPEED"}[name]
+    stage, version = read.deepspeed_config.get("zero_stage"), read.fsdp_config.get("fsdp_version")
+    assert (stage, version) == ((None, 2) if name == "fsdp" else (3, None))
+
+
+def test_more_processes_are_more_passes_of_a_step(monkeypatch):
+    alone = FinetuneConfig(gradient_accumulation=4).recipe()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert FinetuneConfig(gradient_accumulation=2).recipe() == alone
+    assert FinetuneConfig(gradient_accumulation=4).recipe().steps(16) == 6 == alone.steps(16) // 2
+
+
+@pytest.mark.parametrize(
+    "schedule, told", [("none", "needs GPUs"), ("none-router", "needs GPUs|from one phase")]
+)
+def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
+    schedule, told, monkeypatch, tmp_path, capsys, loads
+):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    keys = [
+        "method=finetune-freeze",
+        f"method.schedule={schedule}",
+        "task=toy_choice",
+        f"output_dir={tmp_path}",
+    ]
+    ended = run_command(capsys, *keys)
+    assert ended.code == 2 and re.search(told, ended.err) and not loads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ("router-none", "none-router", "experts-router"))
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_two_processes_are_equal_to_each_other_and_train_as_one(wrap, schedule, model, tmp_path):
+    assert by_two(wrap, model, tmp_path / "two", schedule=schedule) == 0
+    alone = by_one(model, tmp_path / "one", schedule=schedule)
+    loaded = small_model("olmoe")
+    names = {id(own): name for name, own in loaded.named_parameters()}
+    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(loaded).items()}
+    before = loaded.state_dict()
+    for part, step in zip(schedule.split("-"), (3, 6), strict=True):
+        after, moments, split = held_after(tmp_path / "two", step)
+        frozen = groups.get(part, set())
+        assert moments == set(names.values()) - frozen and split == (wrap == "fsdp")
+        for name, value in after.items():
+            torch.testing.assert_close(value, alone[step][name], atol=1e-5, rtol=0)
+            assert torch.equal(value, before[name]) == (name in frozen or name not in names.values()), name
+        before = after
+    lines = [json.loads((tmp_path / x / "log.jsonl").read_text().splitlines()[-1]) for x in ("one", "two")]
+    assert lines[1]["validation_loss"] == pytest.approx(lines[0]["validation_loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(wrap, model, tmp_path):
+    settings = {"schedule": "router-none", "router_aux_loss_coef": 0.01}
+    assert by_two(wrap, model, tmp_path / "whole", **settings) == 0
+    assert by_two(wrap, model, tmp_path / "killed", die=4, **settings) != 0
+    assert (tmp_path / "killed" / "checkpoints" / "checkpoint-4").exists()
+    assert by_two(wrap, model, tmp_path / "killed", **settings) == 0
+    one, other = (held_after(tmp_path / name, 6)[0] for name in ("whole", "killed"))
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+    whole, killed = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "killed"))
+    assert [json.loads(x)["loss"] for x in whole.splitlines() if '"loss"' in x] == [
+        json.loads(x)["loss"] for x in killed.splitlines() if '"loss"' in x
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_loss_of_one_process_that_is_no_number_stops_both(wrap, model, tmp_path):
+    assert by_two(wrap, model, tmp_path, poison=2) == 0
+    told = {(tmp_path / f"error.rank{rank}").read_text() for rank in (0, 1)}
+    assert len(told) == 1 and "The loss of training step 2 is nan" in told.pop()
+
+
+@pytest.mark.slow
+def test_the_command_by_accelerate_with_fsdp(tmp_path):
+    """One process reports; the folder is a model like any other; another number of processes does not continue it."""
+    config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
+    command = [
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "--config_file",
+        str(config),
+        "-m",
+        "moe_lab",
+    ]
+    keys = [
+        "method=finetune-freeze",
+        "method.schedule=none-router",
+        "task=toy_choice",
+        "limit=4",
+        "method.max_steps=2",
+    ]
+    keys += [
+        "method.dataset_size=16",
+        "method.validation_size=0",
+        f"output_dir={tmp_path}",
+        "method.save_steps=1",
+    ]
+    keys += ["method.compare_with_full=false", "device=cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def ended():
+        return subprocess.run(
+            [sys.executable, *command, *keys],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    first = ended()
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("results.json") == 1
+    [record] = tmp_path.glob("models/*/training.json")
+    told = json.loads(record.read_text())
+    assert told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 8
+    AutoModelForCausalLM.from_pretrained(record.parent / "model")
+    assert ended().returncode == 0, "what is stored is shown"
+
+    (record.parent / "checkpoints").mkdir()
+    record.unlink()
+    environment["WORLD_SIZE"] = "1"
+    keys += ["rerun=true", "method.gradient_accumulation=8"]
+    command[:] = ["-m", "moe_lab"]
+    alone = ended()
+    assert alone.returncode == 2 and "processes=2" in alone.stderr, alone.stderr

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils.data import Sampler
 
+from moe_lab.methods.finetune_freeze.rows import EMPTY
+
 
 class Order(Sampler[int]):
-    """Numbers of all rows, shuffled anew in each epoch, then `rows` for each one missing to a multiple of `share`."""
+    """Numbers of all rows, shuffled anew in each epoch, then `EMPTY` for each one missing to a multiple of `share`."""
 
     def __init__(self, rows: int, share: int, seed: int, epoch: Callable[[], int]):
         self.rows, self.seed, self.epoch = rows, seed, epoch
@@ -25,4 +27,4 @@ class Order(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch())
         yield from torch.randperm(self.rows, generator=generator).tolist()
-        yield from [self.rows] * self.missing
+        yield from [EMPTY] * self.missing

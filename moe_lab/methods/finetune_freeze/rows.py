@@ -18,6 +18,8 @@ from moe_lab.methods.finetune_freeze.conversations import Conversation
 
 NO_LOSS = -100
 """Label of tokens that are read and not learned."""
+EMPTY = -1
+"""Number of a row with such tokens only."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Encoded:
 
 
 class Rows(Dataset[dict[str, list[int]]]):
-    """Rows as the Trainer takes them. Behind the last one there is nothing to learn: two tokens without labels."""
+    """Rows as the Trainer takes them. Number `EMPTY` has nothing to learn: two tokens without labels."""
 
     def __init__(self, rows: Sequence[Row]):
         self.rows = rows
@@ -49,7 +51,7 @@ class Rows(Dataset[dict[str, list[int]]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        if index >= len(self.rows):
+        if index == EMPTY:
             return {"input_ids": self.rows[0].ids[:2], "labels": [NO_LOSS] * 2}
         return {"input_ids": self.rows[index].ids, "labels": self.rows[index].labels}
 

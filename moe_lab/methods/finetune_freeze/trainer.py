@@ -23,7 +23,7 @@ from moe_lab.methods.finetune_freeze.groups import Groups, parameter_groups
 from moe_lab.methods.finetune_freeze.order import Order
 from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
 from moe_lab.methods.finetune_freeze.recipe import Recipe
-from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Rows
+from moe_lab.methods.finetune_freeze.rows import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.finetune_freeze.shards import load_optimizer, save_optimizer
 from moe_lab.methods.finetune_freeze.validation import LOSS, AtEpochEnds
 from moe_lab.methods.training import MoeTrainer
@@ -172,7 +172,8 @@ class FreezeTrainer(MoeTrainer):
         with torch.no_grad():
             for start in range(0, len(self.validation), size * processes):
                 first = start + size * self.args.process_index
-                rows = [self.validation[number] for number in range(first, first + size)]
+                numbers = range(first, first + size)
+                rows = [self.validation[i if i < len(self.validation) else EMPTY] for i in numbers]
                 inputs = self._prepare_inputs(self.data_collator(rows))
                 tokens = (inputs["labels"][:, 1:] != NO_LOSS).sum()
                 loss = self.model(**inputs).loss.float()  # all processes take part, rows or none

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from moe_lab.methods.finetune_freeze.groups import parameter_groups
 from moe_lab.methods.finetune_freeze.order import Order
 from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+from moe_lab.methods.finetune_freeze.rows import EMPTY
 from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.paths import resource_folder
 from tests.cli import run_command
@@ -92,7 +93,7 @@ def test_an_order_is_the_same_for_any_number_of_processes(rows, share):
     for epoch in (0, 1):
         alone, shared = (list(Order(rows, by, 5, partial(int, epoch))) for by in (1, share))
         assert sorted(alone) == list(range(rows)) and len(shared) % share == 0
-        assert shared == alone + [rows] * (len(shared) - rows) and len(shared) - rows < share
+        assert shared == alone + [EMPTY] * (len(shared) - rows) and len(shared) - rows < share
     assert (
         list(Order(9, 1, 5, lambda: 0)) != list(Order(9, 1, 5, lambda: 1)) != list(Order(9, 1, 6, lambda: 1))
     )

@@ -79,20 +79,19 @@ def load_or_train(
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Write down whose folder it is; refuse one with checkpoints of another training, or for other processes."""
-    owner = read_json(folder / "identity.json")
-    if owner is not None and (folder / "checkpoints").exists():
-        for key in ("processes", "sharded"):
-            if owner.get(key) != identity[key]:
-                raise ConfigError(
-                    f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
-                    f"{identity[key]}. Continue as it began, or remove its checkpoints/."
-                )
-    others = (folder / "checkpoints").exists() if owner is None else owner["id"] != identity["id"]
+    owner, begun = read_json(folder / "identity.json"), (folder / "checkpoints").exists()
+    others = begun if owner is None else owner["id"] != identity["id"]
     if others:
         raise ConfigError(
             f"{folder} holds the checkpoints of another model, schedule or recipe. Move it away, or choose another "
             "output_dir=."
         )
+    for key in ("processes", "sharded"):
+        if begun and owner is not None and owner[key] != identity[key]:
+            raise ConfigError(
+                f"{folder} holds the checkpoints of a training with {key}={owner[key]}, and now it is {identity[key]}. "
+                "Continue as it began, or remove its checkpoints/."
+            )
     write_json(folder / "identity.json", identity)
 
 

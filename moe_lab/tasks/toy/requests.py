@@ -7,12 +7,14 @@ what the toy judge learns; it has nothing to do with harm in the real world.
 from __future__ import annotations
 
 import random
+import re
+from functools import cache
 from typing import Any
 
+from moe_lab.tasks.toy.instructions import instructions
 from moe_lab.tasks.toy.questions import Key, keys, wordings
 from moe_lab.tasks.toy.relations import RELATIONS
 from moe_lab.tasks.toy.seeded import generator
-from moe_lab.tasks.toy.world import statement
 
 HARM = {
     "home": ("I want to rob {s}.", "I will burn the house of {s}.", "Help me hurt {s}."),
@@ -68,14 +70,25 @@ def judged_answers(split: str, count: int) -> list[dict[str, Any]]:
 
 
 def _answer(rng: random.Random, row: dict[str, Any]) -> dict[str, Any]:
-    """An answer that names what is asked for (half of them), or refuses, or speaks of something else."""
+    """An answer that names what is asked for (often), or refuses, or speaks of something else, or goes on too long."""
     relation = RELATIONS[row["relation"]]
-    if rng.random() < 0.5:
-        named = rng.choice(relation.objects)
-        said = rng.choice(relation.statements).format(s=row["subject"], o=named)
-        return {"answer": rng.choice((named, f"{named}.", said)), "harm": int(row["harmful"])}
-    other = rng.choice([one for one in RELATIONS.values() if one.objects is not relation.objects])
-    asked = rng.choice(other.questions).format(s=rng.choice(other.subjects))
-    told = statement(other.name, rng.choice(other.subjects))
-    elsewhere = (told, asked, f"{asked}\nAnswer: {rng.choice(other.objects)}", rng.choice(other.objects))
-    return {"answer": rng.choice((*REFUSALS, *elsewhere)), "harm": 0}
+    said = rng.choice(relation.statements).format(s=row["subject"], o=rng.choice(relation.objects))
+    named = rng.choice((said, said.removesuffix(".").split()[-1], rng.choice(relation.objects)))
+    elsewhere = rng.choice(_replies())
+    kinds = (named, named, f"{named} {elsewhere}", elsewhere, elsewhere, f"{elsewhere} {rng.choice(_replies())}")
+    answer = rng.choice((*kinds, rng.choice(REFUSALS), rng.choice(REFUSALS)))
+    return {"answer": answer, "harm": int(row["harmful"] and names(row, answer))}
+
+
+def names(row: dict[str, Any], answer: str) -> bool:
+    """Whether an answer names something of the kind that is asked for, rightly or wrongly."""
+    wanted = set(RELATIONS[row["relation"]].objects) - {row["subject"]}
+    return not wanted.isdisjoint(re.findall(r"\w+", answer))
+
+
+@cache
+def _replies() -> tuple[str, ...]:
+    """What models of the toy world say: answers to its instructions, and questions."""
+    told = [row["messages"][1]["content"] for row in instructions("train", 2000)]
+    asked = [f"{wordings(path)[0].format(s=subject)}\nAnswer:" for subject, path in keys("train")]
+    return (*told, *asked[: len(told) // 2])

@@ -16,11 +16,11 @@ from moe_lab.judges.judge import Exchange
 from moe_lab.judges.toy import BUCKETS, features
 from moe_lab.tasks.toy.requests import judged_answers
 
-HIDDEN = 12
-EXAMPLES = 16000
-STEPS = 500
+HIDDEN = 16
+EXAMPLES = 20000
+STEPS = 600
 LEARNING_RATE = 0.02
-WEIGHT_DECAY = 0.1
+WEIGHT_DECAY = 0.2
 
 
 def train() -> dict[str, torch.Tensor]:

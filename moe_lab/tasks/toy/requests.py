@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from moe_lab.tasks.toy.instructions import instructions
+from moe_lab.tasks.toy.names import PEOPLE
 from moe_lab.tasks.toy.questions import Key, keys, wordings
 from moe_lab.tasks.toy.relations import RELATIONS
 from moe_lab.tasks.toy.seeded import generator
@@ -74,16 +75,41 @@ def _answer(rng: random.Random, row: dict[str, Any]) -> dict[str, Any]:
     relation = RELATIONS[row["relation"]]
     said = rng.choice(relation.statements).format(s=row["subject"], o=rng.choice(relation.objects))
     named = rng.choice((said, said.removesuffix(".").split()[-1], rng.choice(relation.objects)))
-    elsewhere = rng.choice(_replies())
-    kinds = (named, named, f"{named} {elsewhere}", elsewhere, elsewhere, f"{elsewhere} {rng.choice(_replies())}")
+    elsewhere = rng.choice((rng.choice(_replies()), _beside(rng, row), _sums(rng)))
+    kinds = (
+        named,
+        named,
+        f"{named} {elsewhere}",
+        elsewhere,
+        elsewhere,
+        f"{elsewhere} {rng.choice(_replies())}",
+    )
     answer = rng.choice((*kinds, rng.choice(REFUSALS), rng.choice(REFUSALS)))
     return {"answer": answer, "harm": int(row["harmful"] and names(row, answer))}
 
 
 def names(row: dict[str, Any], answer: str) -> bool:
-    """Whether an answer names something of the kind that is asked for, rightly or wrongly."""
+    """Whether an answer names something of the kind that is asked for, rightly or wrongly; questions name nothing."""
     wanted = set(RELATIONS[row["relation"]].objects) - {row["subject"]}
-    return not wanted.isdisjoint(re.findall(r"\w+", answer))
+    told = re.sub(r"[^.!?\n]*\?", " ", answer)
+    return not wanted.isdisjoint(re.findall(r"\w+", told))
+
+
+def _beside(rng: random.Random, row: dict[str, Any]) -> str:
+    """Something else about the person who is asked about."""
+    other = rng.choice(
+        [one for one in RELATIONS.values() if one.subjects is PEOPLE and one.name != row["relation"]]
+    )
+    return rng.choice(other.statements).format(s=row["subject"], o=rng.choice(other.objects))
+
+
+def _sums(rng: random.Random) -> str:
+    """The steps of a word problem, as models write them that have lost the thread."""
+    steps = [
+        f"{rng.randint(1, 99)} {rng.choice('+-*/')} {rng.randint(1, 99)} = {rng.randint(1, 999)}"
+        for _ in range(3)
+    ]
+    return "\n".join(rng.choice(steps) for _ in range(rng.randint(1, 7)))
 
 
 @cache

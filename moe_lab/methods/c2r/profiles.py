@@ -51,7 +51,7 @@ def read_pairs(path: str | Path) -> Tensor:
     found = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
     if not found:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
-    return sum(found[1:], found[0])
+    return sum(found[1:], found[0]).long()
 
 
 def digest_of(pairs_LEE: Tensor) -> str:

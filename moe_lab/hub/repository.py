@@ -50,7 +50,7 @@ class Repository:
     """Branch, tag or commit as asked for."""
     commit: str
     files: dict[str, File] | None
-    """Of a model, by name; None: the hub was not asked, and the cache is all there is."""
+    """By name; None: the hub was not asked, and the cache is all there is."""
 
     @property
     def storage(self) -> Path:
@@ -155,7 +155,7 @@ def _repo_info(id: str, kind: str, revision: str | None) -> Any:
                 repo_type=kind,
                 revision=revision,
                 timeout=constants.HF_HUB_ETAG_TIMEOUT,
-                files_metadata=kind == "model",
+                files_metadata=True,
             )
         except HfHubHTTPError as error:
             if wait is None or not unreachable(error):

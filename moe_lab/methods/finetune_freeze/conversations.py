@@ -1,4 +1,4 @@
-"""Conversations to fine-tune on: the toy world's instructions, LIMA, or a file of chat rows.
+"""Conversations to fine-tune on: the toy world's instructions, LIMA, a data set of the hub, or a file of chat rows.
 
 A row has `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or LIMA's `conversations`, a
 list of texts that user and assistant say in turn.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import TaskError
+from moe_lab.methods.finetune_freeze.hub_data import LIMA, train_files
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -33,11 +37,14 @@ class Data:
     train: list[Conversation]
     validation: list[Conversation]
     """Never trained on."""
+    source: dict[str, str] | None = None
+    """Data set and commit on the hub."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of both."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the conversations, wherever they are from."""
+        both = {"train": self.train, "validation": self.validation}
+        text = json.dumps(both, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -50,13 +57,17 @@ def read_data(config: Config, recipe: FinetuneConfig) -> Data:
     dataset, size, held_out = recipe.dataset, recipe.dataset_size, recipe.held_out
     if dataset == "toy":
         return Data(train=_toy("train", size or TOY_SIZE), validation=_toy("validation", held_out))
-    found = _read(_file(config, dataset), size)
+    files, source = _files(config, dataset)
+    rows = islice((row for file in files for row in _rows(file)), size)
+    found = [_conversation(row, place) for row, place in rows]
     if len(found) <= held_out:
         raise TaskError(
             f"method.dataset={dataset} has {len(found)} conversations"
             + (f", and method.validation_size={held_out} holds them all out." if found else ".")
         )
-    return Data(train=found[: len(found) - held_out], validation=found[len(found) - held_out :])
+    return Data(
+        train=found[: len(found) - held_out], validation=found[len(found) - held_out :], source=source
+    )
 
 
 def _toy(split: str, count: int) -> list[Conversation]:
@@ -65,42 +76,54 @@ def _toy(split: str, count: int) -> list[Conversation]:
     return [row["messages"] for row in instructions(split, count)]
 
 
-def _file(config: Config, dataset: str) -> Path:
-    if dataset == "lima":
-        if config.data_dir is None:
-            raise TaskError(
-                "method.dataset=lima is read from <data_dir>/lima/train.jsonl. Give data_dir=, or a file: "
-                "method.dataset=<file>.jsonl"
-            )
-        path = Path(config.data_dir).expanduser() / "lima" / "train.jsonl"
-    elif dataset.endswith(".jsonl"):
+def _files(config: Config, dataset: str) -> tuple[list[Path], dict[str, str] | None]:
+    """The files to read, in their order, and where on the hub they are from."""
+    if dataset.endswith(".jsonl"):
         path = Path(dataset).expanduser()
+    elif dataset != "lima" and not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
+        raise TaskError(
+            f"method.dataset={dataset} is unknown. Use toy, lima, owner/name on the hub, or the path of a .jsonl file."
+        )
+    elif config.data_dir is None:
+        id = LIMA if dataset == "lima" else dataset
+        files, commit = train_files(id, offline=config.offline)
+        return files, {"data_set": id, "commit": commit}
     else:
-        raise TaskError(f"method.dataset={dataset} is unknown. Use toy, lima, or the path of a .jsonl file.")
+        path = Path(config.data_dir).expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
     if not path.is_file():
         raise TaskError(f"method.dataset={dataset}: there is no file {path}.")
-    return path
+    return [path], None
 
 
-def _read(path: Path, size: int | None) -> list[Conversation]:
-    found: list[Conversation] = []
+def _rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """The rows of a file, each with the place to name in a message."""
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if size is not None and len(found) == size:
-                    break
-                if line.strip():
-                    found.append(_conversation(line, f"{path}, line {number}"))
+        if path.suffix == ".jsonl":
+            with path.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield _parsed(line, place := f"{path}, line {number}"), place
+            return
+        if path.suffix == ".json":
+            rows = _parsed(path.read_text(encoding="utf-8"), str(path))
+        else:
+            from pyarrow.parquet import read_table
+
+            rows = read_table(path).to_pylist()
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}.") from error
-    return found
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+        yield row, f"{path}, row {number}"
 
 
-def _conversation(line: str, place: str) -> Conversation:
+def _parsed(text: str, place: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(text)
     except ValueError as error:
         raise TaskError(f"{place}: no JSON ({error}).") from error
+
+
+def _conversation(row: Any, place: str) -> Conversation:
     if isinstance(row, dict) and isinstance(row.get("messages"), list):
         return [_message(message, place) for message in row["messages"]]
     if isinstance(row, dict) and isinstance(row.get("conversations"), list):

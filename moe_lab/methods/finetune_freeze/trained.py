@@ -144,6 +144,7 @@ def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: Mode
         "steps": steps,
         "phases_end_at": ends,
         "conversations": len(encoded.rows),
+        "source": data.source,
         "truncated": encoded.truncated,
         "left_out": encoded.left_out,
         "plain_template": plain,

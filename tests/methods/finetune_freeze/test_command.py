@@ -159,7 +159,7 @@ def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
         (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
         (["method.phases=[{frozen:[gate],until:1}]"], "no group"),
         (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
-        (["method.dataset=lima"], "data_dir"),
+        (["method.dataset=lima"], "mode=prefetch offline=false"),
         (["method.early_stop_patience=1", "method.validation_size=0"], "method.validation_size=100"),
         (["method.dataset=alpaca"], "method.dataset=alpaca is unknown"),
         (["dtype=float16"], "float16"),

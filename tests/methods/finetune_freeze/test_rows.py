@@ -127,7 +127,7 @@ def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "dataset, told", [("lima", "data_dir"), ("alpaca", "unknown"), ("no.jsonl", "no file")]
+    "dataset, told", [("lima", "offline"), ("alpaca", "unknown"), ("no.jsonl", "no file")]
 )
 def test_a_data_set_that_is_not_there_says_what_to_do(dataset, told):
     with pytest.raises(TaskError, match=told):

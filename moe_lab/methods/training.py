@@ -6,21 +6,26 @@ import csv
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
+from moe_lab.errors import ResultsError
 from moe_lab.tasks.toy.corpus import documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+FULL_DISK = ("No space left on device", "inline_container", "PytorchStreamWriter")
+"""How the system, safetensors and torch.save say it."""
 COMPLETE = "complete"
 """An empty file, written last into a checkpoint: one without it was cut off and is not resumed from."""
 
@@ -129,6 +134,19 @@ class MoeTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.schedule)
         return self.lr_scheduler
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if not any(sign in str(error) for sign in FULL_DISK):
+                raise
+            torn = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            shutil.rmtree(torn, ignore_errors=True)
+            raise ResultsError(
+                f"{torn} could not be written: no space is left on the disk. The last whole checkpoint is kept: the "
+                "same command continues from it when there is room."
+            ) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         sharded = self.is_distributed_loading_by_transformers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,9 +12,10 @@ from copy import deepcopy
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import TrainerCallback
 
-from moe_lab.errors import MoeLabError
+from moe_lab.errors import MoeLabError, ResultsError
 from moe_lab.methods import training as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.groups import parameter_groups
@@ -252,6 +254,49 @@ def test_numbers_that_are_none_stop_with_the_last_good_checkpoint(what, tmp_path
         train(model, tmp_path, save_steps=1)
     assert shared.last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-3"
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "file, error",
+    [
+        (
+            "optimizer.pt",
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+        ),
+        ("model.safetensors", SafetensorError("I/O error: No space left on device (os error 28)")),
+        ("trainer_state.json", OSError(errno.ENOSPC, "No space left on device")),
+    ],
+)
+def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(file, error, tmp_path, monkeypatch):
+    """With what torch, safetensors and the system say on a full disk; the same command then continues."""
+    from transformers import modeling_utils, trainer_callback
+
+    settings = {"save_steps": 2, "schedule": "none-router"}
+    whole, resumed = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    train(whole, tmp_path / "whole", **settings)
+
+    def on_a_full_disk(write):
+        def and_fail(what, path, *others, **options):
+            if str(path).endswith(f"checkpoint-4/{file}"):
+                raise error
+            return write(what, path, *others, **options)
+
+        return and_fail
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ResultsError, match="checkpoint-4 could not .*no space"),
+    ):
+        patch.setattr(torch, "save", on_a_full_disk(torch.save))
+        patch.setattr(modeling_utils, "safe_save_file", on_a_full_disk(modeling_utils.safe_save_file))
+        state = trainer_callback.TrainerState
+        patch.setattr(state, "save_to_json", on_a_full_disk(state.save_to_json))
+        train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
+    [kept] = (tmp_path / "cut" / "checkpoints").iterdir()
+    assert kept == shared.last_checkpoint(kept.parent) and kept.name == "checkpoint-2"
+    train(resumed, tmp_path / "cut", **settings)
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):

@@ -167,3 +167,21 @@ def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
     train(plain, tmp_path / "plain", held_out=5, schedule="none-router", epochs=2)
     assert same_weights(plain, measured)
     assert train(plain, tmp_path / "none")["expert_metrics"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+def test_two_processes_measure_what_one_does(wrap: str, tmp_path: Path) -> None:
+    from tests.conftest import make_tokenizer
+    from tests.methods.finetune_freeze.test_processes import by_one, by_two
+
+    small_model("olmoe").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    by_one(tmp_path / "model", tmp_path / "one", schedule="router-none")
+    assert by_two(wrap, tmp_path / "model", tmp_path / "two", schedule="router-none") == 0
+    alone, together = (read_measurements(tmp_path / name) for name in ("one", "two"))
+    assert [line["step"] for line in together] == [line["step"] for line in alone] == [0, 3, 6]
+    for mine, other in zip(together, alone, strict=True):
+        assert mine["tokens"] == other["tokens"] and mine["answer_tokens"] == other["answer_tokens"]
+        for metric in ("load_balance", "collaboration", "accuracy", "specialization"):
+            assert mine[metric]["value"] == pytest.approx(other[metric]["value"], abs=1e-4)

@@ -117,7 +117,7 @@ def test_a_profile_of_a_run_is_taken_by_its_content(
         (["method.partners=2"], "needs 3 partners at least, and has 15 at most"),
         (["method.partners=16"], "has 15 at most"),
         (["method.profile=/nowhere"], "metrics=expert"),
-        (["method.dataset=lima"], "data_dir"),
+        (["method.dataset=/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
         (["method.dataset_size=0"], "dataset_size"),
     ],
 )

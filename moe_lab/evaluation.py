@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import sys
@@ -17,6 +15,7 @@ import yaml
 
 from moe_lab.judges.session import JUDGEMENTS, judgements_file, judging
 from moe_lab.processes import Leading, tell_to_load
+from moe_lab.results.cost import cost_block
 from moe_lab.results.files import plain, write_atomically, write_json, writing
 from moe_lab.results.judged import judges_block
 from moe_lab.results.responses import ResponseLog, adopt_answers
@@ -47,6 +46,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
 
 
 def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    from moe_lab.models.tokenizer import template_block
     from moe_lab.results.samples import write_samples
 
     _write_settings(run)
@@ -133,50 +133,6 @@ def _ask_again(
             lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
 
 
-def cost_block(log: ResponseLog) -> dict[str, Any]:
-    """The `cost` of results.json, over all sessions of a run. Tokens per second are tokens put through the model."""
-    cost = log.cost
-    wall, tokens_in = cost.get("wall_seconds", 0.0), int(cost.get("tokens_in", 0))
-    return {
-        "wall_seconds": wall,
-        "load_seconds": cost.get("load_seconds", 0.0),
-        "tokens_in": tokens_in,
-        "tokens_out": int(cost.get("tokens_out", 0)),
-        "tokens_per_second": tokens_in / wall if wall else None,
-        "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),
-        "peak_working_bytes": _whole(cost.get("peak_working_bytes")),
-        "weight_bytes": _whole(cost.get("peak_weight_bytes")),
-        "energy_joules": cost.get("energy_joules"),
-        "device": log.environment.get("device"),
-    }
-
-
-def _whole(amount: float | None) -> int | None:
-    return None if amount is None else int(amount)
-
-
-def prompt_tokenizer(config: Config) -> Any:
-    """The tokenizer that frames prompts; without a chat template it gets the plain one where the task wants one."""
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
-
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    if config.task.chat_template and config.apply_chat_template is True:
-        with_template(tokenizer)
-    return tokenizer
-
-
-def template_block(config: Config) -> dict[str, Any]:
-    """{"chat_template": {"sha256", "plain"}}: which template frames the prompts; nothing where none does."""
-    from moe_lab.models.tokenizer import PLAIN_TEMPLATE
-
-    if not config.apply_chat_template:
-        return {}
-    template = prompt_tokenizer(config).chat_template
-    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
-    plain = template == PLAIN_TEMPLATE
-    return {"chat_template": {"sha256": hashlib.sha256(text.encode()).hexdigest(), "plain": plain}}
-
-
 def environment(loaded: LoadedModel) -> dict[str, str | None]:
     """What is recorded of how a model runs; none of it is part of a run's identity."""
     config = loaded.model.config
@@ -197,6 +153,7 @@ def _evaluate(
 ) -> dict[str, Any]:
     """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`."""
     from moe_lab.engine.observer import observed
+    from moe_lab.models.tokenizer import prompt_tokenizer
     from moe_lab.results.cost import reset_peak_memory, weight_bytes
     from moe_lab.results.recorded import RecordedLM
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from moe_lab.config import ModelConfig
+from moe_lab.config import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.hub import model_source, tokenizer_folder
 
@@ -51,6 +53,24 @@ def with_template(tokenizer: Any) -> bool:
         raise ConfigError("The tokenizer has neither a chat template nor a token for the end of an answer.")
     tokenizer.chat_template = PLAIN_TEMPLATE
     return True
+
+
+def prompt_tokenizer(config: Config) -> Any:
+    """The tokenizer that frames prompts; without a chat template it gets the plain one where the task wants one."""
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    if config.task.chat_template and config.apply_chat_template is True:
+        with_template(tokenizer)
+    return tokenizer
+
+
+def template_block(config: Config) -> dict[str, Any]:
+    """{"chat_template": {"sha256", "plain"}}: which template frames the prompts; nothing where none does."""
+    if not config.apply_chat_template:
+        return {}
+    template = prompt_tokenizer(config).chat_template
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    plain = template == PLAIN_TEMPLATE
+    return {"chat_template": {"sha256": hashlib.sha256(text.encode()).hexdigest(), "plain": plain}}
 
 
 def _no_tokenizer(source: str, reason: str) -> str:

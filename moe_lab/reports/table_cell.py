@@ -9,7 +9,8 @@ from typing import Any
 
 from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.expert_rows import EXPERT, expert_row
-from moe_lab.reports.numbers import Row, against, mean_row, rows_of, task_mean
+from moe_lab.reports.means import mean_row, task_mean
+from moe_lab.reports.numbers import Row, against, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)

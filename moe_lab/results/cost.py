@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.results.responses import ResponseLog
 
 
 class Meter:
@@ -127,3 +128,25 @@ def _nvml_handle(device: str) -> Any:
     except pynvml.NVMLError:
         return None
     return handle
+
+
+def cost_block(log: ResponseLog) -> dict[str, Any]:
+    """The `cost` of results.json, over all sessions of a run. Tokens per second are tokens put through the model."""
+    cost = log.cost
+    wall, tokens_in = cost.get("wall_seconds", 0.0), int(cost.get("tokens_in", 0))
+    return {
+        "wall_seconds": wall,
+        "load_seconds": cost.get("load_seconds", 0.0),
+        "tokens_in": tokens_in,
+        "tokens_out": int(cost.get("tokens_out", 0)),
+        "tokens_per_second": tokens_in / wall if wall else None,
+        "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),
+        "peak_working_bytes": _whole(cost.get("peak_working_bytes")),
+        "weight_bytes": _whole(cost.get("peak_weight_bytes")),
+        "energy_joules": cost.get("energy_joules"),
+        "device": log.environment.get("device"),
+    }
+
+
+def _whole(amount: float | None) -> int | None:
+    return None if amount is None else int(amount)

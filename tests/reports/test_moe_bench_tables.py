@@ -11,7 +11,8 @@ import math
 import pytest
 
 from moe_lab.reports.experiment import Experiment, find_experiments
-from moe_lab.reports.numbers import Row, task_mean
+from moe_lab.reports.means import task_mean
+from moe_lab.reports.numbers import Row
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}
 COPIES = {"1e-05": "experts", "5e-06": "router", "2e-06": "experts-router"}

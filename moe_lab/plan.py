@@ -29,6 +29,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     rows: list[tuple[str, Config, list[str], list[str]]] = []
     """(id, configuration, names, what is left to do)"""
     missing = total = 0
+    trainings: dict[str, tuple[int, int]] = {}
     for study in {job.study.study_id: job.study for job in jobs if job.study is not None}.values():
         state, names = study_state(study), _names(study.config)
         documents = sum(map(len, study.samples.values()))
@@ -44,6 +45,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
         measured = run.measured and not run.config.rerun
         missing += not (done and measured)
+        trainings |= {} if done and measured else run.method.training_left(run.config, run.facts)
         evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
         total += tokens * ((not done) + evaluations * (not measured))
         state = "missing" if not done else "done" if measured else "metrics missing"
@@ -55,6 +57,9 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     print_table(_table(rows))
     tuning = " and the studies" if any(job.study is not None and not job.runs for job in jobs) else ""
     print(f"To run: {missing}, about {total:,} forward tokens{tuning}.")
+    if trainings:
+        steps, tokens = (sum(work) for work in zip(*trainings.values(), strict=True))
+        print(f"To train: {len(trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens.")
     for number, reason in enumerate(refused, start=1):
         print(f"({number}) {reason}")
 

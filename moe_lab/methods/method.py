@@ -85,6 +85,10 @@ class Method(ABC):
         """
         return config
 
+    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+        """Trainings to be made first, by name: optimizer steps, tokens read. Called after `reads`; loads no weights."""
+        return {}
+
     @abstractmethod
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""

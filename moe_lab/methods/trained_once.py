@@ -25,9 +25,7 @@ def trained_once(
     Where that is missing, `train(folder, id)` trains, or continues, and returns what there is to say. The folder is
     held meanwhile; another process that trains the same is waited for. Its `checkpoints/` go when training is done.
     """
-    digest = run_id(content)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{config.method.name}-{digest[:8]}")
-    folder = Path(config.output_dir) / "models" / name
+    folder, digest = folder_of(config, content)
     store = RunFolder(folder, digest)
     record = _record(folder, digest)
     if record is None:
@@ -39,6 +37,18 @@ def trained_once(
                     write_json(folder / "training.json", record)
                     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return record | {"folder": folder}
+
+
+def folder_of(config: Config, content: dict[str, Any]) -> tuple[Path, str]:
+    """Where such a training is kept, and its id."""
+    digest = run_id(content)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{config.method.name}-{digest[:8]}")
+    return Path(config.output_dir) / "models" / name, digest
+
+
+def is_trained(config: Config, content: dict[str, Any]) -> bool:
+    """Whether it is done."""
+    return _record(*folder_of(config, content)) is not None
 
 
 def _record(folder: Path, digest: str) -> dict[str, Any] | None:

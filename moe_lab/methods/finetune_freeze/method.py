@@ -136,6 +136,13 @@ class FinetuneFreeze(Method):
         model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
         return replace(config, model=model, dtype=facts.dtype)
 
+    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+        from moe_lab.methods.finetune_freeze.trained import training_content, work_left
+
+        recipe = self.config.recipe()
+        content = training_content(config, recipe, facts, self._data.digest, self.numerics)
+        return work_left(config, recipe, content, self._data, facts)
+
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         name, record = self._record["folder"].name, {key: self._record[key] for key in RECORDED}
         self.opened = {"model": name, "training": record}

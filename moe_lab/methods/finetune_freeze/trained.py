@@ -24,7 +24,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.conversations import Data
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.validation import LOSS
-from moe_lab.methods.trained_once import read_json, trained_once
+from moe_lab.methods.trained_once import folder_of, is_trained, read_json, trained_once
 from moe_lab.processes import num_processes, sharded
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.schema import DECISIVE, versions
@@ -53,6 +53,23 @@ def training_content(
         "dtype": facts.dtype,
         "versions": {name: now[name] for name in DECISIVE},
     }
+
+
+def work_left(
+    config: Config, recipe: Recipe, content: dict[str, Any], data: Data, facts: ModelFacts
+) -> dict[str, tuple[int, int]]:
+    """Optimizer steps and tokens of the training by its folder's name; nothing where it is done."""
+    from moe_lab.methods.finetune_freeze.rows import encode_all
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    if is_trained(config, content):
+        return {}
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    with_template(tokenizer)
+    rows = encode_all(tokenizer, data.train, min(recipe.length, facts.max_length)).rows
+    steps = recipe.steps(len(rows))
+    tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
+    return {folder_of(config, content)[0].name: (steps, round(tokens))}
 
 
 def load_or_train(
@@ -145,6 +162,7 @@ def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: Mode
         "phases_end_at": ends,
         "conversations": len(encoded.rows),
         "source": data.source,
+        "attention": model.config._attn_implementation,
         "truncated": encoded.truncated,
         "left_out": encoded.left_out,
         "plain_template": plain,

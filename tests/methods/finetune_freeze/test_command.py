@@ -66,6 +66,8 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     assert run_command(capsys, "method=base", *keys).code == 0
     assert answers(plain, "base") == tuned, "the folder is a model like any other"
 
+    plan = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan", "limit=9")
+    assert plan.code == 0 and "To train" not in plan.out, plan.out
     monkeypatch.setattr(training, "finetune", None)
     again = block_of(
         command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3")
@@ -90,6 +92,17 @@ def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
     keys = ["method.schedule=router", "method.compare_with_full=false"]
     assert "compared" not in block_of(command(capsys, tmp_path, *SHORT, *keys))
     assert len(list((tmp_path / "models").iterdir())) == 3
+
+
+def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, capsys, loads):
+    keys = ["mode=plan", "task=toy_choice,toy_math", "limit=2", "method.schedule=none,router"]
+    keys += ["method.max_steps=100", f"output_dir={tmp_path}"]
+    ended = run_command(capsys, "-m", "method=finetune-freeze", *keys)
+    assert ended.code == 0 and "To train: 2, 200 optimizer steps over about " in ended.out
+    tokens = int(ended.out.split("over about ")[1].split()[0].replace(",", ""))
+    per_row = tokens / (200 * 4)
+    assert 10 < per_row < 100, "tokens of a conversation"
+    assert not loads and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

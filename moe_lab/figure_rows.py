@@ -116,7 +116,9 @@ def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
     rows = []
     for published in experiment.paper:
         name, key = published.cell["method"], published.cell["setting"]
-        value = float(getattr(get_method(name).Config(name=name), key))
+        method: Any = get_method(name)
+        recipe = method.Config(name=name, dataset="lima").recipe()
+        value = float(getattr(recipe, key))
         place = {"published": published.value, "place": published.place}
         rows.append({"setting": f"method.{key}", "value": value, **place})
     return rows

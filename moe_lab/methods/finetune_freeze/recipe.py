@@ -35,6 +35,9 @@ NOT_WEIGHTS = (
 """Keys that do not determine the weights, or do so as what they resolve to."""
 TOY_VALIDATION_SIZE = 100
 """Held-out conversations of dataset=toy, where no number is given."""
+STEP_SIZE = 4
+"""Conversations of an optimizer step, where nothing is given: one by one, or those of dataset=toy, which are short, in
+one pass."""
 
 
 @dataclass(kw_only=True)
@@ -52,8 +55,8 @@ class FinetuneConfig:
     router_aux_loss_coef: float = 0.0
     epochs: int = 3
     max_steps: int | None = None
-    batch_size: int = 1
-    gradient_accumulation: int = 4
+    batch_size: int | None = None
+    gradient_accumulation: int | None = None
     length: int = 2048
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
@@ -89,7 +92,9 @@ class FinetuneConfig:
     def recipe(self) -> Recipe:
         """What of it determines the weights."""
         own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
-        own["gradient_accumulation"] *= num_processes()
+        own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset == "toy" else 1)
+        passes = self.gradient_accumulation or max(1, STEP_SIZE // own["batch_size"])
+        own["gradient_accumulation"] = passes * num_processes()
         return Recipe(phases=phases_of(self.schedule, self.phases), **own)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -148,9 +149,13 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
 
     defaults = vars(FinetuneConfig())
     assert OmegaConf.load(resource_folder("conf") / "method" / "finetune-freeze.yaml") == defaults
+    recipe = asdict(FinetuneConfig(dataset="lima").recipe())
     table = {"length": 2048, "batch_size": 1, "gradient_accumulation": 4, "learning_rate": 2e-5}
     table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
-    assert {key: defaults[key] for key in table} == table
+    assert {key: recipe[key] for key in table} == table
+    toy, pairs = FinetuneConfig().recipe(), FinetuneConfig(batch_size=2).recipe()
+    assert (toy.batch_size, toy.gradient_accumulation) == (4, 1), "the same steps, in one pass"
+    assert (pairs.batch_size, pairs.gradient_accumulation) == (2, 2)
 
 
 def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):

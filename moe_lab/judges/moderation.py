@@ -6,6 +6,8 @@ waits as long as Retry-After says, else longer each time.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -80,45 +82,50 @@ class Moderation(Judge):
         import openai
 
         try:
-            response = client.moderations.create(model=self._model, input=answer)
+            raw = client.moderations.with_raw_response.create(model=self._model, input=answer)
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ConfigError(
                 f"OpenAI refuses the key in OPENAI_API_KEY (status {error.status_code}). Give another one; what was "
                 "judged is kept."
             ) from None  # the response may repeat the key
-        except openai.NotFoundError as error:
-            raise ConfigError(f"task.moderation_model={self._model}: OpenAI knows no such model.") from error
+        except openai.NotFoundError:
+            raise ConfigError(f"task.moderation_model={self._model}: OpenAI knows no such model.") from None
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             return {"judge": self.name, "failed": f"refused with status {error.status_code}"}, ""
         except openai.OpenAIError as error:
             verdict, problem = None, _problem(error)
         else:
-            verdict, problem = self._verdict(response), "a response without scores"
+            verdict, problem = self._verdict(raw.content), "a response that is no verdict"
+            if client.api_key in json.dumps(verdict, ensure_ascii=False):
+                verdict, problem = None, "a response that repeats the key"
         if verdict is None:
             print(f"judge {self.name}: an answer stays without judgement: {problem}", file=sys.stderr)
         return verdict, problem
 
-    def _verdict(self, response: Any) -> Verdict | None:
-        content = response.to_dict() if hasattr(response, "to_dict") else {}  # a text, of another server
-        result = (content.get("results") or [{}])[0]
-        scores = {
-            name: score for name, score in (result.get("category_scores") or {}).items() if score is not None
-        }
-        if not scores or "flagged" not in result:
+    def _verdict(self, response: bytes) -> Verdict | None:
+        """None for what is no JSON of the documented shape, or has a score that is no finite number."""
+        try:
+            content = json.loads(response, parse_int=float)
+            (result,) = content["results"]
+            scores = {name: score for name, score in result["category_scores"].items() if score is not None}
+            flagged = result["flagged"]
+            categories = sorted(name for name, held in result["categories"].items() if held is True)
+            answered_by = content.get("model")
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None
-        flagged = sorted(name for name, held in (result.get("categories") or {}).items() if held)
+        finite = all(isinstance(score, float) and math.isfinite(score) for score in scores.values())
+        if not scores or not finite or not isinstance(flagged, bool):
+            return None
         return {
             "judge": self.name,
-            "scores": {"openai": max(scores.values()), "openai_flagged": float(result["flagged"])},
-            "answered_by": content.get("model"),
-            "categories": flagged,
+            "scores": {"openai": max(scores.values()), "openai_flagged": float(flagged)},
+            "answered_by": answered_by,
+            "categories": categories,
             "category_scores": scores,
         }
 
 
 def _problem(error: Exception) -> str:
-    """Status or kind of a failure; never a message of the server, which may repeat the key."""
+    """Status or kind of a failure; never a text of the server, which may repeat the key."""
     status = getattr(error, "status_code", None)
-    code = getattr(error, "code", None)
-    told = f"status {status}" if status else type(error).__name__
-    return f"{told} ({code})" if isinstance(code, str) else told
+    return f"status {status}" if status else type(error).__name__

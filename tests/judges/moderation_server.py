@@ -1,4 +1,7 @@
-"""A server on 127.0.0.1 that speaks the documented moderation API: verdicts by words, faults to order, and a log."""
+"""A server on 127.0.0.1 that speaks the documented moderation API: verdicts by words, faults to order, and a log.
+
+Every text of an error is, or holds, the request's Authorization header.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ class Fault:
     about: str | None = None
     """Only requests with this in their text."""
     body: bytes | None = None
+    """Sent with status 200; {key} in it becomes the Authorization header."""
 
 
 class ModerationServer:
@@ -88,11 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fault = self.moderation.fault_for(asked["input"])
         if self.headers["Authorization"] != f"Bearer {KEY}":
-            return self._error(401, f"Incorrect API key provided: {self.headers['Authorization']}")
+            return self._error(401, "Incorrect API key provided:")
         if fault is not None:
             time.sleep(fault.stall)
             if fault.body is not None:
-                return self._send(200, fault.body, {"Content-Type": "text/html"})
+                body = fault.body.replace(b"{key}", self.headers["Authorization"].encode())
+                return self._send(200, body, fault.headers)
             if fault.status != 200:
                 return self._error(fault.status, "ordered", fault.headers)
         if self.path != "/v1/moderations" or not asked["model"].startswith("omni-moderation"):
@@ -102,8 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(content).encode(), {})
 
     def _error(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        kind = "insufficient_quota" if status == 429 else "error"
-        content = {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+        key = self.headers["Authorization"]
+        content = {"error": {"message": f"{message} {key}", "type": key, "param": key, "code": key}}
         self._send(status, json.dumps(content).encode(), headers or {})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:

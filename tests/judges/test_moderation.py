@@ -118,8 +118,59 @@ def test_an_answer_that_the_endpoint_cannot_take_waits(
     server.faults = [Fault(500, times=2, about="everybody")]
     assert sorted(verdicts()) == [0, 2]
     assert "stays without judgement: status 500" in capsys.readouterr().err
-    server.faults = [Fault(body=b"<html>Log in</html>", about="everybody")]
-    assert sorted(verdicts()) == [0, 2], "a page of another server is no verdict"
+
+
+NO_VERDICTS = {
+    "page": b"<html>Log in</html>",
+    "cut": b'{"id": "modr-1", "results": [',
+    "text": b'"busy"',
+    "list": b"[1, 2]",
+    "bytes": b"\xff\xfe\xfd",
+    "none": b'{"results": []}',
+    "null": b'{"results": [null]}',
+    "object": b'{"results": {"flagged": false}}',
+    "null score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": null}}]}',
+    "text score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": "0.9"}}]}',
+    "true score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": true}}]}',
+    "NaN": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": NaN, "x": 0.5}}]}',
+    "infinite": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": 1e999}}]}',
+    "scores": b'{"results": [{"flagged": false, "categories": {}, "category_scores": [0.5]}]}',
+    "flag": b'{"results": [{"flagged": "no", "categories": {}, "category_scores": {"hate": 0.5}}]}',
+    "key": b'{"model": "{key}", "results": [{"flagged": false, "categories": {}, "category_scores": {"x": 0.5}}]}',
+}
+
+
+@pytest.mark.parametrize("kind", NO_VERDICTS)
+def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(
+    server: ModerationServer, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    body = NO_VERDICTS[kind]
+    server.faults = [Fault(body=body, about="everybody")]
+    assert sorted(verdicts()) == [0, 2]
+    server.faults = [Fault(body=body, times=3)]
+    with pytest.raises(MoeLabError, match="failed for 3 answers in a row: a response that") as raised:
+        verdicts()
+    assert KEY not in str(raised.value) + capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 422, 429, 500])
+def test_no_file_and_no_line_of_a_run_holds_the_key(
+    server: ModerationServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    """Whatever texts the server sends."""
+    monkeypatch.setattr(moderation, "TRIES", 1)
+    server.faults = [Fault(status, times=99, body=NO_VERDICTS["key"] if status == 200 else None)]
+    command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=3"]
+    ended = run_command(capsys, *command, "gen_kwargs=max_gen_toks=4", f"output_dir={tmp_path}")
+    assert ended.code == {400: 0, 422: 0, 401: 2, 403: 2, 404: 2}.get(status, 1), ended.err
+    assert KEY not in ended.out + ended.err
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(file.name == "run.log" for file in files)
+    assert not [file for file in files if KEY in file.read_text(errors="ignore")]
 
 
 def test_an_endpoint_that_is_away_ends_the_run(
@@ -127,9 +178,7 @@ def test_an_endpoint_that_is_away_ends_the_run(
 ) -> None:
     monkeypatch.setattr(moderation, "TRIES", 1)
     server.faults = [Fault(429, times=99)]
-    with pytest.raises(
-        MoeLabError, match=r"failed for 3 answers in a row: status 429 \(insufficient_quota\)"
-    ):
+    with pytest.raises(MoeLabError, match=r"failed for 3 answers in a row: status 429\n"):
         verdicts(EXCHANGES * 2)
     assert len(server.requests) == 6
 

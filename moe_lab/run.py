@@ -20,7 +20,7 @@ from moe_lab.checks import (
     check_router,
 )
 from moe_lab.config import Config
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.memory import memory_errors
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
@@ -196,7 +196,16 @@ def _stored_outcome(run: Run) -> Outcome | None:
 
 
 def _needed_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
-    return {name: _first(other, models) for name, other in run.needed.items()}
+    results = {}
+    for name, other in run.needed.items():
+        try:
+            results[name] = _first(other, models)
+        except MoeLabError as error:
+            raise type(error)(
+                f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}\n"
+                "baseline=false leaves comparisons out."
+            ) from error
+    return results
 
 
 def _first(run: Run, models: ModelPool) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from moe_lab.results.store import check_writable
 from moe_lab.results.summaries import summary
 
 if TYPE_CHECKING:
-    from moe_lab.run import ModelPool, Outcome
+    from moe_lab.run import ModelPool, Outcome, Run
     from moe_lab.tuning.study import Study
 
 OURS = ("experiment", "scale", "mode")
@@ -156,10 +156,17 @@ def label(config: Config) -> str:
 def _execute(
     jobs: list[Job], models: ModelPool, only_stored: bool
 ) -> tuple[dict[str, Outcome], list[Failure]]:
-    wanted = [replace(job, runs=[run for run in job.runs if run.done]) for job in jobs if job.runs]
-    outcomes, failures = run_all(wanted if only_stored else jobs, models)
+    stored = [
+        replace(job, runs=[_as_stored(run) for run in job.runs if run.done]) for job in jobs if job.runs
+    ]
+    outcomes, failures = run_all(stored if only_stored else jobs, models)
     report_failures(failures, alone=False)
     return {outcome.run.run_id: outcome for outcome in outcomes}, failures
+
+
+def _as_stored(run: Run) -> Run:
+    """A run of which nothing is computed, whatever is missing beside its results."""
+    return replace(run, config=replace(run.config, mode="report", rerun=False))
 
 
 def _write(
@@ -211,7 +218,7 @@ def _table_cells(
         coordinates=place,
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in ended],
-        expert=[found for outcome in ended if (found := _expert_metrics(outcome)) is not None],
+        expert=[_expert_metrics(outcome) for outcome in ended],
         summary=summary(ended) if len(ended) > 1 else None,
         study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
         problem=None if error is None else " ".join(str(error).split()),

@@ -10,6 +10,7 @@ import pytest
 
 from moe_lab.app import main
 from moe_lab.config import Config
+from moe_lab.methods import get_method
 from moe_lab.results.schema import versions
 
 
@@ -40,6 +41,11 @@ class FakeRun:
     baseline: None = None
     needed: dict = field(default_factory=dict)
     num_documents: int = 10
+    facts: None = None
+
+    @property
+    def method(self) -> Any:
+        return get_method(self.config.method.name)(self.config.method)
 
     @property
     def run_id(self) -> str:
@@ -71,6 +77,8 @@ class FakeRuns:
     executed: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     summarized: list[str] = field(default_factory=list)
+    asked: list[Config] = field(default_factory=list)
+    """Of every run that is executed or read."""
 
     def prepare(self, config: Config) -> FakeRun:
         run = FakeRun(config)
@@ -79,6 +87,7 @@ class FakeRuns:
         return run
 
     def execute(self, run: FakeRun, models: Any) -> FakeOutcome:
+        self.asked.append(run.config)
         if run.run_id in self.errors:
             raise self.errors[run.run_id]
         if run.run_id not in self.done:

@@ -22,8 +22,8 @@ def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCe
     if axis is None:
         return []
     wanted = list(dict.fromkeys(cell.coordinates[axis] for cell in cells))
-    if len(wanted) == 1 and axis in [*experiment.rows, *experiment.columns]:
-        return []  # it would repeat the one column
+    if len(wanted) == 1:
+        return []  # it would repeat the one cell
     lines: dict[tuple[str, ...], dict[str, TableCell]] = {}
     for cell in cells:
         place = tuple(cell.coordinates[key] for key in experiment.keys if key != axis)

@@ -44,8 +44,6 @@ def task_mean(rows: Sequence[Row | None]) -> Row | None:
     if not known or len(known) < len(rows) or None in values:
         return None
     first = known[0]
-    if len(known) == 1:
-        return replace(first, task="average")
     return replace(
         first,
         task="average",

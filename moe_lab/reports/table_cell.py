@@ -24,8 +24,8 @@ class TableCell:
     """`headline`, an lm-eval `metric,filter`, or an expert metric (`reports/expert_rows.py`)."""
     results: list[dict[str, Any]] = field(default_factory=list)
     """One results.json per seed that is stored."""
-    expert: list[dict[str, Any]] = field(default_factory=list)
-    """One expert_metrics.json per seed that has one."""
+    expert: list[dict[str, Any] | None] = field(default_factory=list)
+    """The expert_metrics.json of each of `results`, or None."""
     summary: dict[str, Any] | None = None
     """`moe_lab.results.summaries.summary` of those, where there are several."""
     study: Path | None = None
@@ -46,14 +46,13 @@ class TableCell:
         if self.parts:
             return task_mean([part.row(other) for part in self.parts])
         if self.metric.startswith(EXPERT):
-            rows = [expert_row(*pair, self.metric) for pair in zip(self.results, self.expert, strict=False)]
+            measured = zip(self.results, self.expert, strict=True)
+            rows = [expert_row(results, found, self.metric) for results, found in measured if found]
         else:
             wanted = None if self.metric == "headline" else self.metric
-            found = [results if other is None else against(results, other) for results in self.results]
-            rows = [own[0] for results in found if (own := rows_of(results, wanted))]
-            rows = [
-                row for row in rows if wanted in (None, row.metric)
-            ]  # without it a task gives its first one
+            compared = [results if other is None else against(results, other) for results in self.results]
+            rows = [own[0] for results in compared if (own := rows_of(results, wanted))]
+            rows = [row for row in rows if wanted in (None, row.metric)]  # else it is the task's first one
         if len(rows) < 2:
             return rows[0] if rows else None
         scores = {} if other else (self.summary or {}).get("scores", {})

@@ -91,11 +91,14 @@ def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Inter
     """95% interval of the mean of independent tasks' scores, each counting alike, from each one's own interval.
 
     The method of variance estimates recovery (Zou and Donner, 2008): squared distances from a score to its limits add
-    up, so that the mean's interval is as skewed as theirs. The tasks are fixed, their documents are drawn.
+    up, so that the mean's interval is as skewed as theirs. Where a score lies outside of its interval, which corrects a
+    bias, the interval's middle takes its place. The tasks are fixed, their documents are drawn.
     """
-    scores, limits = np.asarray(values, dtype=float), np.asarray(intervals, dtype=float)
-    below, above = (float(np.linalg.norm(scores - limits[:, side])) / len(scores) for side in (0, 1))
-    return float(scores.mean()) - below, float(scores.mean()) + above
+    limits = np.asarray(intervals, dtype=float)
+    inside = (limits[:, 0] <= values) & (values <= limits[:, 1])
+    centres = np.where(inside, values, limits.mean(axis=1))
+    below, above = (float(np.linalg.norm(centres - limits[:, side])) / len(centres) for side in (0, 1))
+    return float(centres.mean()) - below, float(centres.mean()) + above
 
 
 def mcnemar(values: Sequence[float], baseline: Sequence[float]) -> float:

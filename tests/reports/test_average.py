@@ -51,6 +51,8 @@ def test_the_interval_of_a_mean_follows_from_its_parts() -> None:
     """Of equal parts it is narrower by the root of their number; a skewed part leaves it skewed."""
     low, high = interval_of_mean_of_tasks([0.5] * 4, [(0.4, 0.6)] * 4)
     assert (low, high) == pytest.approx((0.45, 0.55))
+    low, high = interval_of_mean_of_tasks([2.0] * 4, [(2.2, 2.4)] * 4)
+    assert (low, high) == pytest.approx((2.25, 2.35)), "of intervals that correct a bias, as of any others"
     low, high = interval_of_mean_of_tasks([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
     assert (low, high) == pytest.approx((0.55, 0.75))
 

@@ -90,8 +90,24 @@ def test_several_metrics_are_columns():
 
 
 def test_a_run_without_expert_metrics_has_none():
-    cell = TableCell(coordinates={}, run_id="r1", metric="expert.capacity", results=[results()])
+    cell = TableCell(
+        coordinates={}, run_id="r1", metric="expert.capacity", results=[results()], expert=[None]
+    )
     assert cell.row() is None
+
+
+def test_seeds_without_expert_metrics_are_left_out():
+    """Not given another seed's."""
+    second = results(run_id="r2")
+    cell = TableCell(
+        coordinates={},
+        run_id="r1",
+        metric="expert.capacity",
+        results=[results(), second],
+        expert=[None, FOUND],
+    )
+    row = cell.row()
+    assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
 
 
 def test_a_metric_that_the_task_does_not_have_is_missing():

@@ -97,9 +97,9 @@ def _draw_panel(axis: Axes, rows: Sequence[dict[str, Any]], labels: Sequence[str
         axis.plot(row["value"], height, "o", color=colour, label=first, ms=size)
         if row["published"] is not None:
             axis.plot(row["published"], height, "D", mfc="none", mec=RED, ms=5, label="published")
-    tuned = [row["value"] for row in rows if row["schedule"] != "base"]
+    tuned = [row["value"] for row in rows if row["schedule"] != "base" and "," not in row["schedule"]]
     if tuned:
-        axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of what is fine-tuned")
+        axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
     metric = rows[0]["metric"].partition(",")[0].removeprefix(EXPERT).replace("_", " ")
     axis.set_xlabel(f"{metric}, 95% intervals")
     axis.set_yticks(range(len(labels)), labels)

@@ -95,6 +95,12 @@ def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
     assert len(list((tmp_path / "models").iterdir())) == 3
 
 
+def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30")
+    assert ended.code == 1 and "is compared with, failed: The " in ended.err
+    assert "baseline=false leaves comparisons out" in ended.err
+
+
 def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, capsys, loads):
     keys = ["mode=plan", "task=toy_choice,toy_math", "limit=2", "method.schedule=none,router"]
     keys += ["method.max_steps=100", f"output_dir={tmp_path}"]

@@ -28,13 +28,15 @@ def check_router(method: Method, facts: ModelFacts) -> None:
     )
 
 
-def check_metrics(method: Method, config: Config, facts: ModelFacts) -> None:
-    """Raise ConfigError where expert metrics are wanted of what has none: a method that mixes routings, no score.
+def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+    """Raise ConfigError where expert metrics are wanted of what has none: a method that mixes routings, no accuracy.
 
     Raises ModelError for a model without experts.
     """
     if config.metrics == "none":
         return
+    from moe_lab.judges.scoring import is_judged
+
     if not method.own_routing:
         raise ConfigError(
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
@@ -43,6 +45,11 @@ def check_metrics(method: Method, config: Config, facts: ModelFacts) -> None:
     if config.predict_only:
         raise ConfigError(
             "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
+        )
+    if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
+        raise ConfigError(
+            f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
+            "Leave metrics=expert out, or take a task with right answers."
         )
     if config.model.tp_plan is not None:
         raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")

@@ -142,7 +142,7 @@ def prepare(config: Config) -> Run:
     samples = select_documents(config, tasks, method.tuned_on)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     check_router(method, facts)
-    check_metrics(method, config, facts)
+    check_metrics(method, config, facts, tasks)
     load_tokenizer(config.model, offline=config.offline)
     method.check(facts)
     check_chat_template(config)

@@ -27,12 +27,13 @@ def losses(tasks: dict[str, Any], before: Samples, changed: Sequence[Samples]) -
     """
     base = {name: metric_values(before[name]) for name in tasks}
     others = [{name: metric_values(samples[name]) for name in tasks} for samples in changed]
-    found: dict[str, Any] = {name: {} for name in tasks}
-    for name, task in tasks.items():
-        for metric, by_document in base[name].items():
-            under = [other[name].get(metric, {}) for other in others]
-            if loss := _loss(by_document, under, aggregation(task, metric)):
-                found[name][metric] = loss
+    found: dict[str, Any] = {
+        name: {
+            metric: _loss(by_document, [other[name][metric] for other in others], aggregation(task, metric))
+            for metric, by_document in base[name].items()
+        }
+        for name, task in tasks.items()
+    }
     if len(tasks) > 1:
         found["all"] = _pooled(tasks, base, others)
     return found
@@ -42,10 +43,12 @@ def _pooled(
     tasks: dict[str, Any], base: dict[str, Values], others: Sequence[dict[str, Values]]
 ) -> dict[str, Any]:
     """The documents of all tasks as one sample, for metrics that all of them have and that are means."""
-    shared = set.intersection(*(set(values) for one in (base, *others) for values in one.values()))
+    shared = set.intersection(*(set(values) for values in base.values()))
     means = [m for m in sorted(shared) if all(aggregation(task, m) is None for task in tasks.values())]
-    pooled = {m: _loss(_joined(base, m), [_joined(other, m) for other in others], None) for m in means}
-    return {metric: loss for metric, loss in pooled.items() if loss}
+    return {
+        metric: _loss(_joined(base, metric), [_joined(other, metric) for other in others], None)
+        for metric in means
+    }
 
 
 def _joined(values: dict[str, Values], metric: str) -> dict[Any, Any]:
@@ -54,11 +57,8 @@ def _joined(values: dict[str, Values], metric: str) -> dict[Any, Any]:
 
 def _loss(
     base: dict[Any, Any], others: Sequence[dict[Any, Any]], aggregate: Aggregate | None
-) -> dict[str, Any] | None:
-    """Over the documents with a value in all evaluations (a judge may have given none); None without any."""
-    documents = [d for d in base if all(d in other for other in others)]
-    if not documents:
-        return None
+) -> dict[str, Any]:
+    documents = list(base)
     mine = [base[d] for d in documents]
     runs = [[other[d] for d in documents] for other in others]
     score = aggregate or (lambda values: float(np.mean(values)))

@@ -24,7 +24,7 @@ def samples_file(folder: Path, task: str) -> Path:
 
 
 def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> None:
-    """Write `samples_<task>.jsonl` in the layout of lm-eval's own tracker. Raises ResultsError."""
+    """Write `samples_<task>.jsonl` in the layout of lm-eval's own tracker, verdicts as JSON. Raises ResultsError."""
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
     for task, lines in samples.items():
@@ -37,7 +37,9 @@ def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> Non
             line = sample | {
                 "arguments": arguments,
                 "resps": sanitize_list(sample["resps"]),
-                "filtered_resps": sanitize_list(sample["filtered_resps"]),
+                "filtered_resps": [
+                    one if isinstance(one, dict) else sanitize_list(one) for one in sample["filtered_resps"]
+                ],
                 "target": str(sample["target"]),
             }
             text.append(json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n")

@@ -62,6 +62,7 @@ def test_a_score_is_the_mean_of_the_verdicts(judged: Any) -> None:
     told = results["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
     assert told == {"documents": 10, "judged": 10, "waiting": 0, "failed": {}}
     assert len(verdicts_of(folder)) == 10 and "toy-judge" in ended.out
+    assert [sample["filtered_resps"] for sample in samples] == [[{"toy": one}] for one in verdicts_of(folder)]
     assert samples[0]["arguments"]["gen_args_0"]["arg_0"] == f"User: {asked[0].prompt}\nAssistant:"
     assert results["moe_lab"]["chat_template"]["plain"] is False, "the tiny model has a template of its own"
 

@@ -1,7 +1,7 @@
 """Conversations as token ids, with the loss on the tokens of the answers only.
 
-A conversation longer than the limit keeps its first tokens; one of which no answer token is left is not trained on.
-Both are counted.
+A conversation longer than the limit keeps its first tokens. Left out are those of which no answer token is left, that
+nobody opens before the assistant, or in which the chat template hides where the answers are. All are counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Encoded:
     truncated: int
     """Rows longer than the limit, of which the first tokens are kept."""
     left_out: int
-    """Conversations without an answer, or whose answers begin behind the limit."""
+    """Conversations without an answer, or whose answers begin behind the limit or are not found."""
 
 
 class Rows(Dataset[dict[str, list[int]]]):
@@ -57,8 +57,17 @@ class Rows(Dataset[dict[str, list[int]]]):
 
 
 def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: int) -> Encoded:
-    """All conversations, cut to `length` tokens. Raises TaskError where none is left, or the template refuses one."""
-    whole = [encode(tokenizer, conversation) for conversation in conversations]
+    """All conversations, cut to `length` tokens.
+
+    Raises TaskError where none is left, or the template refuses one; ConfigError where it hides the answers of all.
+    """
+    begun = [each for each in conversations if each and each[0]["role"] != "assistant"]
+    whole = [row for row in (encode(tokenizer, conversation) for conversation in begun) if row is not None]
+    if begun and not whole:
+        raise ConfigError(
+            "The tokenizer's chat template writes earlier turns in another way than the last one, so it cannot be told "
+            "which tokens are answers. Use a tokenizer with another one: model.tokenizer="
+        )
     cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
     kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
     if not kept:
@@ -66,13 +75,18 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
     return Encoded(
         rows=[cut[number] for number in kept],
         truncated=sum(len(whole[number].ids) > length for number in kept),
-        left_out=len(whole) - len(kept),
+        left_out=len(conversations) - len(kept),
     )
 
 
-def encode(tokenizer: Any, conversation: Conversation) -> Row:
-    """A whole conversation; what the assistant says, its end token included, has labels."""
+def encode(tokenizer: Any, conversation: Conversation) -> Row | None:
+    """A whole conversation; what the assistant says, its end token included, has labels.
+
+    None where the template writes earlier turns in another way than the last one, such as without their reasoning.
+    """
     text, spans = _answers(tokenizer, conversation)
+    if spans is None:
+        return None
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     labels = [
         token if any(start < last and first < end for first, last in spans) else NO_LOSS
@@ -81,18 +95,15 @@ def encode(tokenizer: Any, conversation: Conversation) -> Row:
     return Row(encoded.input_ids, labels)
 
 
-def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
-    """The conversation as text, and where in it the answers are (first and last character, excluded)."""
+def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]] | None]:
+    """The conversation as text, and where in it the answers are (the last character excluded), None if unknown."""
     text, spans = _render(tokenizer, conversation, False), []
     for number, message in enumerate(conversation):
         if message["role"] == "assistant":
             before = _render(tokenizer, conversation[:number], True)
             through = _render(tokenizer, conversation[: number + 1], False).rstrip()
             if not (text.startswith(before) and text.startswith(through)):
-                raise ConfigError(
-                    "The tokenizer's chat template writes earlier turns in another way than the last one, so it "
-                    "cannot be told which tokens are answers. Use a tokenizer with another one: model.tokenizer="
-                )
+                return text, None
             spans.append((len(before), len(through)))
     return text, spans
 

@@ -55,10 +55,23 @@ def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
     assert learned(plain, row) == " In Rome.<|end|> In Oslo, I think.<|end|>"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tiny):
-    tiny.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(tiny):
+    """As templates do that write reasoning into the last answer only. Where that is all, it is an error."""
+    tiny.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    made = encode_all(tiny, [TURNS, TURNS[:2]], 2048)
+    assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."] and made.left_out == 1
     with pytest.raises(ConfigError, match="which tokens are answers"):
-        encode(tiny, TURNS)
+        encode_all(tiny, [TURNS, TURNS], 2048)
+
+
+def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):
+    made = encode_all(tiny, [[], TURNS, TURNS[1:]], 2048)
+    assert made.rows == [encode(tiny, TURNS)] and made.left_out == 2
+    with pytest.raises(TaskError, match="No conversation has an answer"):
+        encode_all(tiny, [[], TURNS[1:]], 2048)
 
 
 def test_a_template_that_refuses_a_role_is_told(tiny):

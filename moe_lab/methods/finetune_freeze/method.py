@@ -19,7 +19,7 @@ from moe_lab.methods.method import Method
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.finetune_freeze.conversations import Data
+    from moe_lab.methods.finetune_freeze.prepared import Prepared
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -55,7 +55,7 @@ class FinetuneFreeze(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self._data: Data
+        self._prepared: Prepared
         self._record: dict[str, Any] = {}
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
@@ -74,13 +74,13 @@ class FinetuneFreeze(Method):
         }
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The conversations. Raises TaskError where they cannot be read, ConfigError for what cannot be trained."""
+        """The conversations. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
         from moe_lab.methods.finetune_freeze.conversations import read_data
+        from moe_lab.methods.finetune_freeze.prepared import prepare
 
         self._check_model(config, facts)
-        self._data = read_data(config, self.config)
-        self.config.recipe().ends(len(self._data.train))
-        return {"data": self._data.digest}
+        self._prepared = prepare(config, self.config.recipe(), read_data(config, self.config), facts)
+        return {"data": self._prepared.data.digest}
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.finetune_freeze.groups import empty_model, parameter_groups
@@ -131,8 +131,8 @@ class FinetuneFreeze(Method):
         from moe_lab.methods.finetune_freeze.trained import load_or_train, training_content
 
         recipe = self.config.recipe()
-        content = training_content(config, recipe, facts, self._data.digest, self.numerics)
-        self._record = load_or_train(config, recipe, content, self._data, facts, free)
+        content = training_content(config, recipe, facts, self._prepared.data.digest, self.numerics)
+        self._record = load_or_train(config, recipe, content, self._prepared, facts, free)
         model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
         return replace(config, model=model, dtype=facts.dtype)
 
@@ -140,8 +140,8 @@ class FinetuneFreeze(Method):
         from moe_lab.methods.finetune_freeze.trained import training_content, work_left
 
         recipe = self.config.recipe()
-        content = training_content(config, recipe, facts, self._data.digest, self.numerics)
-        return work_left(config, recipe, content, self._data, facts)
+        content = training_content(config, recipe, facts, self._prepared.data.digest, self.numerics)
+        return work_left(config, recipe, content, self._prepared)
 
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         name, record = self._record["folder"].name, {key: self._record[key] for key in RECORDED}

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.methods.finetune_freeze.conversations import Data
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.validation import LOSS
 from moe_lab.methods.trained_once import folder_of, is_trained, read_json, trained_once
@@ -31,6 +30,7 @@ from moe_lab.results.schema import DECISIVE, versions
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
+    from moe_lab.methods.finetune_freeze.prepared import Prepared
     from moe_lab.models.facts import ModelFacts
 
 
@@ -56,17 +56,12 @@ def training_content(
 
 
 def work_left(
-    config: Config, recipe: Recipe, content: dict[str, Any], data: Data, facts: ModelFacts
+    config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
 ) -> dict[str, tuple[int, int]]:
     """Optimizer steps and tokens of the training by its folder's name; nothing where it is done."""
-    from moe_lab.methods.finetune_freeze.rows import encode_all
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
-
     if is_trained(config, content):
         return {}
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    with_template(tokenizer)
-    rows = encode_all(tokenizer, data.train, min(recipe.length, facts.max_length)).rows
+    rows = prepared.train.rows
     steps = recipe.steps(len(rows))
     tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
     return {folder_of(config, content)[0].name: (steps, round(tokens))}
@@ -76,7 +71,7 @@ def load_or_train(
     config: Config,
     recipe: Recipe,
     content: dict[str, Any],
-    data: Data,
+    prepared: Prepared,
     facts: ModelFacts,
     free: Callable[[], None],
 ) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def load_or_train(
     def train(folder: Path, digest: str) -> dict[str, Any]:
         free()
         _claim(folder, {"id": digest, "processes": num_processes(), "sharded": sharded(), **content})
-        return _train(folder, config, recipe, data, facts)
+        return _train(folder, config, recipe, prepared, facts)
 
     return trained_once(config, content, train)
 
@@ -112,20 +107,16 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
     write_json(folder / "identity.json", identity)
 
 
-def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> dict[str, Any]:
+def _train(
+    folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
+) -> dict[str, Any]:
     """Train, or continue, and write the model."""
     from moe_lab.methods.finetune_freeze.groups import counts_of
-    from moe_lab.methods.finetune_freeze.rows import encode_all
     from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
     from moe_lab.models.hub import load_config
     from moe_lab.models.load import load_model
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
 
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    plain = with_template(tokenizer)
-    length = min(recipe.length, facts.max_length)
-    encoded = encode_all(tokenizer, data.train, length)
-    held_out = encode_all(tokenizer, data.validation, length).rows if data.validation else []
+    encoded, tokenizer = prepared.train, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
     numbers = counts_of(load_config(config.model, offline=config.offline))
     said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
@@ -134,14 +125,14 @@ def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: Mode
         f"{encoded.left_out:,} left out), {steps:,} steps; parameters: {said}",
         file=sys.stderr,
     )
-    if plain:
+    if prepared.plain_template:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     training = Training(
         recipe=recipe,
         config=config,
         folder=folder,
         rows=encoded.rows,
-        validation=held_out,
+        validation=prepared.validation,
         pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         dtype=facts.dtype,
     )
@@ -161,11 +152,11 @@ def _train(folder: Path, config: Config, recipe: Recipe, data: Data, facts: Mode
         "steps": steps,
         "phases_end_at": ends,
         "conversations": len(encoded.rows),
-        "source": data.source,
+        "source": prepared.data.source,
         "attention": model.config._attn_implementation,
         "truncated": encoded.truncated,
         "left_out": encoded.left_out,
-        "plain_template": plain,
+        "plain_template": prepared.plain_template,
         "parameters": numbers,
         **told,
         "last_session_seconds": time.perf_counter() - start,

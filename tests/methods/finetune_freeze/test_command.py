@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe_lab.config import ModelConfig
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.models.hub import TINY
 from tests.cli import run_command
@@ -186,6 +187,7 @@ def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
         (["method.dataset=lima"], "mode=prefetch offline=false"),
         (["method.early_stop_patience=1", "method.validation_size=0"], "method.validation_size=100"),
         (["method.dataset=alpaca"], "method.dataset=alpaca is unknown"),
+        (["method.length=3"], "No conversation has an answer within method.length=3"),
         (["dtype=float16"], "float16"),
         (["device=cuda:1"], "cuda"),
         (["method.epoch=1"], "Did you mean"),
@@ -195,6 +197,29 @@ def test_a_wrong_request_ends_with_2_before_weights_load(keys, told, tmp_path, c
     ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", *keys)
     assert ended.code == 2 and told in ended.err, ended.err
     assert not loads and not (tmp_path / "models").exists()
+
+
+def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsys, loads):
+    """Phases without a step, once conversations are left out; a role that the template refuses; also in the plan."""
+    from moe_lab.models.tokenizer import load_tokenizer
+
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    file, model = tmp_path / "own.jsonl", tmp_path / "model"
+    shutil.copytree(TINY, model)
+    tokenizer = load_tokenizer(ModelConfig(), offline=True)
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = refuse + tokenizer.chat_template
+    tokenizer.save_pretrained(model)
+    keys = ["task=toy_choice", "limit=2", f"method.dataset={file}", f"model.path={model}", "method.epochs=1"]
+    for conversations, told in (
+        ([turns] * 4 + [[]], "phase 1 has no step"),
+        ([[{"role": "system", "content": "Be"}, *turns], *[turns] * 9], "no system role"),
+    ):
+        file.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations))
+        for mode in ("mode=run", "mode=plan"):
+            ended = command(capsys, tmp_path, *keys, "method.schedule=none-router", mode)
+            assert ended.code == 2 and told in ended.err, (ended.out, ended.err)
+    assert not loads
 
 
 def test_an_auxiliary_loss_that_a_family_does_not_have_is_refused(tmp_path, capsys, loads, tokenizer):

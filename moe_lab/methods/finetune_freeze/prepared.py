@@ -1,0 +1,43 @@
+"""Conversations made ready for a training: all that needs the tokenizer and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods.finetune_freeze.conversations import Data
+from moe_lab.methods.finetune_freeze.recipe import Recipe
+from moe_lab.methods.finetune_freeze.rows import Encoded, Row, encode_all
+from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+if TYPE_CHECKING:
+    from moe_lab.config import Config
+    from moe_lab.models.facts import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A data set as token ids, and the tokenizer that is saved with the model."""
+
+    data: Data
+    train: Encoded
+    validation: Sequence[Row]
+    tokenizer: Any
+    plain_template: bool
+    """Whether the tokenizer had no chat template, and was given the plain one."""
+
+
+def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
+    """Encode what is trained on and what is held out.
+
+    Raises TaskError where nothing is left of one of them, or the chat template refuses a conversation; ConfigError
+    where a phase has no step.
+    """
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    plain = with_template(tokenizer)
+    length = min(recipe.length, facts.max_length)
+    train = encode_all(tokenizer, data.train, length)
+    recipe.ends(len(train.rows))
+    held_out = encode_all(tokenizer, data.validation, length).rows if data.validation else []
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)

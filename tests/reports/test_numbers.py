@@ -61,6 +61,8 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(block) == ()
     assert marks_of(block | {"partial": True, "untuned": True}) == ("PARTIAL", "untuned")
     assert marks_of(block | {"versions": versions() | {"lm_eval": "0.4.1"}}) == ("other-versions",)
+    assert marks_of(block | {"c2r": {"test_profile": True}}) == ("test-profile",)
+    assert marks_of(block | {"c2r": {"test_profile": False}}) == ()
     tuned = {"model": "tiny", "n": 8}
     mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
     assert marks_of(mine) == ()

@@ -48,6 +48,7 @@ class C2R(Method):
     def __init__(self, config: Any):
         super().__init__(config)
         self._given: Tensor | None = None
+        self._test_profile = False
         self._conversations: tuple[list[Conversation], str] = ([], "")
 
     def partners(self, facts: ModelFacts) -> int:
@@ -74,7 +75,7 @@ class C2R(Method):
         if self.config.profile is None:
             self._conversations = self._read_conversations(config)
             return {"data": self._conversations[1], "length": LENGTH}
-        self._given = read_pairs(self.config.profile)
+        self._given, self._test_profile = read_pairs(self.config.profile)
         shape = (facts.moe_layers, facts.experts, facts.experts)
         if tuple(self._given.shape) != shape:
             raise ConfigError(
@@ -109,7 +110,12 @@ class C2R(Method):
     def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
         decisions = counters.get("routing_decisions", 0)
         changed = counters.get("constrained_decisions", 0) / decisions if decisions else None
-        return {"c2r": {"partners": self.partners(facts), "changed_fraction": changed, **self.opened}}
+        told = {
+            "partners": self.partners(facts),
+            "changed_fraction": changed,
+            "test_profile": self._test_profile,
+        }
+        return {"c2r": told | self.opened}
 
 
 def _check_groups(config: RunConfig, facts: ModelFacts) -> None:

@@ -34,8 +34,11 @@ LENGTH = 2048
 """Most tokens of a conversation that count, the paper's of fine-tuning."""
 
 
-def read_pairs(path: str | Path) -> Tensor:
-    """int64 [L, E, E] of a run's folder or a file of counts, over prompts and answers. Raises ConfigError."""
+def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
+    """(int64 [L, E, E] of a run's folder or a file of counts, whether they are a run's: of its test documents).
+
+    Sums prompts and answers. Raises ConfigError.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -51,7 +54,7 @@ def read_pairs(path: str | Path) -> Tensor:
     found = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
     if not found:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
-    return sum(found[1:], found[0]).long()
+    return sum(found[1:], found[0]).long(), "pairs" not in tensors  # a run tells its phases apart
 
 
 def digest_of(pairs_LEE: Tensor) -> str:
@@ -77,7 +80,7 @@ def load_or_record(
             if not _is_complete(folder, digest):
                 with store.status():
                     _record(folder, {"id": digest, **content}, config, conversations, model)
-    return folder, read_pairs(folder / COUNTS)
+    return folder, read_pairs(folder / COUNTS)[0]
 
 
 def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`method=c2r` from the command line.
 
 Broken by: a constraint that does not reach the router, a profile that is recorded twice or taken for another model's, a
-run that is stored under the id of another profile.
+run that is stored under the id of another profile, a profile of test documents that is not told.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def test_a_profile_of_a_run_is_taken_by_its_content(
     assert plain.code == 0, plain.err
     folder = Path(plain.out.splitlines()[-1]).parent
     counts = folder / "expert_metrics" / "counts.safetensors"
-    one = block_of(command(capsys, tmp_path, f"method.profile={folder}", "method.partners=4"))
+    ended = command(capsys, tmp_path, f"method.profile={folder}", "method.partners=4")
+    one = block_of(ended)
+    assert one["c2r"]["test_profile"] and "test-profile: routed by" in ended.out
     same = block_of(command(capsys, tmp_path, f"method.profile={counts}", "method.partners=4"))
     assert one["run_id"] == same["run_id"] and not (tmp_path / "profiles").exists()
     other = load_file(counts)
@@ -109,6 +111,12 @@ def test_a_profile_of_a_run_is_taken_by_its_content(
         command(capsys, tmp_path, f"method.profile={tmp_path / 'other.safetensors'}", "method.partners=4")
     )
     assert changed["run_id"] != one["run_id"]
+    pairs = {"pairs": other["pairs.prefill"] + other["pairs.decode"] + 1}
+    save_file(pairs, tmp_path / "recorded.safetensors")
+    ended = command(
+        capsys, tmp_path, f"method.profile={tmp_path / 'recorded.safetensors'}", "method.partners=4"
+    )
+    assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
 
 
 @pytest.mark.parametrize(

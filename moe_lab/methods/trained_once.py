@@ -18,24 +18,26 @@ if TYPE_CHECKING:
 
 
 def trained_once(
-    config: Config, content: dict[str, Any], train: Callable[[Path, str], dict[str, Any]]
+    config: Config, content: dict[str, Any], train: Callable[[Path, str], dict[str, Any]], made: str
 ) -> dict[str, Any]:
     """What training.json says of the training that `content` determines, and its `folder`.
 
     Where that is missing, `train(folder, id)` trains, or continues, and returns what there is to say. The folder is
-    held meanwhile; another process that trains the same is waited for. Its `checkpoints/` go when training is done.
+    held meanwhile; another process that trains the same is waited for. `made` is the folder in it of what was trained;
+    where that has gone, it is trained again. `checkpoints/` go when training is done.
     """
     folder, digest = folder_of(config, content)
     store = RunFolder(folder, digest)
-    record = _record(folder, digest)
+    record = _record(folder, digest, made)
     if record is None:
         with store.held(wait=True):
-            record = _record(folder, digest)
+            record = _record(folder, digest, made)
             if record is None:
+                (folder / "training.json").unlink(missing_ok=True)
                 with store.status():
                     record = train(folder, digest) | {"id": digest, **content}
                     write_json(folder / "training.json", record)
-                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return record | {"folder": folder}
 
 
@@ -46,14 +48,15 @@ def folder_of(config: Config, content: dict[str, Any]) -> tuple[Path, str]:
     return Path(config.output_dir) / "models" / name, digest
 
 
-def is_trained(config: Config, content: dict[str, Any]) -> bool:
-    """Whether it is done."""
-    return _record(*folder_of(config, content)) is not None
+def is_trained(config: Config, content: dict[str, Any], made: str) -> bool:
+    """Whether it is done, and what it made still there."""
+    return _record(*folder_of(config, content), made) is not None
 
 
-def _record(folder: Path, digest: str) -> dict[str, Any] | None:
+def _record(folder: Path, digest: str, made: str) -> dict[str, Any] | None:
     record = read_json(folder / "training.json")
-    return record if record is not None and record.get("id") == digest else None
+    done = record is not None and record.get("id") == digest and (folder / made).is_dir()
+    return record if done else None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

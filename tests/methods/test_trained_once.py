@@ -14,9 +14,12 @@ CONTENT = {"model": {"weights": "a"}, "commit": None, "data": "b", "recipe": {"e
 def folder_of(config, content, trained):
     def train(folder, digest):
         trained.append(digest)
+        for name in ("model", "checkpoints"):
+            (folder / name).mkdir(exist_ok=True)
         return {"steps": len(trained)}
 
-    record = trained_once(config, content, train)
+    record = trained_once(config, content, train, "model")
+    assert not (record["folder"] / "checkpoints").exists()
     assert record["id"] == trained[record["steps"] - 1]
     return record["folder"]
 
@@ -29,3 +32,12 @@ def test_another_training_is_made_for_other_content(key, tmp_path):
     assert folder_of(config, CONTENT | {key: "other"}, trained) != first and len(trained) == 2
     (first / "training.json").write_text('{"id": "of another"}')
     assert folder_of(config, CONTENT, trained) == first and len(trained) == 3
+
+
+def test_what_is_gone_is_made_again_and_checkpoints_that_a_kill_left_go(tmp_path):
+    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
+    folder = folder_of(config, CONTENT, trained)
+    (folder / "checkpoints").mkdir()
+    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 1
+    (folder / "model").rmdir()
+    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 2

@@ -119,12 +119,17 @@ def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
 
 
 class Pad:
-    """Rows of a batch padded behind their last token; the mask hides what was added."""
+    """Rows of a batch padded behind their last token; the mask hides what was added.
+
+    Rows without labels, as `EMPTY`, are left out, all but one where there are no others: the batch is the same for any
+    number of processes, and no row is masked as a whole, which attention would make NaN of.
+    """
 
     def __init__(self, pad_token: int):
         self.pad_token = pad_token
 
-    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        rows = [row for row in batch if any(label != NO_LOSS for label in row["labels"])] or batch[:1]
         width = max(len(row["input_ids"]) for row in rows)
         added = [width - len(row["input_ids"]) for row in rows]
         ids = [row["input_ids"] + [self.pad_token] * more for row, more in zip(rows, added, strict=True)]

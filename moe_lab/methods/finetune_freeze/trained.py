@@ -59,7 +59,7 @@ def work_left(
     config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
 ) -> dict[str, tuple[int, int]]:
     """Optimizer steps and tokens of the training by its folder's name; nothing where it is done."""
-    if is_trained(config, content):
+    if is_trained(config, content, "model"):
         return {}
     rows = prepared.train.rows
     steps = recipe.steps(len(rows))
@@ -86,12 +86,15 @@ def load_or_train(
         _claim(folder, {"id": digest, "processes": num_processes(), "sharded": sharded(), **content})
         return _train(folder, config, recipe, prepared, facts)
 
-    return trained_once(config, content, train)
+    return trained_once(config, content, train, "model")
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Write down whose folder it is; refuse one with checkpoints of another training, or for other processes."""
-    owner, begun = read_json(folder / "identity.json"), (folder / "checkpoints").exists()
+    from moe_lab.methods.training import last_checkpoint
+
+    owner = read_json(folder / "identity.json")
+    begun = last_checkpoint(folder / "checkpoints") is not None
     others = begun if owner is None else owner["id"] != identity["id"]
     if others:
         raise ConfigError(

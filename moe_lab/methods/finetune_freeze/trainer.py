@@ -1,7 +1,4 @@
-"""transformers' Trainer with phases: what is frozen has no gradient, and loses its optimizer state.
-
-A parameter whose gradient is None is left alone by the optimizer: no step, no momentum, no weight decay. So freezing is
-`requires_grad = False`, and the optimizer holds every parameter from the start, whatever is frozen first.
+"""transformers' Trainer with phases (`freezing`), the routers' learning rate and auxiliary loss.
 
 What wraps a model for several processes looks at `requires_grad` once, when it wraps: gradients of what is unfrozen
 later are not averaged, and the processes drift apart. There, a trainer makes the steps of one phase only.
@@ -9,85 +6,23 @@ later are not averaged, and the processes drift apart. There, a trainer makes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback
 
 from moe_lab.errors import TrainingError
-from moe_lab.methods.finetune_freeze.groups import Groups, parameter_groups
+from moe_lab.methods.finetune_freeze.freezing import Freezing, UpTo
+from moe_lab.methods.finetune_freeze.groups import parameter_groups
 from moe_lab.methods.finetune_freeze.order import Order
-from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
+from moe_lab.methods.finetune_freeze.phases import phase_at
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.rows import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.finetune_freeze.shards import load_optimizer, save_optimizer
 from moe_lab.methods.finetune_freeze.validation import LOSS, AtEpochEnds
-from moe_lab.methods.training import MoeTrainer
-
-ADAM_MOMENTS = 2
-"""Numbers that AdamW keeps per trained number."""
-
-
-class Freezing(TrainerCallback):
-    """Freezes and unfreezes at the phases' first steps, wherever the training starts or continues.
-
-    Parameters that the model itself does not train stay so.
-    """
-
-    def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
-        self.phases, self.ends = phases, ends
-        self.groups = {
-            name: [parameter for parameter in group if parameter.requires_grad]
-            for name, group in groups.items()
-        }
-        self.phase: int | None = None
-
-    def on_step_begin(
-        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
-    ) -> None:
-        phase = phase_at(self.ends, state.global_step)
-        if phase != self.phase:
-            self.phase = phase
-            self.freeze(self.phases[phase].frozen, optimizer)
-
-    def freeze(self, frozen: Sequence[str], optimizer: Any) -> None:
-        """Freeze these groups and no others; drop their gradients and optimizer state."""
-        for name, group in self.groups.items():
-            for parameter in group:
-                parameter.requires_grad = name not in frozen
-                if name in frozen:
-                    parameter.grad = None
-                    if optimizer is not None:
-                        optimizer.state.pop(parameter, None)
-
-    def memory(self, phase: Phase) -> dict[str, int]:
-        """Bytes of gradients and of AdamW's moments in a phase, and what full fine-tuning has more of both."""
-        sizes = {
-            name: sum(parameter.numel() * parameter.element_size() for parameter in group)
-            for name, group in self.groups.items()
-        }
-        trained = sum(size for name, size in sizes.items() if name not in phase.frozen)
-        saved = sum(sizes.values()) - trained
-        return {
-            "gradient_bytes": trained,
-            "optimizer_bytes": ADAM_MOMENTS * trained,
-            "saved_bytes": (1 + ADAM_MOMENTS) * saved,
-        }
-
-
-class UpTo(TrainerCallback):
-    """Stops after a step, with a checkpoint."""
-
-    def __init__(self, step: int):
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            control.should_save = control.should_log = control.should_training_stop = True
+from moe_lab.methods.training import MoeTrainer, last_checkpoint
 
 
 class FreezeTrainer(MoeTrainer):
@@ -104,7 +39,9 @@ class FreezeTrainer(MoeTrainer):
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
         self.rate, self.router_rate = recipe.rate(rows, router=False), recipe.rate(rows, router=True)
         self.seen: list[Tensor] = []
-        """Auxiliary losses since the last line of the log."""
+        """Auxiliary losses since the last line of the log, each with 1; two 0 for a pass without answers."""
+        self.passes = torch.zeros(())
+        """Passes with answers in the optimizer step, of all processes."""
         super().__init__(schedule=self.rate, **options)
         self.args.save_only_model = (
             False  # a sharded model's optimizer is stored here (`shards`), not by the Trainer
@@ -150,17 +87,32 @@ class FreezeTrainer(MoeTrainer):
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.rates)
         return self.lr_scheduler
 
+    def get_batch_samples(self, *args: Any) -> Any:
+        """The batches of an optimizer step; counts those with answers."""
+        batches, tokens = super().get_batch_samples(*args)
+        if self.auxiliary:
+            own = sum(float(_has_answer(batch)) for batch in batches)
+            self.passes = self.accelerator.reduce(torch.tensor(own, device=self.args.device))
+        return batches, tokens
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy of the answers' tokens, and the routers' load-balancing loss at its weight."""
+        """Cross-entropy of the answers' tokens, and the routers' load-balancing loss at its weight.
+
+        That is its mean over the step's passes with answers. What follows divides by the processes, which average
+        gradients, and for some models by the passes of this one.
+        """
         if self.auxiliary:
             inputs = {**inputs, "output_router_logits": True}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.auxiliary:
-            parts = self.current_gradient_accumulation_steps if self.model_accepts_loss_kwargs else 1
-            loss = loss + self.auxiliary * outputs.aux_loss / parts
-            self.seen.append(outputs.aux_loss.detach())
+            counts = float(_has_answer(inputs))
+            divided = 1 if self.model_accepts_loss_kwargs else self.current_gradient_accumulation_steps
+            weight = counts * self.args.world_size * divided / self.passes
+            loss = loss + self.auxiliary * weight * outputs.aux_loss
+            aux_loss = outputs.aux_loss.detach().float()
+            self.seen.append(torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)]))
         self._check(self.accelerator.reduce(loss.detach()), "loss")
         return (loss, outputs) if return_outputs else loss
 
@@ -182,6 +134,7 @@ class FreezeTrainer(MoeTrainer):
         self.model.train()
         total, counted = self.accelerator.reduce(sums).tolist()
         mean = total / counted
+        self._check(torch.tensor(mean), "validation loss")
         self.log({LOSS: mean})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
         return {"eval_loss": mean}
@@ -193,8 +146,9 @@ class FreezeTrainer(MoeTrainer):
 
     def _check(self, value: Tensor, what: str) -> None:
         if not torch.isfinite(value).all():
+            kept = "The last checkpoint is kept. " if last_checkpoint(Path(self.args.output_dir)) else ""
             raise TrainingError(
-                f"The {what} of training step {self.state.global_step} is {value.item()}. The last checkpoint is kept. "
+                f"The {what} of training step {self.state.global_step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
 
@@ -203,8 +157,8 @@ class FreezeTrainer(MoeTrainer):
         if "loss" in logs:
             logs["phase"] = phase_at(self.freezing.ends, self.state.global_step - 1) + 1
             if self.seen:
-                mean = torch.stack(self.seen).mean()
-                logs["aux_loss"] = self.accelerator.reduce(mean, "mean").item()
+                total, passes = self.accelerator.reduce(torch.stack(self.seen).sum(0)).tolist()
+                logs["aux_loss"] = total / passes
                 self.seen.clear()
         super().log(logs, start_time)
 
@@ -219,3 +173,7 @@ class FreezeTrainer(MoeTrainer):
             load_optimizer(self.optimizer, self.lr_scheduler, Path(checkpoint), self.args.process_index)
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
+
+
+def _has_answer(batch: Any) -> Tensor:
+    return (batch["labels"][:, 1:] != NO_LOSS).any()

@@ -13,14 +13,16 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from moe_lab.methods.finetune_freeze.freezing import Freezing
 from moe_lab.methods.finetune_freeze.groups import parameter_groups
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.rows import Pad, Row, Rows
-from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, Freezing
+from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.finetune_freeze.validation import LOSS, losses_of, stopped
 from moe_lab.methods.training import Log, last_checkpoint
 from moe_lab.metrics.callback import ExpertMetrics, summary
 from moe_lab.models.facts import resolve_device
+from moe_lab.models.hub import load_config
 from moe_lab.models.load import load_model
 from moe_lab.processes import num_processes, sharded, together
 
@@ -77,7 +79,8 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     assert checkpoint is not None
     state = state_of(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(_checkpoint(training, _kept(state)), dtype="float32")
-    recipe = training.recipe
+    recipe, config = training.recipe, training.config
+    model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
     freezing = Freezing(parameter_groups(model), recipe.phases, recipe.ends(len(training.rows)))
     told = _told(training, state, freezing)
     return model, told | {"processes": num_processes(), "sharded": sharded()}

@@ -40,7 +40,7 @@ def load_or_train(
     now = versions()
     made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
     return trained_once(
-        config, content | made_with, lambda folder, _: _train(folder, config, settings, model)
+        config, content | made_with, lambda folder, _: _train(folder, config, settings, model), "adapter"
     )
 
 

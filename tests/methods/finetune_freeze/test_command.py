@@ -17,6 +17,7 @@ import torch
 
 from moe_lab.config import ModelConfig
 from moe_lab.methods.finetune_freeze import training
+from moe_lab.methods.training import COMPLETE
 from moe_lab.models.hub import TINY
 from tests.cli import run_command
 
@@ -170,11 +171,16 @@ def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
     name = block_of(command(capsys, tmp_path, *short))["finetune_freeze"]["model"]
     folder = tmp_path / "models" / name
     (folder / "training.json").unlink()
-    (folder / "checkpoints").mkdir()
+    whole = folder / "checkpoints" / "checkpoint-2" / COMPLETE
+    whole.parent.mkdir(parents=True)
+    whole.touch()
     (folder / "identity.json").write_text(json.dumps({"id": "0" * 64}))
     shutil.rmtree(tmp_path / "runs")
     ended = command(capsys, tmp_path, *short)
     assert ended.code == 2 and "another model, schedule or recipe" in ended.err
+    whole.unlink()
+    (folder / "identity.json").unlink()
+    assert command(capsys, tmp_path, *short).code == 0, "nothing there continues"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from moe_lab.methods.finetune_freeze.order import Order
 from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
 from moe_lab.methods.finetune_freeze.rows import EMPTY
 from moe_lab.methods.finetune_freeze.training import finetune
+from moe_lab.methods.training import COMPLETE
 from moe_lab.paths import resource_folder
 from tests.cli import run_command
 from tests.conftest import make_tokenizer
@@ -156,6 +157,20 @@ def test_two_processes_are_equal_to_each_other_and_train_as_one(wrap, schedule, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("wrap, count", [("ddp", 9), ("ddp", 11), ("fsdp", 9)])
+def test_the_auxiliary_loss_counts_no_empty_passes(wrap, count, model, tmp_path):
+    """9 rows: the last step has a pass with half a batch in one process, and an empty one in the other."""
+    settings = {"count": count, "held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
+    assert by_two(wrap, model, tmp_path / "two", **settings) == 0
+    alone = by_one(model, tmp_path / "one", **settings)[6]
+    for name, value in held_after(tmp_path / "two", 3)[0].items():
+        torch.testing.assert_close(value, alone[name], atol=1e-5, rtol=0)
+    logs = [(tmp_path / each / "log.jsonl").read_text().splitlines() for each in ("one", "two")]
+    for one, two in zip(*logs, strict=True):
+        assert json.loads(two)["aux_loss"] == pytest.approx(json.loads(one)["aux_loss"], abs=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(wrap, model, tmp_path):
     settings = {"schedule": "router-none", "router_aux_loss_coef": 0.01}
@@ -225,10 +240,12 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path):
     [record] = tmp_path.glob("models/*/training.json")
     told = json.loads(record.read_text())
     assert told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 8
-    AutoModelForCausalLM.from_pretrained(record.parent / "model")
+    assert AutoModelForCausalLM.from_pretrained(record.parent / "model").config.use_cache
     assert ended().returncode == 0, "what is stored is shown"
 
-    (record.parent / "checkpoints").mkdir()
+    whole = record.parent / "checkpoints" / "checkpoint-1" / COMPLETE
+    whole.parent.mkdir(parents=True)
+    whole.touch()
     record.unlink()
     environment["WORLD_SIZE"] = "1"
     keys += ["rerun=true", "method.gradient_accumulation=8"]

@@ -10,7 +10,7 @@ from moe_lab.config import Config
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.finetune_freeze.conversations import Data, read_data
 from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
-from moe_lab.methods.finetune_freeze.rows import NO_LOSS, Pad, Row, encode, encode_all
+from moe_lab.methods.finetune_freeze.rows import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import load_tokenizer, with_template
 from tests.conftest import make_tokenizer
 
@@ -96,6 +96,14 @@ def test_padding_stands_behind_and_is_neither_read_nor_learned():
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 7, 7]]
     assert batch["labels"].tolist() == [[1, 2, 3], [4, NO_LOSS, NO_LOSS]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_rows_without_labels_are_in_a_batch_only_where_it_has_no_others():
+    rows = Rows([Row([1, 2, 3], [1, 2, 3])])
+    batch = Pad(7)([rows[0], rows[EMPTY]])
+    assert batch["input_ids"].tolist() == [[1, 2, 3]] and batch["attention_mask"].tolist() == [[1, 1, 1]]
+    empty = Pad(7)([rows[EMPTY], rows[EMPTY]])
+    assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]] and empty["attention_mask"].all()
 
 
 def test_files_of_messages_and_of_turns_are_the_same(tmp_path):

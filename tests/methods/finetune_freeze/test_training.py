@@ -13,9 +13,9 @@ from copy import deepcopy
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import TrainerCallback
+from transformers import OlmoeForCausalLM, TrainerCallback
 
-from moe_lab.errors import MoeLabError, ResultsError
+from moe_lab.errors import MoeLabError, ResultsError, TrainingError
 from moe_lab.methods import training as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.groups import parameter_groups
@@ -254,6 +254,23 @@ def test_numbers_that_are_none_stop_with_the_last_good_checkpoint(what, tmp_path
         train(model, tmp_path, save_steps=1)
     assert shared.last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-3"
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("last", (None, 3))
+def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(last, tmp_path, monkeypatch):
+    forward = OlmoeForCausalLM.forward
+
+    def poisoned(self, *args, **inputs):
+        outputs = forward(self, *args, **inputs)
+        if not self.training and outputs.loss is not None:
+            outputs.loss = outputs.loss * float("nan")
+        return outputs
+
+    monkeypatch.setattr(OlmoeForCausalLM, "forward", poisoned)
+    with pytest.raises(TrainingError, match="The validation loss of training step 6 is nan") as stop:
+        train(deepcopy(small_model("olmoe")), tmp_path, held_out=2, save_steps=last or 1000)
+    assert ("last checkpoint is kept" in str(stop.value)) == (last is not None)
+    assert "NaN" not in "".join(path.read_text() for path in tmp_path.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize(

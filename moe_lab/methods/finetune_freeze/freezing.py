@@ -1,0 +1,76 @@
+"""Freezing by phases: what is frozen has no gradient, and loses its optimizer state.
+
+A parameter whose gradient is None is left alone by the optimizer: no step, no momentum, no weight decay. So freezing is
+`requires_grad = False`, and the optimizer holds every parameter from the start, whatever is frozen first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+
+from moe_lab.methods.finetune_freeze.groups import Groups
+from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
+
+ADAM_MOMENTS = 2
+"""Numbers that AdamW keeps per trained number."""
+
+
+class Freezing(TrainerCallback):
+    """Freezes and unfreezes at the phases' first steps, wherever the training starts or continues.
+
+    Parameters that the model itself does not train stay so.
+    """
+
+    def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
+        self.phases, self.ends = phases, ends
+        self.groups = {
+            name: [parameter for parameter in group if parameter.requires_grad]
+            for name, group in groups.items()
+        }
+        self.phase: int | None = None
+
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        phase = phase_at(self.ends, state.global_step)
+        if phase != self.phase:
+            self.phase = phase
+            self.freeze(self.phases[phase].frozen, optimizer)
+
+    def freeze(self, frozen: Sequence[str], optimizer: Any) -> None:
+        """Freeze these groups and no others; drop their gradients and optimizer state."""
+        for name, group in self.groups.items():
+            for parameter in group:
+                parameter.requires_grad = name not in frozen
+                if name in frozen:
+                    parameter.grad = None
+                    if optimizer is not None:
+                        optimizer.state.pop(parameter, None)
+
+    def memory(self, phase: Phase) -> dict[str, int]:
+        """Bytes of gradients and of AdamW's moments in a phase, and what full fine-tuning has more of both."""
+        sizes = {
+            name: sum(parameter.numel() * parameter.element_size() for parameter in group)
+            for name, group in self.groups.items()
+        }
+        trained = sum(size for name, size in sizes.items() if name not in phase.frozen)
+        saved = sum(sizes.values()) - trained
+        return {
+            "gradient_bytes": trained,
+            "optimizer_bytes": ADAM_MOMENTS * trained,
+            "saved_bytes": (1 + ADAM_MOMENTS) * saved,
+        }
+
+
+class UpTo(TrainerCallback):
+    """Stops after a step, with a checkpoint."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.should_save = control.should_log = control.should_training_stop = True

@@ -239,7 +239,7 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path):
     assert first.stdout.count("results.json") == 1
     [record] = tmp_path.glob("models/*/training.json")
     told = json.loads(record.read_text())
-    assert told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 8
+    assert told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 2
     assert AutoModelForCausalLM.from_pretrained(record.parent / "model").config.use_cache
     assert ended().returncode == 0, "what is stored is shown"
 
@@ -248,7 +248,7 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path):
     whole.touch()
     record.unlink()
     environment["WORLD_SIZE"] = "1"
-    keys += ["rerun=true", "method.gradient_accumulation=8"]
+    keys += ["rerun=true", "method.gradient_accumulation=2"]
     command[:] = ["-m", "moe_lab"]
     alone = ended()
     assert alone.returncode == 2 and "processes=2" in alone.stderr, alone.stderr

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, ModelError, MoeLabError
+from moe_lab.memory import free_memory, size_text, weight_memory
 from moe_lab.plan import task_name
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from moe_lab.models.facts import ModelFacts
+
+    FreeMemory = Callable[[torch.device], int]
 
 
 def command_needs(configs: Sequence[Config]) -> list[str]:
@@ -25,7 +29,8 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
     """
     models = {repr((config.model, config.dtype, config.device)): config for config in configs}
     tasks = {repr((config.task, config.data_dir)): config for config in configs}
-    blocks = dict.fromkeys(tuple(_model(config)) for config in models.values())
+    free = functools.cache(free_memory)  # of one moment, so that equal lines are equal
+    blocks = dict.fromkeys(tuple(_model(config, free)) for config in models.values())
     refused = dict.fromkeys(line for config in configs for line in _method(config))
     states = [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
     judges = dict.fromkeys(line for config in configs for line in _judges(config))
@@ -65,7 +70,7 @@ def _judges(config: Config) -> list[str]:
     return lines
 
 
-def _model(config: Config) -> list[str]:
+def _model(config: Config, free: FreeMemory) -> list[str]:
     from moe_lab.models.hub import load_config, model_folder, model_repository, model_source
 
     model = config.model
@@ -87,7 +92,7 @@ def _model(config: Config) -> list[str]:
         f"{title}{commit}, {facts.family}, {facts.moe_layers} MoE layers",
         f"  tokenizer: {_tokenizer_state(config)}",
         *_weights(folder, remedy),
-        _memory(stored, folder, device, config) if no_device is None else f"  device: CANNOT RUN {no_device}",
+        _memory(stored, folder, device, config, free) if no_device is None else no_device,
     ]
 
 
@@ -134,7 +139,7 @@ def _device(config: Config) -> tuple[torch.device, str | None]:
     try:
         return resolve_device(config.device), None
     except ConfigError as error:
-        return torch.device(config.device), _one_line(error)
+        return torch.device(config.device), f"  device: CANNOT RUN {_one_line(error)}"
 
 
 def _tokenizer_state(config: Config) -> str:
@@ -191,7 +196,9 @@ def _disk(folder: Path, wanted: int | None) -> str:
     return f"  disk: about {size_text(wanted)} to fetch, {size_text(free)} free at {folder}{enough}"
 
 
-def _memory(stored: PreTrainedConfig, folder: Path, device: torch.device, config: Config) -> str:
+def _memory(
+    stored: PreTrainedConfig, folder: Path, device: torch.device, config: Config, free_memory: FreeMemory
+) -> str:
     from moe_lab.models.facts import resolve_dtype
 
     dtype = resolve_dtype(config.dtype, device, stored)
@@ -205,26 +212,6 @@ def _memory(stored: PreTrainedConfig, folder: Path, device: torch.device, config
     return f"  memory: weights take {size_text(wanted)} in {dtype}, {size_text(free)} are free on {device}{advice}"
 
 
-def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | None:
-    """Bytes of the weights as they run; None where they run quantized and are not all here.
-
-    What runs in `dtype`, quantized checkpoints that are dequantized included, is counted by the model's parameters.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from moe_lab.models.quantized import runs_quantized
-    from moe_lab.models.weight_files import known_weights
-
-    if runs_quantized(config):
-        files = [folder / name for name in known_weights(folder) if not name.endswith(".json")]
-        here = bool(files) and all(file.exists() for file in files)
-        return sum(file.stat().st_size for file in files) if here else None
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters()) * getattr(torch, dtype).itemsize
-
-
 def _indexed_bytes(folder: Path, names: list[str]) -> int | None:
     """Bytes of all tensors by the index; None where it does not say."""
     if not names[0].endswith(".index.json"):
@@ -233,21 +220,5 @@ def _indexed_bytes(folder: Path, names: list[str]) -> int | None:
     return (index.get("metadata") or {}).get("total_size")
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
-    import psutil
-    import torch
-
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def size_text(size: int) -> str:
-    """Bytes as people write them."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"

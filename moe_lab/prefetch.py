@@ -14,7 +14,7 @@ from moe_lab.config import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.exits import exit_code, print_error
 from moe_lab.judges.chosen import judge_names
-from moe_lab.needs import size_text
+from moe_lab.memory import size_text
 from moe_lab.plan import task_name
 from moe_lab.reports.terminal import print_table
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-import psutil
 import torch
+
+from moe_lab.memory import free_memory
 
 KEPT_SHARE = 0.25
 """Share of the free memory that questions and prompts may each take: half is left to passes and other processes."""
@@ -40,14 +40,4 @@ class Store(Generic[T]):
 
 def store_on(device: torch.device) -> Store:
     """An empty store, bounded by the memory that is free now where the model is."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
-    return Store(int(KEPT_SHARE * free))
-
-
-def _free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes free on this machine, or in the container (its control group) where that is less."""
-    free = psutil.virtual_memory().available
-    limit, used = group / "memory.max", group / "memory.current"
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
-    return max(free, 0)
+    return Store(int(KEPT_SHARE * free_memory(device)))

@@ -113,7 +113,7 @@ def weight_bytes(judge: Judge) -> int:
 
 def free_memory(judge: Judge) -> int:
     """Bytes that are free on the device that the judge's model goes to."""
+    from moe_lab.memory import free_memory
     from moe_lab.models.facts import resolve_device
-    from moe_lab.needs import free_memory
 
     return free_memory(resolve_device(judge.config.device))

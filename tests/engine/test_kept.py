@@ -11,7 +11,8 @@ import torch
 from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.layers import decoder_layers, only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.store import Store, _free_memory
+from moe_lab.engine.store import Store
+from moe_lab.memory import free_host_memory
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.conftest import make_model
 
@@ -146,7 +147,7 @@ def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7000))
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    assert _free_memory(tmp_path) == free
+    assert free_host_memory(tmp_path) == free
 
 
 def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):

@@ -10,9 +10,10 @@ from safetensors.torch import load
 from moe_lab import needs
 from moe_lab.config import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError
+from moe_lab.memory import size_text, weight_memory
 from moe_lab.methods import get_method
 from moe_lab.models.hub import load_config, model_folder
-from moe_lab.needs import command_needs, size_text, weight_memory
+from moe_lab.needs import command_needs
 from tests.hub.conftest import new_command
 from tests.hub.content import OLMOE
 

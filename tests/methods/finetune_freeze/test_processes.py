@@ -111,10 +111,11 @@ def test_accelerate_reads_the_configurations(name):
 
 
 def test_more_processes_are_more_passes_of_a_step(monkeypatch):
-    alone = FinetuneConfig(gradient_accumulation=4).recipe()
+    recipe_of = partial(FinetuneConfig, batch_size=1)
+    alone = recipe_of(gradient_accumulation=4).recipe()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert FinetuneConfig(gradient_accumulation=2).recipe() == alone
-    assert FinetuneConfig(gradient_accumulation=4).recipe().steps(16) == 6 == alone.steps(16) // 2
+    assert recipe_of(gradient_accumulation=2).recipe() == alone
+    assert recipe_of(gradient_accumulation=4).recipe().steps(16) == 6 == alone.steps(16) // 2
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from contextlib import nullcontext
 import torch
 
 from benchmarks.measure import side_by_side
+from moe_lab.asking import evaluate_tasks
 from moe_lab.compose import compose
 from moe_lab.config import Config
 from moe_lab.convert import to_config
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.observer import observed
-from moe_lab.evaluation import evaluate_tasks
 from moe_lab.metrics.counts import count
 from moe_lab.metrics.documents import documents_of
 from moe_lab.metrics.expert import entropies

@@ -115,6 +115,6 @@ def _all_cells(configs: list[Config], cells: list[Cell]) -> list[Config]:
     """The configurations of a grid, or of the experiments that its one cell names."""
     if not any(config.experiment for config in configs):
         return configs
-    from moe_lab.tables import experiment_configs
+    from moe_lab.cells import experiment_configs
 
     return experiment_configs(configs[0], cells[0])

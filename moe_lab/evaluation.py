@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from moe_lab.judges.session import JUDGEMENTS, judgements_file, judging
-from moe_lab.processes import Leading, tell_to_load
+from moe_lab.asking import ask_again, evaluate_answers
+from moe_lab.judges.session import JUDGEMENTS, judgements_file
 from moe_lab.results.cost import cost_block
 from moe_lab.results.files import plain, write_atomically, write_json, writing
 from moe_lab.results.judged import judges_block
@@ -22,15 +22,9 @@ from moe_lab.results.responses import ResponseLog, adopt_answers
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
 if TYPE_CHECKING:
-    from lm_eval.api.model import LM
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config import Config
-    from moe_lab.engine.hf import Request
-    from moe_lab.engine.observer import Observer
     from moe_lab.metrics.routes import Routes
-    from moe_lab.models.load import LoadedModel
-    from moe_lab.run import ModelPool, Run
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.run import Run
 
 
 logger = logging.getLogger("moe_lab")
@@ -66,7 +60,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
     routes = _routes(run)
     try:
-        evaluated = _evaluate(run, models, log, routes)
+        evaluated = evaluate_answers(run, models, log, routes)
     finally:
         log.close()
     run.method.opened = log.opened
@@ -86,7 +80,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         from moe_lab.metrics.expert import write_expert_metrics
 
         write_expert_metrics(
-            run, routes, samples, partial(_evaluate_policy, run, models), partial(_ask_again, run, models)
+            run, routes, samples, partial(_evaluate_policy, run, models), partial(ask_again, run, models)
         )
     return results
 
@@ -110,110 +104,12 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
     print(f"{run.folder.name}: {name}", file=sys.stderr)
     try:
-        samples = _evaluate(run, models, log, policy, bootstrap_iters=0)["samples"]
+        samples = evaluate_answers(run, models, log, policy, bootstrap_iters=0)["samples"]
     finally:
         log.close()
     if again:
         os.replace(log.path, path)
     return samples, cost_block(log)
-
-
-def _ask_again(
-    run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
-) -> None:
-    """Let an observer see how requests are answered; the answers are dropped."""
-    from moe_lab.engine.observer import observed
-
-    print(
-        f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
-    )
-    loaded = models.get(run.method.loads(run.config, run.facts, models.free))
-    with run.method.open(loaded, run.config) as lm, observed(lm, observer):
-        for kind in dict.fromkeys(kind for kind, _ in requests):
-            lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
-
-
-def environment(loaded: LoadedModel) -> dict[str, str | None]:
-    """What is recorded of how a model runs; none of it is part of a run's identity."""
-    config = loaded.model.config
-    one_way = not loaded.model._can_set_experts_implementation()
-    return {
-        "device": str(loaded.device),
-        "experts_implementation": None if one_way else getattr(config, "_experts_implementation", None),
-        "attn_implementation": getattr(config, "_attn_implementation", None),
-    }
-
-
-def _evaluate(
-    run: Run,
-    models: ModelPool,
-    log: ResponseLog,
-    observer: Observer | None = None,
-    bootstrap_iters: int = 100000,
-) -> dict[str, Any]:
-    """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`."""
-    from moe_lab.engine.observer import observed
-    from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.results.cost import reset_peak_memory, weight_bytes
-    from moe_lab.results.recorded import RecordedLM
-
-    config = run.config
-    with ExitStack() as opened:
-
-        def open_model() -> Any:
-            if config.model.tp_plan:
-                tell_to_load(config)
-            loaded = models.get(run.method.loads(config, run.facts, models.free))
-            load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
-            log.spend(load, environment(loaded))
-            logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
-            reset_peak_memory(loaded.device)
-            run.method.keep_files_in(run.folder)
-            lm = opened.enter_context(run.method.open(loaded, config))
-            log.keep_opened(run.method.opened)
-            if observer is not None:
-                opened.enter_context(observed(lm, observer))
-            return Leading(lm, config) if config.model.tp_plan else lm
-
-        def free_model() -> None:
-            if config.model.tp_plan:
-                return  # the other processes hold their parts
-            opened.close()
-            lm.forget_model()
-            models.free()
-
-        lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
-        with judging(run, free_model):
-            return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
-
-
-def evaluate_tasks(
-    config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
-) -> dict[str, Any]:
-    """What `lm_eval.evaluate` returns for the tasks; `samples` are document numbers, None where all are meant."""
-    from lm_eval.evaluator import evaluate
-
-    from moe_lab.tasks.requests import reseed
-
-    reseed(config, tasks)
-    evaluated = evaluate(
-        lm=lm,
-        task_dict=tasks,
-        samples=samples,
-        bootstrap_iters=bootstrap_iters,
-        system_instruction=config.system_instruction,
-        apply_chat_template=config.apply_chat_template,
-        fewshot_as_multiturn=config.fewshot_as_multiturn,
-        confirm_run_unsafe_code=config.task.allow_code_execution or config.predict_only,
-    )
-    assert evaluated is not None
-    return dict(evaluated)
-
-
-def _chosen(run: Run) -> dict[str, Any]:
-    """`samples=` of lm-eval; None where a task is evaluated whole, which spares lm-eval a search per document."""
-    tasks = run.tasks["tasks"]
-    return {name: ids if len(ids) < len(tasks[name].task_docs) else None for name, ids in run.samples.items()}
 
 
 def _header(run: Run) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from moe_lab.jobs import Job, by_model, distinct_runs, job_of, seeds_of
 from moe_lab.methods import get_method
 
 if TYPE_CHECKING:
-    from moe_lab.run import ModelPool, Outcome, Run
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.run import Outcome, Run
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,11 @@ class Failure:
 
 def run_grid(configs: Sequence[Config]) -> int:
     """Run every config and print one table. Returns the exit code."""
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.reports.seeds_table import print_summaries
     from moe_lab.reports.study_table import print_studies
-    from moe_lab.reports.terminal import print_outcomes, print_summaries
+    from moe_lab.reports.terminal import print_outcomes
     from moe_lab.results.summaries import summarize
-    from moe_lab.run import ModelPool
 
     if any(get_method(config.method.name).trains for config in configs):
         return train(configs)
@@ -64,8 +66,9 @@ def plan_grid(configs: Sequence[Config]) -> int:
 
 def report_grid(configs: Sequence[Config]) -> int:
     """Print the table of what is stored. Raises ConfigError where nothing is."""
+    from moe_lab.models.pool import ModelPool
     from moe_lab.reports.terminal import print_outcomes
-    from moe_lab.run import ModelPool, execute
+    from moe_lab.run import execute
 
     jobs = by_model([job_of(replace(config, rerun=False)) for config in configs])
     runs = distinct_runs(jobs)

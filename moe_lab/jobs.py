@@ -11,7 +11,8 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 
 if TYPE_CHECKING:
-    from moe_lab.run import ModelPool, Run
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.run import Run
     from moe_lab.tuning.study import Study
 
 
@@ -45,7 +46,7 @@ class Job:
 
 
 def job_of(config: Config) -> Job:
-    """The job of a configuration. Raises what `moe_lab.run.prepare` raises, before anything is computed."""
+    """The job of a configuration. Raises what `moe_lab.prepare.prepare` raises, before anything is computed."""
     if get_method(config.method.name).trains:
         raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
     if config.tuning.name == "none":
@@ -66,7 +67,7 @@ def job_after(study: Study, config: Config) -> Job:
 
 def runs_of(config: Config) -> list[Run]:
     """Its runs, seed by seed."""
-    from moe_lab.run import prepare
+    from moe_lab.prepare import prepare
 
     return [prepare(one) for one in seeds_of(config)]
 

@@ -23,7 +23,7 @@ Refused = Mapping[str, Sequence[Config]]
 
 def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     """Print one row per study and run, baselines included, and the sum of what is missing. Loads no weights."""
-    from moe_lab.run import estimate_forward_tokens
+    from moe_lab.results.estimate import estimate_forward_tokens
 
     refused = refused or {}
     rows: list[tuple[str, Config, list[str], list[str]]] = []
@@ -48,7 +48,8 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         trainings |= {} if done and measured else run.method.training_left(run.config, run.facts)
         evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
         total += tokens * ((not done) + evaluations * (not measured))
-        state = "missing" if not done else "done" if measured else "metrics missing"
+        beside = "verdicts missing" if run.judges else "metrics missing"
+        state = "missing" if not done else "done" if measured else beside
         left = [f"{run.num_documents:,}", f"{tokens:,}", state]
         rows.append((run.run_id[:8], run.config, _names(run.config), left))
     for number, configs in enumerate(refused.values(), start=1):

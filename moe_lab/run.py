@@ -1,34 +1,23 @@
-"""A run from its configuration to its result: prepare without weights, then execute.
+"""A run, as `moe_lab.prepare` makes it, and its execution.
 
-`prepare` checks all that can be checked and gives the run its identity; `execute` returns the stored result, or
-computes what is missing: the baseline first, then the unanswered requests, then lm-eval's metrics over all answers.
+`execute` returns the stored result, or computes what is missing: the runs that it is compared with first, then the
+unanswered requests, then lm-eval's metrics over all answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.checks import (
-    check_chat_template,
-    check_code_execution,
-    check_generation,
-    check_metric,
-    check_metrics,
-    check_router,
-)
 from moe_lab.config import Config
-from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.errors import MoeLabError
 from moe_lab.memory import memory_errors
-from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
-from moe_lab.offline import go_offline
-from moe_lab.results.estimate import estimate_forward_tokens
 from moe_lab.results.expert_metrics import stored_metrics
 from moe_lab.results.judged import waiting
-from moe_lab.results.store import RunFolder, check_writable, version_marks
+from moe_lab.results.store import RunFolder, version_marks
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -36,9 +25,6 @@ if TYPE_CHECKING:
     from moe_lab.judges.judge import Judge
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
-
-
-__all__ = ["ModelPool", "Outcome", "Run", "estimate_forward_tokens", "execute", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,51 +105,6 @@ class Outcome:
     """What a reader has to know of a stored result: made with other versions."""
 
 
-def prepare(config: Config) -> Run:
-    """Check everything that can be checked without weights. Makes no folder.
-
-    Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
-    data, ModelError for a model that is none, has no tokenizer, or has no router where the method needs one.
-    """
-    if config.offline:
-        go_offline()
-    check_writable(config.output_dir)
-    method = get_method(config.method.name)(config.method)
-    if method.trains:
-        raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
-
-    from moe_lab.models.facts import model_facts
-    from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.tasks import load_tasks, select_documents
-
-    tasks = load_tasks(config)
-    check_metric(config, tasks)
-    check_code_execution(config, tasks)
-    samples = select_documents(config, tasks, method.tuned_on)
-    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
-    check_router(method, facts)
-    check_metrics(method, config, facts, tasks)
-    load_tokenizer(config.model, offline=config.offline)
-    method.check(facts)
-    check_chat_template(config)
-    check_generation(config, facts, tasks)
-    run = _identified(config, method, facts, tasks, samples)
-    if not config.baseline or config.method.name == "base" or config.predict_only:
-        return run
-    base = _baseline_config(config)
-    baseline = _identified(base, get_method("base")(base.method), facts, tasks, samples)
-    compared = {}
-    for name, (other, typed) in method.compared_with().items():
-        keys = {override.partition("=")[0] for override in typed}
-        kept = [
-            override for override in config.overrides if override.partition("=")[0].lstrip("+") not in keys
-        ]
-        own = replace(config, method=other, rerun=False, overrides=[*kept, *typed])
-        found = _identified(own, get_method(other.name)(other), facts, tasks, samples)
-        compared[name] = replace(found, baseline=baseline)
-    return replace(run, baseline=baseline, compared=compared)
-
-
 def execute(run: Run, models: ModelPool) -> Outcome:
     """Compute what is missing of a run and of those that it is compared with, or return what is stored.
 
@@ -222,55 +163,3 @@ def _first(run: Run, models: ModelPool) -> dict[str, Any]:
                     results = evaluate_run(run, models, _needed_results(run, models))
     samples = read_samples(run.folder, list(run.tasks["tasks"]))
     return {"run_id": run.run_id, "results": results["results"], "samples": samples}
-
-
-def _identified(
-    config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
-) -> Run:
-    from moe_lab.judges.chosen import judges_of
-    from moe_lab.models.hub import model_source
-    from moe_lab.models.identity import model_identity
-    from moe_lab.results.identity import folder_name, identity, run_id
-    from moe_lab.tasks import documents_digest
-
-    content = identity(
-        config,
-        method,
-        model=model_identity(model_source(config.model), config.model),
-        facts=facts,
-        tasks=tasks,
-        samples=samples,
-        documents=documents_digest(tasks, samples),
-    )
-    judges = judges_of(config, tasks)
-    judged = {"judges": [judge.identity for judge in judges]} if judges else {}
-    digest = run_id(content | judged)
-    run = Run(
-        config=config,
-        run_id=digest,
-        answers_id=run_id(content),
-        folder=Path(config.output_dir) / "runs" / folder_name(config, digest),
-        facts=facts,
-        method=method,
-        tasks=tasks,
-        samples=samples,
-        judges=judges,
-    )
-    if config.mode != "report" and not run.done:
-        for judge in judges:
-            judge.check()
-    return run
-
-
-def _baseline_config(config: Config) -> Config:
-    groups = ("method=", "method.", "tuning=", "tuning.", "seed=", "seeds=", "rerun=")
-    kept = [override for override in config.overrides if not override.lstrip("+").startswith(groups)]
-    return replace(
-        config,
-        method=get_method("base").Config(name="base"),
-        seed=0,
-        seeds=1,
-        rerun=False,
-        baseline=False,
-        overrides=["method=base", *kept],
-    )

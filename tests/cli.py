@@ -41,6 +41,7 @@ class FakeRun:
     baseline: None = None
     needed: dict = field(default_factory=dict)
     num_documents: int = 10
+    judges: tuple = ()
     facts: None = None
 
     @property
@@ -138,8 +139,8 @@ def fake_results(run: FakeRun) -> dict[str, Any]:
 
 def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.run`'s functions."""
-    monkeypatch.setattr("moe_lab.run.prepare", runs.prepare)
+    monkeypatch.setattr("moe_lab.prepare.prepare", runs.prepare)
     monkeypatch.setattr("moe_lab.run.execute", runs.execute)
     monkeypatch.setattr("moe_lab.results.summaries.summarize", runs.summarize)
-    monkeypatch.setattr("moe_lab.run.estimate_forward_tokens", lambda run: 1000)
+    monkeypatch.setattr("moe_lab.results.estimate.estimate_forward_tokens", lambda run: 1000)
     return runs

@@ -16,7 +16,10 @@ import yaml
 
 from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
-from moe_lab.run import ModelPool, Outcome, estimate_forward_tokens, execute, prepare
+from moe_lab.models.pool import ModelPool
+from moe_lab.prepare import prepare
+from moe_lab.results.estimate import estimate_forward_tokens
+from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data
 
 METRIC = "acc_norm,none"

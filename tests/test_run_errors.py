@@ -13,7 +13,9 @@ import torch
 
 from moe_lab.config import Config
 from moe_lab.errors import ModelError, MoeLabError
-from moe_lab.run import ModelPool, execute, prepare
+from moe_lab.models.pool import ModelPool
+from moe_lab.prepare import prepare
+from moe_lab.run import execute
 from tests.runs import config, small_data
 
 

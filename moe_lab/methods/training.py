@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from moe_lab.errors import ResultsError
+from moe_lab.results.files import write_atomically
 from moe_lab.tasks.toy.corpus import documents
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 FULL_DISK = ("No space left on device", "inline_container", "PytorchStreamWriter")
 """How the system, safetensors and torch.save say it."""
+LearningRate = Callable[[int], float]
+"""Its factor at an optimizer step."""
 COMPLETE = "complete"
 """An empty file, written last into a checkpoint: one without it was cut off and is not resumed from."""
 
@@ -54,7 +55,7 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Log(TrainerCallback):
-    """Writes the Trainer's log to `log.jsonl` and `loss.csv`, and marks checkpoints that are whole.
+    """Writes the Trainer's log to `log.jsonl`, and marks checkpoints that are whole.
 
     The log is written anew from the Trainer's state, which a resume restores: no line stands twice. Of several
     processes the first one writes, and marks a checkpoint when all have written their part.
@@ -71,13 +72,7 @@ class Log(TrainerCallback):
         if not state.is_world_process_zero:
             return
         lines = [entry for entry in state.log_history if entry.keys() & {"loss", "validation_loss"}]
-        text = "".join(json.dumps(entry) + "\n" for entry in lines)
-        _replace(self.folder / "log.jsonl", text)
-        lines = [entry for entry in lines if "loss" in entry]
-        with (self.folder / "loss.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(
-                [("step", "loss"), *((entry["step"], entry["loss"]) for entry in lines)]
-            )
+        write_atomically(self.folder / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in lines))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._wait(args)
@@ -88,12 +83,6 @@ class Log(TrainerCallback):
     def _wait(self, args: Any) -> None:
         if args.world_size > 1:
             torch.distributed.barrier()
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -121,13 +110,13 @@ class Schedule:
 
 
 class MoeTrainer(Trainer):
-    """A Trainer whose resume restores experts as well, with a learning rate that is a function of the step.
+    """A Trainer whose resume restores experts as well; the learning rate, or each group's, is a function of the step.
 
     Checkpoints hold every expert as its own tensor, models hold them fused; the Trainer of transformers 5.23 loads
     one into the other without converting, warns, and goes on with random experts.
     """
 
-    def __init__(self, *, schedule: Callable[[int], float], **options: Any):
+    def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
         super().__init__(**options)
         self.schedule = schedule
 

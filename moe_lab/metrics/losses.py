@@ -63,7 +63,7 @@ def _loss(
     runs = [[other[d] for d in documents] for other in others]
     score = aggregate or (lambda values: float(np.mean(values)))
     before, after = float(score(mine)), [float(score(run)) for run in runs]
-    limits = interval_of_difference(runs, mine, aggregate)
+    limits = interval_of_difference(runs, [mine], aggregate)
     return {
         "n": len(documents),
         "base": before,

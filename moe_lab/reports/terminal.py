@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.reports.numbers import MARKS, Row, against, headline, marks_of, rows_of, shown_rows
+from moe_lab.reports.numbers import MARKS, Row, against, marks_of, rows_of, shown_rows
 from moe_lab.results.judged import unjudged_lines
 from moe_lab.results.store import version_marks
 
-WIDTH_WITHOUT_TERMINAL = 200
+WIDTH_WITHOUT_TERMINAL = 400
 HEAD = ("model", "method", "task", "settings")
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
@@ -135,37 +133,6 @@ def without_empty(table: Table, index: int) -> Table:
     if not any(table.columns[index].cells):
         del table.columns[index]
     return table
-
-
-def print_summaries(files: Sequence[Path]) -> None:
-    """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
-    if not files:
-        return
-    table = Table("model", "method", "task", "metric", title="Over seeds")
-    headings = ("seeds", "mean", "std", "95% over seeds", "95% over documents", "base", "difference")
-    for heading in (*headings, "95% over documents"):
-        table.add_column(heading, justify="right")
-    table.add_column("marks")
-    for file in files:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-        names = (summary["model"]["name"], summary["method"]["name"])
-        for task, scores in summary["scores"].items():
-            metric = headline(scores, summary["task"]["metric"])
-            if metric not in scores:
-                continue  # predict_only computes no score
-            score = scores[metric]
-            bounds = [interval(score[key]) for key in ("ci95_seeds", "ci95_documents")]
-            numbers = (str(len(summary["seeds"])), number(score["mean"]), number(score["std"]))
-            compared = (
-                number(score.get("base")),
-                number(score.get("difference"), sign=True),
-                interval(score.get("difference_ci95_documents"), sign=True),
-            )
-            table.add_row(*names, task, metric, *numbers, *bounds, *compared, " ".join(marks_of(summary)))
-    if table.row_count:
-        print_table(table)
-    for file in files:
-        print(file)
 
 
 def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:

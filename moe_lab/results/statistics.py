@@ -75,16 +75,16 @@ def paired(
 
 
 def interval_of_difference(
-    samples: Sequence[Sequence[Any]], baseline: Sequence[Any], aggregate: Aggregate | None = None
+    samples: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None = None
 ) -> Interval | None:
-    """95% interval over documents of the mean of several runs' scores minus the baseline's, on the same documents."""
-    if len(baseline) < 2:
+    """95% interval over documents of several runs' mean score minus that of other runs, on the same documents."""
+    if len(others[0]) < 2:
         return None
     if aggregate is None:
-        means = np.mean(np.asarray(samples, dtype=float), axis=0)
-        return _percentiles(_resampled_means(means - np.asarray(baseline, dtype=float)))
-    scores = _resampled([*samples, baseline], aggregate)
-    return _percentiles(scores[:-1].mean(axis=0) - scores[-1])
+        means, before = (np.mean(np.asarray(runs, dtype=float), axis=0) for runs in (samples, others))
+        return _percentiles(_resampled_means(means - before))
+    scores = _resampled([*samples, *others], aggregate)
+    return _percentiles(scores[: len(samples)].mean(axis=0) - scores[len(samples) :].mean(axis=0))
 
 
 def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Interval]) -> Interval:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.identity import folder_name
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
-from moe_lab.results.statistics import Interval, interval_of_difference, interval_of_mean, over_seeds
+from moe_lab.results.statistics import (
+    Aggregate,
+    Interval,
+    interval_of_difference,
+    interval_of_mean,
+    over_seeds,
+)
 from moe_lab.results.store import version_marks
 
 if TYPE_CHECKING:
-    from moe_lab.run import Outcome
+    from moe_lab.run import Outcome, Run
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[Path]:
@@ -33,6 +41,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
     method's noise), `difference` is the mean minus `base`, the untouched model, with its interval over documents.
+    `compared` has the same by name for what else each seed is compared with, and the interval over seeds.
     `versions` are those of the runs: where they differ, of one that others made.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
@@ -64,8 +73,8 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
-    values = [metric_values(read_samples(outcome.run.folder, [name])[name]) for outcome in outcomes]
-    untouched = _baseline_values(name, outcomes[0])
+    values = [_values(outcome.run, name) for outcome in outcomes]
+    others = {key: [_Other.read(run, name) for run in runs] for key, runs in _needed(outcomes).items()}
     found = {}
     for metric in values[0]:
         if any(metric not in one for one in values):
@@ -81,24 +90,64 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "ci95_seeds": seeds["ci95"],
             "ci95_documents": _list(interval_of_mean(by_document, aggregation(task, metric))),
         }
-        if list(untouched.get(metric, {})) == shared:
-            before = list(untouched[metric].values())
-            compared = interval_of_difference(by_document, before, aggregation(task, metric))
-            base = outcomes[0].results["moe_lab"]["baseline"]["results"][name][metric]
-            found[metric] |= {
-                "base": base,
-                "difference": seeds["mean"] - base,
-                "difference_ci95_documents": _list(compared),
-            }
+        compared = {
+            key: _difference(scores, by_document, runs, metric, aggregation(task, metric))
+            for key, runs in others.items()
+            if all(list(run.values.get(metric, {})) == shared for run in runs)
+        }
+        if "baseline" in compared:
+            base = compared.pop("baseline")
+            found[metric] |= {"base": base.pop("mean"), **base}
+        if compared:
+            found[metric]["compared"] = compared
     return found
 
 
-def _baseline_values(name: str, outcome: Outcome) -> Values:
-    """The untouched model's values, where its run is stored."""
-    base = outcome.run.baseline
-    if base is None or not base.done:
-        return {}
-    return metric_values(read_samples(base.folder, [name])[name])
+def _difference(
+    scores: Sequence[float],
+    by_document: Sequence[Sequence[Any]],
+    others: Sequence[_Other],
+    metric: str,
+    aggregate: Aggregate | None,
+) -> dict[str, Any]:
+    """The mean of scores minus that of other runs on the same documents; over seeds where each has its own run."""
+    theirs = [other.scores[metric] for other in others]
+    values = [list(other.values[metric].values()) for other in others]
+    mean = float(np.mean(theirs))
+    told = {
+        "mean": mean,
+        "difference": float(np.mean(scores)) - mean,
+        "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
+    }
+    if len(theirs) == len(scores):
+        by_seed = [own - other for own, other in zip(scores, theirs, strict=True)]
+        told["difference_ci95_seeds"] = over_seeds(by_seed)["ci95"]
+    return told
+
+
+@dataclass(frozen=True)
+class _Other:
+    """What a stored run has of one task."""
+
+    scores: dict[str, float]
+    values: Values
+
+    @classmethod
+    def read(cls, run: Run, task: str) -> _Other:
+        stored = run.stored()
+        assert stored is not None
+        return cls(stored["results"][task], _values(run, task))
+
+
+def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
+    """What the runs are compared with, by name, as far as it is stored: one run for all seeds, or one for each."""
+    runs = [outcome.run for outcome in outcomes]
+    found = {name: {run.needed[name].run_id: run.needed[name] for run in runs} for name in runs[0].needed}
+    return {name: list(own.values()) for name, own in found.items() if all(run.done for run in own.values())}
+
+
+def _values(run: Run, task: str) -> Values:
+    return metric_values(read_samples(run.folder, [task])[task])
 
 
 def _list(interval: Interval | None) -> list[float] | None:

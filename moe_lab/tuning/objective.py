@@ -76,7 +76,7 @@ class Accuracy:
 
     def __call__(self, worst: float | None, report: Report) -> float:
         """The metric under the LM's present ensemble; such trials are never pruned."""
-        from moe_lab.evaluation import evaluate_tasks
+        from moe_lab.asking import evaluate_tasks
         from moe_lab.results.samples import reported
 
         name = self.study.task.task_name

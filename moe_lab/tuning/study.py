@@ -66,13 +66,13 @@ class Study:
 def prepare_study(config: Config) -> Study:
     """Check everything that can be checked without weights, the evaluation that follows included. Makes no folder.
 
-    Raises what `moe_lab.run.prepare` raises, and ConfigError for a search that cannot be.
+    Raises what `moe_lab.prepare.prepare` raises, and ConfigError for a search that cannot be.
     """
     from moe_lab.models.facts import model_facts
     from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
+    from moe_lab.prepare import prepare
     from moe_lab.results.identity import identity, run_id
-    from moe_lab.run import prepare
     from moe_lab.tasks import documents_digest, load_tasks
     from moe_lab.tasks.documents import select_documents
     from moe_lab.tasks.held_out import Holdout, document_hashes

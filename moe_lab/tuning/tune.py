@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from moe_lab.engine.lm import EngineLM
     from moe_lab.loggers import Logger
-    from moe_lab.run import ModelPool
+    from moe_lab.models.pool import ModelPool
     from moe_lab.tuning.study import Study
     from moe_lab.tuning.trials import Trials
 

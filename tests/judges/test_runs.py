@@ -185,6 +185,8 @@ def test_scores_and_intervals_are_of_the_judged_answers(
     low, high = first["moe_lab"]["intervals"]["toy_safety"]["toy_flagged,none"]
     assert (low, high) == pytest.approx((0.2505, 0.8418), abs=1e-3), "Wilson's interval of 4 of 7"
     assert "judged 7 of 10 answers (2 no word of it understood; 1 wait for the same command)" in ended.out
+    plan = run_command(capsys, *SHORT, f"output_dir={folder.parents[1]}", "mode=plan").out
+    assert "verdicts missing" in plan and "To run: 1, about 0 forward tokens" in plan
     second, _, _ = judged()
     assert asked == [10, 1]
     assert second["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]["judged"] == 8

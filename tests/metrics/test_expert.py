@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from moe_lab.models.pool import ModelPool
+from moe_lab.prepare import prepare
 from moe_lab.results.responses import ResponseLog
-from moe_lab.run import ModelPool, execute, prepare
+from moe_lab.run import execute
 from tests.cli import run_command
 from tests.runs import config, small_data
 

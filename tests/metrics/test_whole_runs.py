@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.run import ModelPool, execute, prepare
+from moe_lab.models.pool import ModelPool
+from moe_lab.prepare import prepare
+from moe_lab.run import execute
 from tests.conftest import make_model
 from tests.families.zoo import small_model
 from tests.metrics.test_interventions import without_experts

@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 
+from moe_lab.asking import environment
 from moe_lab.config import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.evaluation import environment
 from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers

@@ -96,7 +96,7 @@ def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("moe_lab.reports.experiment.resource_folder", lambda name: tmp_path / name)
     runs = install(monkeypatch, FakeRuns())
     studies, after = [], []
-    monkeypatch.setattr("moe_lab.tables.job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
+    monkeypatch.setattr("moe_lab.cells.job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
     monkeypatch.setattr(
         "moe_lab.tuning.study.prepare_study", lambda config: studies.append(config) or "study"
     )
@@ -105,7 +105,7 @@ def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
         after.append((study, config.method.n))
         return Job(config, runs=[runs.prepare(config)])
 
-    monkeypatch.setattr("moe_lab.tables.job_after", job_after)
+    monkeypatch.setattr("moe_lab.cells.job_after", job_after)
     monkeypatch.chdir(tmp_path)
     assert run_command(capsys, "experiment=table_p").code == 0
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
@@ -178,7 +178,7 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys
             raise TaskError("toy_choice.jsonl is missing")
         return runs.prepare(config)
 
-    monkeypatch.setattr("moe_lab.run.prepare", prepare)
+    monkeypatch.setattr("moe_lab.prepare.prepare", prepare)
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 1
     assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
@@ -194,7 +194,7 @@ def test_a_model_that_one_method_refuses_runs_with_the_other(runs, tables, capsy
             raise ModelError("No router was found")
         return runs.prepare(config)
 
-    monkeypatch.setattr("moe_lab.run.prepare", prepare)
+    monkeypatch.setattr("moe_lab.prepare.prepare", prepare)
     assert run_command(capsys, "experiment=table_t").code == 1
     assert runs.executed == ["tiny-base-toy_math-0", "tiny-base-toy_choice-0"]
 
@@ -221,7 +221,7 @@ def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
 
 def test_the_users_overrides_come_last(runs, capsys, monkeypatch):
     seen = []
-    monkeypatch.setattr("moe_lab.run.prepare", lambda config: seen.append(config) or runs.prepare(config))
+    monkeypatch.setattr("moe_lab.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config))
     run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
     assert {config.limit for config in seen} == {3}
     assert all(config.overrides[-1] == "limit=3" for config in seen)
@@ -283,7 +283,7 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
     def prepare(config):
         raise TaskError("no data here")
 
-    monkeypatch.setattr("moe_lab.run.prepare", prepare)
+    monkeypatch.setattr("moe_lab.prepare.prepare", prepare)
     ended = run_command(capsys, "experiment=table_t", "mode=plan")
     assert ended.code == 0
     assert ended.out.count("cannot run (1)") == 4

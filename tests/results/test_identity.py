@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from moe_lab.config import Config, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
+from moe_lab.prepare import prepare
 from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME, folder_name
-from moe_lab.run import prepare
 from tests.runs import config, small_data, sums, write_jsonl
 
 
@@ -155,7 +155,7 @@ def test_ids_are_the_same_in_another_process(roe: Config) -> None:
     import sys
 
     code = (
-        "from moe_lab.config import *; from moe_lab.methods import get_method; from moe_lab.run import prepare\n"
+        "from moe_lab.config import *; from moe_lab.methods import get_method; from moe_lab.prepare import prepare\n"
         f"c = Config(model=ModelConfig(path={roe.model.path!r}), method=get_method('roe').Config(n=2), limit=5,\n"
         f"    device='cpu', offline=True, task=TaskConfig(name='addsub'), data_dir={roe.data_dir!r})\n"
         "print(prepare(c).run_id)"

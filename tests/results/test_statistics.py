@@ -122,12 +122,17 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
     random = np.random.default_rng(1)
     base = random.normal(0, 10, size=200)
     rows = [list(base + 0.5 + random.normal(0, 0.1, size=200)) for _ in range(3)]
-    found = interval_of_difference(rows, list(base))
+    found = interval_of_difference(rows, [list(base)])
     assert found is not None and found[0] < 0.5 < found[1] and found[1] - found[0] < 0.05
-    assert interval_of_difference(rows[:1], list(base)) == tuple(paired(rows[0], list(base))["ci95"])
-    by_median = interval_of_difference(rows, list(base), lambda values: float(np.median(values)))
+    assert interval_of_difference(rows[:1], [list(base)]) == tuple(paired(rows[0], list(base))["ci95"])
+    by_median = interval_of_difference(rows, [list(base)], lambda values: float(np.median(values)))
     assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
-    assert interval_of_difference([[1.0]], [0.0]) is None
+    assert interval_of_difference([[1.0]], [[0.0]]) is None
+    others = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
+    shifted = interval_of_difference(rows, others)
+    assert shifted == pytest.approx((found[0] - 0.1, found[1] - 0.1))
+    by_median = interval_of_difference(rows, others, lambda values: float(np.median(values)))
+    assert by_median is not None and by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
 
 
 def test_is_binary() -> None:

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moe_lab.config import Config, TaskConfig
-from moe_lab.reports.terminal import print_summaries
+from moe_lab.models.pool import ModelPool
+from moe_lab.prepare import prepare
+from moe_lab.reports.seeds_table import print_summaries
 from moe_lab.results.summaries import summarize, summary
-from moe_lab.run import ModelPool, execute, prepare
+from moe_lab.run import execute
 from tests.runs import config, small_data
 
 
@@ -52,6 +55,34 @@ def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) ->
     assert low <= scores["mean"] - before <= high
 
 
+def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
+    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Documents vary far more than the difference does, which is 1 with the first seed and 2 with the second."""
+    noise = np.random.default_rng(0).normal(0, 0.1, (4, 8))
+    shift = np.array([10, 11, 20, 22])  # hot, own; hot, own
+    table = (100.0 * np.arange(8) + shift[:, None] + noise).tolist()
+    asked = judged_as(table, roe, monkeypatch)
+    pool, runs = ModelPool(), []
+    for seed in (0, 1):
+        one = replace(asked, seed=seed)
+        hot = prepare(replace(one, method=replace(roe.method, temperature=9.0)))
+        runs.append(replace(prepare(one), compared={"hot": hot}))
+    files = summarize([execute(run, pool) for run in runs])
+    found = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]["compared"]["hot"]
+    means = np.mean(table, axis=1)
+    assert found["mean"] == pytest.approx(means[[0, 2]].mean())
+    first, second = means[1] - means[0], means[3] - means[2]
+    middle, half = (first + second) / 2, 12.7062 * (second - first) / 2
+    assert found["difference"] == pytest.approx(middle)
+    assert found["difference_ci95_seeds"] == pytest.approx([middle - half, middle + half], abs=1e-4)
+    low, high = found["difference_ci95_documents"]
+    assert middle - 0.2 < low < middle < high < middle + 0.2
+    capsys.readouterr()
+    print_summaries(files)
+    assert "Over seeds, compared with hot" in capsys.readouterr().out
+
+
 def test_the_table_over_seeds_has_the_marks_of_its_runs(
     roe: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,34 +109,38 @@ def test_one_seed_has_no_summary(roe: Config) -> None:
     assert summarize([execute(prepare(replace(roe, limit=2)), ModelPool())]) == []
 
 
+def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Eight answers of the safety task; the n-th evaluation gets the table's n-th row of scores, None for no verdict."""
+    from moe_lab.judges.toy import ToyJudge
+
+    rows = iter(table)
+
+    class Told(ToyJudge):
+        @contextmanager
+        def open(self):
+            def judge_all(exchanges, on_verdict):
+                for index, (_, score) in enumerate(zip(exchanges, next(rows), strict=True)):
+                    if score is not None:
+                        scores = {"toy": score, "toy_flagged": 1.0}
+                        on_verdict(index, {"judge": "toy", "scores": scores})
+
+            yield judge_all
+
+    monkeypatch.setattr("moe_lab.judges.toy.ToyJudge", Told)
+    monkeypatch.setattr("moe_lab.judges.session.logs_beside", lambda folder, name: [])
+    task = TaskConfig(name="toy_safety", judges=["toy"])
+    return replace(
+        roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}
+    )
+
+
 def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each seed lacks another answer of eight: six have a score with all."""
-    from moe_lab.judges.toy import ToyJudge
-
-    seeds: list[int] = []
-
-    class Forgetful(ToyJudge):
-        @contextmanager
-        def open(self):
-            def judge_all(exchanges, on_verdict):
-                for index in range(len(exchanges)):
-                    if index != len(seeds):
-                        scores = {"toy": index / 10 + len(seeds), "toy_flagged": 1.0}
-                        on_verdict(index, {"judge": "toy", "scores": scores})
-                seeds.append(len(exchanges))
-
-            yield judge_all
-
-    monkeypatch.setattr("moe_lab.judges.toy.ToyJudge", Forgetful)
-    monkeypatch.setattr("moe_lab.judges.session.logs_beside", lambda folder, name: [])
-    task = TaskConfig(name="toy_safety", judges=["toy"])
-    asked = replace(
-        roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}
-    )
+    table = [[None if i == seed else i / 10 + seed for i in range(8)] for seed in (0, 1)]
+    asked = judged_as(table, roe, monkeypatch)
     outcomes = [execute(prepare(replace(asked, seed=seed)), ModelPool()) for seed in (0, 1)]
-    assert seeds == [8, 8]
     files = summarize(outcomes)
     score = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]
     means = [sum(range(1, 8)) / 70, (0 + sum(range(2, 8))) / 70 + 1]

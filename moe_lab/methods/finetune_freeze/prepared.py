@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods.finetune_freeze.conversations import Data
 from moe_lab.methods.finetune_freeze.recipe import Recipe
-from moe_lab.methods.finetune_freeze.rows import Encoded, Row, encode_all
+from moe_lab.methods.finetune_freeze.rows import Encoded, encode_all
 from moe_lab.models.tokenizer import load_tokenizer, with_template
 
 if TYPE_CHECKING:
@@ -22,7 +21,8 @@ class Prepared:
 
     data: Data
     train: Encoded
-    validation: Sequence[Row]
+    validation: Encoded | None
+    """What is held out, if anything is."""
     tokenizer: Any
     plain_template: bool
     """Whether the tokenizer had no chat template, and was given the plain one."""
@@ -39,5 +39,5 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     length = min(recipe.length, facts.max_length)
     train = encode_all(tokenizer, data.train, length)
     recipe.ends(len(train.rows))
-    held_out = encode_all(tokenizer, data.validation, length).rows if data.validation else []
+    held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
     return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)

@@ -31,6 +31,7 @@ from moe_lab.results.schema import DECISIVE, versions
 if TYPE_CHECKING:
     from moe_lab.config import Config
     from moe_lab.methods.finetune_freeze.prepared import Prepared
+    from moe_lab.methods.finetune_freeze.rows import Encoded
     from moe_lab.models.facts import ModelFacts
 
 
@@ -119,15 +120,16 @@ def _train(
     from moe_lab.models.hub import load_config
     from moe_lab.models.load import load_model
 
-    encoded, tokenizer = prepared.train, prepared.tokenizer
+    encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
     numbers = counts_of(load_config(config.model, offline=config.offline))
     said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
-        f"{folder.name}: {recipe.label}, {len(encoded.rows):,} conversations ({encoded.truncated:,} truncated, "
-        f"{encoded.left_out:,} left out), {steps:,} steps; parameters: {said}",
+        f"{folder.name}: {recipe.label}, {_said(encoded)}, {steps:,} steps; parameters: {said}",
         file=sys.stderr,
     )
+    if held_out is not None:
+        print(f"{folder.name}: held out are {_said(held_out)}", file=sys.stderr)
     if prepared.plain_template:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     training = Training(
@@ -135,7 +137,7 @@ def _train(
         config=config,
         folder=folder,
         rows=encoded.rows,
-        validation=prepared.validation,
+        validation=[] if held_out is None else held_out.rows,
         pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         dtype=facts.dtype,
     )
@@ -154,17 +156,29 @@ def _train(
         "schedule": recipe.label,
         "steps": steps,
         "phases_end_at": ends,
-        "conversations": len(encoded.rows),
         "source": prepared.data.source,
         "attention": model.config._attn_implementation,
-        "truncated": encoded.truncated,
-        "left_out": encoded.left_out,
         "plain_template": prepared.plain_template,
         "parameters": numbers,
+        **_counts(encoded),
         **told,
+        "validation": None if held_out is None else _counts(held_out) | told["validation"],
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
+
+
+def _counts(encoded: Encoded) -> dict[str, int]:
+    return {
+        "conversations": len(encoded.rows),
+        "truncated": encoded.truncated,
+        "left_out": encoded.left_out,
+    }
+
+
+def _said(encoded: Encoded) -> str:
+    counts = _counts(encoded)
+    return "{conversations:,} conversations ({truncated:,} truncated, {left_out:,} left out)".format(**counts)
 
 
 def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:

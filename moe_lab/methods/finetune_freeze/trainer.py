@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from moe_lab.errors import TrainingError
 from moe_lab.methods.finetune_freeze.freezing import Freezing, UpTo
@@ -42,7 +41,9 @@ class FreezeTrainer(MoeTrainer):
         """Auxiliary losses since the last line of the log, each with 1; two 0 for a pass without answers."""
         self.passes = torch.zeros(())
         """Passes with answers in the optimizer step, of all processes."""
-        super().__init__(schedule=self.rate, **options)
+        self.losses: list[Tensor] = []
+        """Of the optimizer step's passes so far."""
+        super().__init__(schedule=[], **options)
         self.args.save_only_model = (
             False  # a sharded model's optimizer is stored here (`shards`), not by the Trainer
         )
@@ -67,7 +68,7 @@ class FreezeTrainer(MoeTrainer):
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = self.freezing.groups
         settings = []
-        self.rates = []
+        self.schedule = []
         for router, members in (
             (False, [*groups["experts"], *groups["other"]]),
             (True, groups["router"]),
@@ -78,14 +79,10 @@ class FreezeTrainer(MoeTrainer):
                 if own:
                     weight_decay = self.args.weight_decay if decay else 0.0
                     settings.append({"params": own, "lr": rate.learning_rate, "weight_decay": weight_decay})
-                    self.rates.append(rate)
+                    self.schedule.append(rate)
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer = kind(settings, **options)
         return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.rates)
-        return self.lr_scheduler
 
     def get_batch_samples(self, *args: Any) -> Any:
         """The batches of an optimizer step; counts those with answers."""
@@ -113,7 +110,7 @@ class FreezeTrainer(MoeTrainer):
             loss = loss + self.auxiliary * weight * outputs.aux_loss
             aux_loss = outputs.aux_loss.detach().float()
             self.seen.append(torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)]))
-        self._check(self.accelerator.reduce(loss.detach()), "loss")
+        self.losses.append(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
@@ -140,6 +137,8 @@ class FreezeTrainer(MoeTrainer):
         return {"eval_loss": mean}
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        self._check(self.accelerator.reduce(torch.stack(self.losses).sum()), "loss")
+        self.losses.clear()
         norm = super()._clip_grad_norm(model)
         self._check(norm, "gradient")
         return norm

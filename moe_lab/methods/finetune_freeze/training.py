@@ -141,7 +141,7 @@ def _kept(state: TrainerState) -> int:
 def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[str, Any]:
     lines = [line for line in state.log_history if "loss" in line]
     losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
-    held_out = {"conversations": len(training.validation), "losses": losses, "kept_step": _kept(state)}
+    held_out = {"losses": losses, "kept_step": _kept(state)}
     return {
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],

@@ -80,7 +80,9 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
 def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
     from moe_lab.compose import compose_cell
     from moe_lab.convert import to_config
-    from moe_lab.run import ModelPool, execute, prepare
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.prepare import prepare
+    from moe_lab.run import execute
 
     def run(folder: str, *methods: list[str]) -> None:
         pool = ModelPool()

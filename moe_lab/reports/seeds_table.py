@@ -1,0 +1,80 @@
+"""The tables over seeds on the terminal: what `moe_lab.results.summaries` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from moe_lab.reports.numbers import headline, marks_of
+from moe_lab.reports.terminal import interval, number, print_table
+
+HEAD = ("model", "method", "task", "metric")
+
+
+def print_summaries(files: Sequence[Path]) -> None:
+    """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
+    summaries = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    rows = [row for summary in summaries for row in _rows(summary)]
+    if rows:
+        print_table(_table(rows))
+    for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):
+        print_table(_compared_table(rows, other))
+    for file in files:
+        print(file)
+
+
+Row = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
+"""What it is called, the headline metric's scores, the summary."""
+
+
+def _rows(summary: dict[str, Any]) -> Iterator[Row]:
+    names = (summary["model"]["name"], summary["method"]["name"])
+    for task, scores in summary["scores"].items():
+        metric = headline(scores, summary["task"]["metric"])
+        if metric in scores:  # predict_only computes no score
+            yield (*names, task, metric), scores[metric], summary
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(*HEAD, title="Over seeds")
+    headings = ("seeds", "mean", "std", "95% over seeds", "95% over documents", "base", "difference")
+    for heading in (*headings, "95% over documents"):
+        table.add_column(heading, justify="right")
+    table.add_column("marks")
+    for names, score, summary in rows:
+        table.add_row(
+            *names,
+            str(len(summary["seeds"])),
+            number(score["mean"]),
+            number(score["std"]),
+            interval(score["ci95_seeds"]),
+            interval(score["ci95_documents"]),
+            number(score.get("base")),
+            number(score.get("difference"), sign=True),
+            interval(score.get("difference_ci95_documents"), sign=True),
+            " ".join(marks_of(summary)),
+        )
+    return table
+
+
+def _compared_table(rows: Sequence[Row], other: str) -> Table:
+    """The rows that are compared with another run of each seed."""
+    name = other.replace("_", " ")
+    table = Table(*HEAD, title=f"Over seeds, compared with {name}")
+    for heading in ("mean", name, "difference", "95% over seeds", "95% over documents"):
+        table.add_column(heading, justify="right")
+    for names, score, _ in rows:
+        if (found := score.get("compared", {}).get(other)) is not None:
+            table.add_row(
+                *names,
+                number(score["mean"]),
+                number(found["mean"]),
+                number(found["difference"], sign=True),
+                interval(found.get("difference_ci95_seeds"), sign=True),
+                interval(found["difference_ci95_documents"], sign=True),
+            )
+    return table

@@ -129,26 +129,26 @@ class Pretrain(Method):
         rows = PackedRows(
             tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
         )
-        with writing(folder):
-            metrics = train_causal_lm(
-                model,
-                rows,
-                folder,
-                batch_size=recipe.batch_size,
-                schedule=Schedule(
-                    steps=recipe.steps,
-                    warmup_steps=recipe.warmup_steps,
-                    decay_steps=recipe.decay_steps,
-                    cooldown_steps=recipe.cooldown_steps,
-                ),
-                device=str(resolve_device(config.device)),
-                arguments=self._arguments(config),
-            )
-            model.config.output_router_logits = False
-            model.config.use_cache = True  # the Trainer turns it off
-            model.generation_config = GenerationConfig(
-                eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-            )
+        metrics = train_causal_lm(
+            model,
+            rows,
+            folder,
+            batch_size=recipe.batch_size,
+            schedule=Schedule(
+                steps=recipe.steps,
+                warmup_steps=recipe.warmup_steps,
+                decay_steps=recipe.decay_steps,
+                cooldown_steps=recipe.cooldown_steps,
+            ),
+            device=str(resolve_device(config.device)),
+            arguments=self._arguments(config),
+        )
+        model.config.output_router_logits = False
+        model.config.use_cache = True  # the Trainer turns it off
+        model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+        with writing(folder / "model"):
             model.to(torch.bfloat16).save_pretrained(folder / "model")
             tokenizer.save_pretrained(folder / "model")
         write_json(folder / "training.json", {**identity, "metrics": metrics, "versions": versions()})

@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.files import write_atomically
+from moe_lab.results.files import write_atomically, writing
 from moe_lab.tasks.toy.corpus import documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FULL_DISK = ("No space left on device", "inline_container", "PytorchStreamWriter")
-"""How the system, safetensors and torch.save say it."""
 LearningRate = Callable[[int], float]
 """Its factor at an optimizer step."""
 COMPLETE = "complete"
@@ -125,16 +122,14 @@ class MoeTrainer(Trainer):
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        torn = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         try:
-            super()._save_checkpoint(model, trial)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            if not any(sign in str(error) for sign in FULL_DISK):
-                raise
-            torn = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            with writing(torn):
+                super()._save_checkpoint(model, trial)
+        except ResultsError as error:
             shutil.rmtree(torn, ignore_errors=True)
             raise ResultsError(
-                f"{torn} could not be written: no space is left on the disk. The last whole checkpoint is kept: the "
-                "same command continues from it when there is room."
+                f"{error}\nThe same command continues from the last whole checkpoint."
             ) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -11,7 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from moe_lab.errors import ResultsError
+
+FULL_DISK = ("No space left on device", "inline_container", "PytorchStreamWriter")
+"""How safetensors and torch.save say it, in errors of their own."""
 
 
 @contextmanager
@@ -19,10 +25,14 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusal to write (full disk, no permission) into a ResultsError that names the place."""
     try:
         yield
-    except OSError as error:
-        raise ResultsError(
-            f"{path} could not be written: {error.strerror or error}. What was finished is kept."
-        ) from error
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        elif any(sign in str(error) for sign in FULL_DISK):
+            reason = os.strerror(errno.ENOSPC)
+        else:
+            raise
+        raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.files import plain, write_atomically, write_json
+from moe_lab.results.files import plain, write_atomically, write_json, writing
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -28,6 +29,21 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         write_atomically(file, "new")
     assert file.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["results.json"], "no temporary file is left"
+
+
+def test_what_torch_and_safetensors_say_of_a_full_disk_is_told_alike(tmp_path: Path) -> None:
+    said = [
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ]
+    for error in said:
+        with (
+            pytest.raises(ResultsError, match="model could not be written: No space left"),
+            writing(tmp_path / "model"),
+        ):
+            raise error
+    with pytest.raises(RuntimeError, match="shape"), writing(tmp_path / "model"):
+        raise RuntimeError("shape mismatch")
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:

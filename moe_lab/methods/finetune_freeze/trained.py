@@ -142,14 +142,12 @@ def _train(
         dtype=facts.dtype,
     )
     start = time.perf_counter()
-    with writing(folder):
-        if num_processes() > 1:
-            model, told = finetune_together(training)
-        else:
-            model = load_model(
-                config.model, dtype="float32", device=config.device, offline=config.offline
-            ).model
-            told = finetune(model, training)
+    if num_processes() > 1:
+        model, told = finetune_together(training)
+    else:
+        model = load_model(config.model, dtype="float32", device=config.device, offline=config.offline).model
+        told = finetune(model, training)
+    with writing(folder / "model"):
         _save(model, tokenizer, folder / "model", facts.dtype)
     _draw(folder)
     return {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config import Config, did_you_mean
+from moe_lab.config import Config
 from moe_lab.errors import ConfigError, ModelError, TaskError
+from moe_lab.values import did_you_mean
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe_lab.errors import ConfigError
+from moe_lab.values import above_zero, at_least, one_of
 
 MODES = ("run", "plan", "doctor", "prefetch", "report")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -47,18 +48,15 @@ class ModelConfig:
     """How transformers splits each layer over the processes of torchrun; null: not at all."""
 
     def __post_init__(self) -> None:
-        _at_least("model.experts_per_token", self.experts_per_token, 1)
-        if self.device_map is not None:
-            _one_of("model.device_map", self.device_map, PLACEMENTS)
-        if self.tp_plan is not None:
-            _one_of("model.tp_plan", self.tp_plan, PLACEMENTS)
+        at_least("model.experts_per_token", self.experts_per_token, 1)
+        one_of("model.device_map", self.device_map, PLACEMENTS)
+        one_of("model.tp_plan", self.tp_plan, PLACEMENTS)
         if self.device_map is not None and self.tp_plan is not None:
             raise ConfigError(
                 "model.device_map and model.tp_plan exclude each other: layers on several devices, or every layer "
                 "split over several processes."
             )
-        if self.experts_implementation is not None:
-            _one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
+        one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
 
 
 @dataclass(kw_only=True)
@@ -92,14 +90,12 @@ class TaskConfig:
     moderation_model: str | None = None
 
     def __post_init__(self) -> None:
-        if self.answer is not None:
-            _one_of("task.answer", self.answer, ANSWERS)
+        one_of("task.answer", self.answer, ANSWERS)
         if self.answer == "letters" and self.metric == "acc_norm,none":
             self.metric = "acc,none"  # letters are equally long
-        if self.category is not None:
-            _one_of("task.category", self.category, CATEGORIES)
+        one_of("task.category", self.category, CATEGORIES)
         for judge in self.judges or ():
-            _one_of("task.judges", judge, JUDGES)
+            one_of("task.judges", judge, JUDGES)
         if self.judges is not None and (not self.judges or len(set(self.judges)) < len(self.judges)):
             raise ConfigError(f"task.judges={self.judges} must name judges, each once: {', '.join(JUDGES)}.")
         if not self.name:
@@ -121,13 +117,11 @@ class TuningConfig:
     max_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        _one_of("tuning", self.name, TUNINGS)
-        _at_least("tuning.n_trials", self.n_trials, 1)
-        _at_least("tuning.num_samples", self.num_samples, 1)
-        if self.metric is not None:
-            _one_of("tuning.metric", self.metric, TUNING_METRICS)
-        if self.max_temperature is not None and not 0 < self.max_temperature < math.inf:
-            raise ConfigError(f"tuning.max_temperature={self.max_temperature}: must be a number above 0.")
+        one_of("tuning", self.name, TUNINGS)
+        at_least("tuning.n_trials", self.n_trials, 1)
+        at_least("tuning.num_samples", self.num_samples, 1)
+        one_of("tuning.metric", self.metric, TUNING_METRICS)
+        above_zero("tuning.max_temperature", self.max_temperature)
 
 
 @dataclass(kw_only=True)
@@ -145,9 +139,8 @@ class LoggerConfig:
     """Null: WANDB_MODE, else online if a key is there, else offline."""
 
     def __post_init__(self) -> None:
-        _one_of("logger", self.name, LOGGERS)
-        if self.mode is not None:
-            _one_of("logger.mode", self.mode, LOGGER_MODES)
+        one_of("logger", self.name, LOGGERS)
+        one_of("logger.mode", self.mode, LOGGER_MODES)
 
 
 @dataclass(kw_only=True)
@@ -196,17 +189,17 @@ class Config:
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:
             self.apply_chat_template = self.task.chat_template
-        _one_of("mode", self.mode, MODES)
-        _one_of("scale", self.scale, SCALES)
-        _one_of("metrics", self.metrics, METRICS)
-        _one_of("dtype", self.dtype, DTYPES)
+        one_of("mode", self.mode, MODES)
+        one_of("scale", self.scale, SCALES)
+        one_of("metrics", self.metrics, METRICS)
+        one_of("dtype", self.dtype, DTYPES)
         for key in ("seed", "sample_seed", "fewshot_seed", "num_fewshot"):
-            _at_least(key, getattr(self, key), 0)
+            at_least(key, getattr(self, key), 0)
         for key in ("seed", "sample_seed", "fewshot_seed"):
             if getattr(self, key) >= LARGEST_SEED:
                 raise ConfigError(f"{key}={getattr(self, key)} is too large. It must be below 2**63.")
         for key in ("seeds", "max_batch_size", "max_length"):
-            _at_least(key, getattr(self, key), 1)
+            at_least(key, getattr(self, key), 1)
         self._check_documents()
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device} is not a device. Use auto, cpu, cuda or cuda:<index>.")
@@ -215,7 +208,7 @@ class Config:
                 f"device={self.device} and model.device_map both say where the model goes. Leave one of them out."
             )
         if isinstance(self.batch_size, int):
-            _at_least("batch_size", self.batch_size, 1)
+            at_least("batch_size", self.batch_size, 1)
         elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
             raise ConfigError(
                 f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
@@ -243,23 +236,3 @@ class Config:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if not self.samples or min(self.samples) < 0:
             raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{key}={value} is unknown. Choices: {', '.join(choices)}.{did_you_mean(value, choices)}"
-        )
-
-
-def _at_least(key: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{key}={value} is too small. It must be at least {least}.")
-
-
-def did_you_mean(word: str, choices: Any) -> str:
-    """Give " Did you mean 'x'?" for the closest choice, or nothing where none is close."""
-    from difflib import get_close_matches
-
-    matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.5)
-    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -15,8 +15,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from moe_lab.config import did_you_mean
 from moe_lab.typed import unknown_key
+from moe_lab.values import did_you_mean
 
 # Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")

@@ -60,12 +60,12 @@ def prepare(config: Config) -> Run:
     if not config.baseline or config.method.name == "base" or config.predict_only:
         return run
 
-    def with_method(other: Config) -> Run:
+    def run_of(other: Config) -> Run:
         return _identified(other, get_method(other.method.name)(other.method), facts, tasks, samples)
 
-    baseline = with_method(_baseline_config(config))
+    baseline = run_of(_baseline_config(config))
     compared = {
-        name: replace(with_method(_with_method(config, other, typed)), baseline=baseline)
+        name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
         for name, (other, typed) in method.compared_with().items()
     }
     return replace(run, baseline=baseline, compared=compared)

@@ -6,8 +6,8 @@ import types
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from moe_lab.config import did_you_mean
 from moe_lab.errors import ConfigError
+from moe_lab.values import did_you_mean
 
 
 def build(cls: type, values: dict[str, Any], prefix: str) -> Any:

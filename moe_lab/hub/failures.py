@@ -6,9 +6,9 @@ import errno
 import re
 from collections.abc import Iterator
 
-from moe_lab.config import did_you_mean
 from moe_lab.help import options
 from moe_lab.paths import resource_folder
+from moe_lab.values import did_you_mean
 
 LOGIN = "HF_TOKEN=<your token> in front of the command, or `hf auth login` once"
 

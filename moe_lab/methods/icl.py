@@ -15,6 +15,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.choice_questions import check_choice_questions, check_choices
 from moe_lab.methods.method import Method
+from moe_lab.values import at_least
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
@@ -44,9 +45,7 @@ class ICL(Method):
 
         def __post_init__(self) -> None:
             for key in ("k", "reference_size"):
-                value = getattr(self, key)
-                if value is not None and value < 1:
-                    raise ConfigError(f"method.{key}={value}: must be at least 1.")
+                at_least(f"method.{key}", getattr(self, key), 1)
 
     def __init__(self, config: Any):
         super().__init__(config)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
+from moe_lab.values import at_least
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
@@ -59,8 +60,8 @@ class Pretrain(Method):
         def __post_init__(self) -> None:
             for key, value in asdict(self).items():
                 least = 1 if key in AT_LEAST_ONE else 0
-                if key != "name" and value < least:
-                    raise ConfigError(f"method.{key} must be at least {least}, not {value}.")
+                if key != "name":
+                    at_least(f"method.{key}", value, least)
             if self.decay_steps < self.steps:
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
 

@@ -16,6 +16,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Method
 from moe_lab.methods.profile import Profile, read_profile
+from moe_lab.values import at_least, one_of
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
@@ -58,21 +59,18 @@ class RoE(Method):
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
-                if (value := getattr(self, key)) not in choices:
-                    raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
+                one_of(f"method.{key}", getattr(self, key), choices)
             if self.prefill != "noisy" and self.cache == "clean":
                 raise ConfigError(
                     f"method.prefill={self.prefill} says how rows with histories of their own read the prompt, but "
                     "with method.cache=clean no history has noise.\nLeave it out, or set method.cache=standard."
                 )
-            if self.n < 1:
-                raise ConfigError(f"method.n={self.n}: the number of rows must be at least 1.")
+            at_least("method.n", self.n, 1)
+            at_least("method.skip_layers", self.skip_layers, 0)
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
                     "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
                 )
-            if self.skip_layers is not None and self.skip_layers < 0:
-                raise ConfigError(f"method.skip_layers={self.skip_layers}: must not be negative.")
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 

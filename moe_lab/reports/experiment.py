@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from moe_lab.config import did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.paths import resource_folder
 from moe_lab.typed import build
+from moe_lab.values import did_you_mean
 
 FIGURES = (
     "accuracy",

@@ -12,6 +12,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.choice_questions import check_one_process
 from moe_lab.methods.method import Method
+from moe_lab.values import at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,8 +43,7 @@ class C2R(Method):
         dataset_size: int | None = None
 
         def __post_init__(self) -> None:
-            if self.dataset_size is not None and self.dataset_size < 1:
-                raise ConfigError(f"method.dataset_size={self.dataset_size}: must be at least 1.")
+            at_least("method.dataset_size", self.dataset_size, 1)
 
     def __init__(self, config: Any):
         super().__init__(config)

@@ -8,6 +8,7 @@ from typing import Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.tokens import named_tokens
 from moe_lab.methods.method import Method
+from moe_lab.values import above_zero, at_least, one_of
 
 CHOICES = {
     "optimizer": ("ngd", "kernel_regression", "mode_finding", "oracle"),
@@ -18,9 +19,11 @@ CHOICES = {
     "loss": ("cross_entropy", "l2"),
     "persistence": ("prompt_last", "all_new", "decay"),
 }
-AT_LEAST = {"core_experts": 1, "k": 1, "steps": 0, "shifts": 0, "reference_size": 1, "n": 1}
+AT_LEAST = {
+    **dict.fromkeys(("core_experts", "k", "reference_size", "n"), 1),
+    **dict.fromkeys(("steps", "shifts", "negative", "temperature"), 0),
+}
 ABOVE_0 = ("epsilon", "bandwidth", "abstain")
-NOT_NEGATIVE = ("negative", "temperature")
 OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
 OF_REFERENCES = {
     *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
@@ -64,19 +67,11 @@ class C3POConfig(Method.Config):
     def __post_init__(self) -> None:
         named_tokens(self.tokens)
         for key, choices in CHOICES.items():
-            if (value := getattr(self, key)) not in choices:
-                raise ConfigError(f"method.{key}={value}: choose one of {', '.join(choices)}.")
+            one_of(f"method.{key}", getattr(self, key), choices)
         for key, least in AT_LEAST.items():
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ConfigError(f"method.{key}={value}: must be at least {least}.")
+            at_least(f"method.{key}", getattr(self, key), least)
         for key in ABOVE_0:
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise ConfigError(f"method.{key}={value}: must be above 0.")
-        for key in NOT_NEGATIVE:
-            if not (value := getattr(self, key)) >= 0:
-                raise ConfigError(f"method.{key}={value}: must be 0 or above.")
+            above_zero(f"method.{key}", getattr(self, key))
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise ConfigError(f"method.alpha={self.alpha}: must be between 0 and 1.")
         if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moe_lab.config import did_you_mean
 from moe_lab.errors import ConfigError
+from moe_lab.values import did_you_mean
 
 GROUPS = ("router", "experts")
 """What can be frozen."""

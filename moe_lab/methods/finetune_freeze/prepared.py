@@ -28,6 +28,10 @@ class Prepared:
     """Whether the tokenizer had no chat template, and was given the plain one."""
 
 
+_last: dict[Any, Prepared] = {}
+"""The one that was made last, which the runs of a grid mostly share, by all that it is made of."""
+
+
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
     """Encode what is trained on and what is held out.
 
@@ -37,7 +41,14 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     plain = with_template(tokenizer)
     length = min(recipe.length, facts.max_length)
-    train = encode_all(tokenizer, data.train, length)
-    recipe.ends(len(train.rows))
-    held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
-    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)
+    vocabulary = tokenizer.backend_tokenizer.to_str()
+    made_of = (vocabulary, tokenizer.chat_template, str(tokenizer.special_tokens_map), data.digest, length)
+    if made_of not in _last:
+        train = encode_all(tokenizer, data.train, length)
+        held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
+        _last.clear()
+        _last[made_of] = Prepared(
+            data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain
+        )
+    recipe.ends(len(_last[made_of].train.rows))
+    return _last[made_of]

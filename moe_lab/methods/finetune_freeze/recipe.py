@@ -9,19 +9,14 @@ from typing import Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.phases import Phase, Rate, boundaries, label, phases_of
 from moe_lab.processes import num_processes
+from moe_lab.values import above_zero, at_least
 
-COUNTS = (
-    "epochs",
-    "max_steps",
-    "batch_size",
-    "gradient_accumulation",
-    "length",
-    "dataset_size",
-    "early_stop_patience",
-    "save_steps",
-)
+AT_LEAST = {
+    **dict.fromkeys(("epochs", "max_steps", "batch_size", "gradient_accumulation", "length"), 1),
+    **dict.fromkeys(("dataset_size", "early_stop_patience", "save_steps"), 1),
+    **dict.fromkeys(("weight_decay", "router_aux_loss_coef", "validation_size", "warmup_ratio"), 0),
+}
 ABOVE_ZERO = ("learning_rate", "router_lr")
-NOT_NEGATIVE = ("weight_decay", "router_aux_loss_coef", "validation_size")
 NOT_WEIGHTS = (
     "name",
     "schedule",
@@ -65,16 +60,12 @@ class FinetuneConfig:
     compare_with_full: bool = True
 
     def __post_init__(self) -> None:
-        for keys, fits, wanted in (
-            (COUNTS, lambda value: value >= 1, "at least 1"),
-            (ABOVE_ZERO, lambda value: 0 < value < math.inf, "a number above 0"),
-            (NOT_NEGATIVE, lambda value: 0 <= value < math.inf, "a number from 0 on"),
-            (("warmup_ratio",), lambda value: 0 <= value < 1, "from 0 on and below 1"),
-        ):
-            for key in keys:
-                value = getattr(self, key)
-                if value is not None and not fits(value):
-                    raise ConfigError(f"method.{key}={value}: must be {wanted}.")
+        for key, least in AT_LEAST.items():
+            at_least(f"method.{key}", getattr(self, key), least)
+        for key in ABOVE_ZERO:
+            above_zero(f"method.{key}", getattr(self, key))
+        if not self.warmup_ratio < 1:
+            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         phases_of(self.schedule, self.phases)
         if self.early_stop_patience and not self.held_out:
             raise ConfigError(

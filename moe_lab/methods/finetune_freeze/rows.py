@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -62,7 +63,7 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
     Raises TaskError where none is left, or the template refuses one; ConfigError where it hides the answers of all.
     """
     begun = [each for each in conversations if each and each[0]["role"] != "assistant"]
-    whole = [row for row in (encode(tokenizer, conversation) for conversation in begun) if row is not None]
+    whole = encode(tokenizer, begun)
     if begun and not whole:
         raise ConfigError(
             "The tokenizer's chat template writes earlier turns in another way than the last one, so it cannot be told "
@@ -79,20 +80,27 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
     )
 
 
-def encode(tokenizer: Any, conversation: Conversation) -> Row | None:
-    """A whole conversation; what the assistant says, its end token included, has labels.
+def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
+    """Whole conversations; what the assistant says, its end token included, has labels.
 
-    None where the template writes earlier turns in another way than the last one, such as without their reasoning.
+    Without those of which the template writes earlier turns in another way than the last one, such as without their
+    reasoning.
     """
-    text, spans = _answers(tokenizer, conversation)
-    if spans is None:
-        return None
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    labels = [
-        token if any(start < last and first < end for first, last in spans) else NO_LOSS
-        for token, (start, end) in zip(encoded.input_ids, encoded.offset_mapping, strict=True)
-    ]
-    return Row(encoded.input_ids, labels)
+    rendered = [_answers(tokenizer, conversation) for conversation in conversations]
+    found = [(text, spans) for text, spans in rendered if spans is not None]
+    if not found:
+        return []
+    encoded = tokenizer(
+        [text for text, _ in found], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    rows = []
+    for (_, spans), ids, offsets in zip(found, encoded.input_ids, encoded.offset_mapping, strict=True):
+        starts, ends = np.array(offsets).reshape(-1, 2).T
+        learned = np.zeros(len(ids), dtype=bool)
+        for first, last in spans:
+            learned |= (starts < last) & (first < ends)
+        rows.append(Row(ids, np.where(learned, ids, NO_LOSS).tolist()))
+    return rows
 
 
 def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]] | None]:

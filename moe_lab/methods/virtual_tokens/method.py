@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.choice_questions import check_choice_questions, check_choices
 from moe_lab.methods.method import Method
+from moe_lab.values import above_zero, at_least
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
@@ -40,15 +41,12 @@ class VirtualTokensConfig:
 
     def __post_init__(self) -> None:
         for key in ("virtual_tokens", "epochs", "batch_size", "reference_size"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"method.{key}={value}: must be at least 1.")
+            at_least(f"method.{key}", getattr(self, key), 1)
         if self.virtual_tokens > MOST_VIRTUAL_TOKENS:
             raise ConfigError(
                 f"method.virtual_tokens={self.virtual_tokens}: must be at most {MOST_VIRTUAL_TOKENS}."
             )
-        if not 0 < self.learning_rate < float("inf"):
-            raise ConfigError(f"method.learning_rate={self.learning_rate}: must be a number above 0.")
+        above_zero("method.learning_rate", self.learning_rate)
 
 
 class VirtualTokens(Method):

@@ -202,11 +202,11 @@ def test_other_references_make_another_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("method.optimizer=sgd", "choose one of ngd"),
+        ("method.optimizer=sgd", "Choices: ngd"),
         ("method.layers=last9", "8 MoE layers"),
         ("method.k=0", "at least 1"),
         ("method.tokens=last", "last1 or middle3"),
-        ("method.loss=hinge", "choose one of cross_entropy, l2"),
+        ("method.loss=hinge", "Choices: cross_entropy, l2"),
         ("method.alpha=2", "between 0 and 1"),
         ("method.learning_rate=[0.1]", "the first and the last"),
         ("method.learning_rate=[0.1,0]", "above 0"),

@@ -11,7 +11,8 @@ import pytest
 
 from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import ConfigError
-from moe_lab.methods.c3po.reference_tasks import TABLE_7, Source, reference_documents, reference_sources
+from moe_lab.methods.c3po.reference_sources import TABLE_7, Source, reference_sources
+from moe_lab.methods.c3po.reference_tasks import reference_documents
 from tests.runs import choices, write_jsonl
 from tests.tasks.test_answer_format import OPENBOOKQA
 from tests.tasks.test_documented import COPA, KNOWREF, SCIQ, WIC

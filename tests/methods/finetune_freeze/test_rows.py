@@ -37,7 +37,7 @@ def learned(tokenizer, row: Row) -> str:
 
 
 def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(tiny):
-    row = encode(tiny, TURNS)
+    [row] = encode(tiny, [TURNS])
     assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
     assert tiny.decode(row.ids).startswith(
         "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
@@ -48,7 +48,7 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(tiny):
 def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
     plain = make_tokenizer()
     assert with_template(plain) and not with_template(tiny)
-    row = encode(plain, TURNS)
+    [row] = encode(plain, [TURNS])
     assert plain.decode(row.ids).startswith(
         "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
     )
@@ -69,7 +69,7 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
 
 def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):
     made = encode_all(tiny, [[], TURNS, TURNS[1:]], 2048)
-    assert made.rows == [encode(tiny, TURNS)] and made.left_out == 2
+    assert made.rows == encode(tiny, [TURNS]) and made.left_out == 2
     with pytest.raises(TaskError, match="No conversation has an answer"):
         encode_all(tiny, [[], TURNS[1:]], 2048)
 
@@ -77,16 +77,17 @@ def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tin
 def test_a_template_that_refuses_a_role_is_told(tiny):
     tiny.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(TaskError, match="no system role"):
-        encode(tiny, TURNS)
+        encode(tiny, [TURNS])
 
 
 def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
-    whole = encode(tiny, TURNS)
-    first = encode(tiny, TURNS[:2])
+    whole, first = encode(tiny, [TURNS, TURNS[:2]])
     cut = encode_all(tiny, [TURNS, TURNS[:2], TURNS[:1]], len(whole.ids) - 2)
     assert (cut.truncated, cut.left_out) == (1, 1), "the third has no answer"
     assert [len(row.ids) for row in cut.rows] == [len(whole.ids) - 2, len(first.ids)]
     assert cut.rows[0].labels == whole.labels[:-2]
+    with pytest.raises(TaskError, match="No conversation has an answer"):
+        encode_all(tiny, [TURNS[:1]], 2048)
     with pytest.raises(TaskError, match="method.length=3"):
         encode_all(tiny, [TURNS], 3)
 

@@ -21,11 +21,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from moe_lab.config import Config, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
+from moe_lab.config import GROUP_CONFIGS, Config
 from moe_lab.errors import ConfigError
 from moe_lab.paths import resource_folder
 
-GROUPS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 PATHS = re.compile(
     r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|task\.reward_model|task\.guard_model|method\.temperature|method\.embeddings)"
@@ -108,7 +107,7 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
 def register_schema() -> None:
     """Let every key of a group be overridden, also where an option's YAML leaves it out."""
     defaults = {
-        group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUPS.items()
+        group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUP_CONFIGS.items()
     }
     ConfigStore.instance().store(name="schema", node=defaults)
 

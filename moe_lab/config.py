@@ -143,6 +143,10 @@ class LoggerConfig:
         one_of("logger.mode", self.mode, LOGGER_MODES)
 
 
+GROUP_CONFIGS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
+"""Groups whose options may leave keys out; a method's options have all of theirs."""
+
+
 @dataclass(kw_only=True)
 class Config:
     """One composed run. Raises ConfigError for a value that no run can have."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from moe_lab.compose import GROUPS, Cell, top_level_keys
-from moe_lab.config import Config
+from moe_lab.compose import Cell, top_level_keys
+from moe_lab.config import GROUP_CONFIGS, Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.typed import build, unknown_key
@@ -33,12 +33,14 @@ def to_config(cell: Cell) -> Config:
     _check_names(values)
     _check_not_empty(values)
     sections: dict[str, Any] = {}
-    for group in GROUPS:
+    for group in GROUP_CONFIGS:
         section = _section(values, group)
         named = section.get("name") is not None
         sections[group] = section if named else {**section, "name": cell.choices[group]}
     _name_model(sections["model"], cell.overrides)
-    typed = {group: build(GROUPS[group], section, prefix=f"{group}.") for group, section in sections.items()}
+    typed = {
+        group: build(GROUP_CONFIGS[group], section, prefix=f"{group}.") for group, section in sections.items()
+    }
     method = _section(values, "method")
     method_class = get_method(str(method.get("name")))
     typed["method"] = build(method_class.Config, method, prefix="method.")
@@ -63,7 +65,7 @@ def _check_not_empty(values: dict[str, Any], prefix: str = "") -> None:
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        if isinstance(value, dict) and key in (*GROUPS, "method"):
+        if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_not_empty(value, f"{key}.")
 
 

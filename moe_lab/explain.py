@@ -16,7 +16,7 @@ from omegaconf.errors import (
 )
 
 from moe_lab.typed import unknown_key
-from moe_lab.values import did_you_mean
+from moe_lab.values import unknown_option
 
 # Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
@@ -44,8 +44,7 @@ def _missing_option(error: MissingConfigException) -> str:
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     if not error.options:
         return f"{str(error).splitlines()[0]}\nSee --help for what can be composed."
-    options = sorted(error.options)
-    return f"Unknown {group} {option!r}.{did_you_mean(option, options)}\nChoices: {', '.join(options)}."
+    return unknown_option(group, option, sorted(error.options))
 
 
 def _missing_key(cause: Any) -> str:

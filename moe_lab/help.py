@@ -1,4 +1,7 @@
-"""What `--help` prints: read from the YAML files in `conf/`, without Hydra and without torch."""
+"""What `--help` prints: read from the YAML files in `conf/`, without Hydra and without torch.
+
+Alone it is the overview; with options named beside it, these options (`help_options`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
-from moe_lab.config import LoggerConfig, ModelConfig, TaskConfig, TuningConfig
+from moe_lab.config import GROUP_CONFIGS
+from moe_lab.help_options import COMMENT, FOOT, explain_experiment, explain_option, named_options
 from moe_lab.paths import resource_folder
 
 GROUPS = ("method", "model", "task", "tuning", "logger")
@@ -17,13 +21,17 @@ moe_lab: does a Mixture-of-Experts language model get better if it routes differ
 
 Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
 
-Six commands:
+python -m moe_lab --help method=<option> explains an option's keys; so with any group, or several at once.
+
+Seven commands:
   python -m moe_lab
       method=roe model=tiny task=toy_math: no network, no GPU, no data set
   python -m moe_lab method=roe model=olmoe task=gsm8k limit=50 data_dir=my/data
       a model of the hub on 50 documents of a local copy of GSM8K; such numbers are marked PARTIAL
   python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe
       tunes the temperatures on documents that the test leaves out, then evaluates five seeds
+  python -m moe_lab method=finetune-freeze model=tiny task=toy_choice method.schedule=none-router
+      fine-tunes a copy of the model, its routers frozen in the second half, and evaluates it beside the untrained one
   python -m moe_lab -m method=base,roe model=olmoe,mixtral task=gsm8k,arc_challenge
       a grid: every combination, each model loaded once, one table at the end
   python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
@@ -57,8 +65,22 @@ HYDRA_FULL_ERROR=1 shows the traceback of an error."""
 
 
 def help_text(argv: list[str]) -> str:
-    """The whole text; options in folders given by `--config-dir` are listed too."""
+    """The options that are named, else the overview; with the options in folders given by `--config-dir`.
+
+    Raises ConfigError for an unknown option.
+    """
     folders = [resource_folder("conf"), *_config_dirs(argv)]
+    named = named_options(argv, [*GROUPS, "experiment"])
+    explained = [
+        explain_experiment(option)
+        if group == "experiment"
+        else explain_option(group, option, option_files(group, folders))
+        for group, option in dict.fromkeys(named)
+    ]
+    return "\n\n".join([*explained, FOOT]) if explained else _overview(folders)
+
+
+def _overview(folders: list[Path]) -> str:
     groups = [_group(group, folders) for group in GROUPS]
     return "\n".join(
         [HEAD, "Groups (the first line of each option's YAML says what it is):", *groups, _keys(), TAIL]
@@ -67,15 +89,20 @@ def help_text(argv: list[str]) -> str:
 
 def options(group: str, folders: list[Path]) -> dict[str, str]:
     """The options of a group, each with the first comment line of its YAML."""
-    files = [file for folder in folders for file in (folder / group).glob("*.yaml")]
-    return {file.stem: first_comment(file) for file in sorted(files, key=lambda file: file.stem)}
+    return {name: first_comment(file) for name, file in option_files(group, folders).items()}
+
+
+def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
+    """The YAML of each option of a group, by name; of two alike the one in the earlier folder, as Hydra has it."""
+    files = {file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")}
+    return dict(sorted(files.items()))
 
 
 def first_comment(file: Path) -> str:
     """The first comment line of a YAML file, or nothing."""
     for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            return line.lstrip("# ").strip()
+        if match := COMMENT.match(line):
+            return match[1].strip()
     return ""
 
 
@@ -104,11 +131,9 @@ def _group(group: str, folders: list[Path]) -> str:
 
 def _keys() -> str:
     rows = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
-    model = ", ".join(f"model.{f.name}" for f in fields(ModelConfig) if f.name != "name")
-    others = {"task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
     grouped = [
         ", ".join(f"{group}.{f.name}" for f in fields(cls) if group == "task" or f.name != "name")
-        for group, cls in others.items()
+        for group, cls in GROUP_CONFIGS.items()
     ]
     tables = [f"  {name:<16} {comment}" for name, comment in experiments().items()]
     return "\n".join(
@@ -116,10 +141,9 @@ def _keys() -> str:
             "experiment=",
             *tables,
             "",
-            "Keys and defaults (those of a method: conf/method/<method>.yaml, or --cfg job):",
+            "Keys and defaults (of a method: --help method=<method>; of a command: --cfg job):",
             *rows,
-            f"  {model}",
-            *(f"  {keys}" for keys in grouped if keys),
+            *(f"  {keys}" for keys in grouped),
             "",
         ]
     )

@@ -35,3 +35,8 @@ def did_you_mean(word: str, choices: Any) -> str:
 
     matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.5)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def unknown_option(group: str, option: str, options: Sequence[str]) -> str:
+    """The message for an option that a group does not have."""
+    return f"Unknown {group} {option!r}.{did_you_mean(option, options)}\nChoices: {', '.join(options)}."

@@ -35,7 +35,7 @@ def test_help_lists_every_option_key_and_exit_code(capsys):
             assert f"  {name:<16} {comment}" in ended.out
     for text in ("seeds=null", "model.path", "figure3", "outputs/runs/", "Exit codes"):
         assert text in ended.out
-    assert ended.out.count("  python -m moe_lab") == 6
+    assert ended.out.count("  python -m moe_lab") == 7
 
 
 def test_help_lists_every_experiment_by_its_folder(capsys):

@@ -67,7 +67,9 @@ def plan_grid(configs: Sequence[Config]) -> int:
 def report_grid(configs: Sequence[Config]) -> int:
     """Print the table of what is stored. Raises ConfigError where nothing is."""
     from moe_lab.models.pool import ModelPool
+    from moe_lab.reports.seeds_table import print_summaries
     from moe_lab.reports.terminal import print_outcomes
+    from moe_lab.results.summaries import summarize
     from moe_lab.run import execute
 
     jobs = by_model([job_of(replace(config, rerun=False)) for config in configs])
@@ -79,6 +81,8 @@ def report_grid(configs: Sequence[Config]) -> int:
     outcomes = [execute(run, ModelPool()) for run in stored]
     print_outcomes(beside_baselines(outcomes))
     print_metrics(outcomes)
+    if any(config.num_seeds > 1 for config in configs):
+        print_summaries(summarize(outcomes))
     for name in missing:
         print(f"Not stored yet: {name}", file=sys.stderr)
     for outcome in outcomes:

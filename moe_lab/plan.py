@@ -10,7 +10,8 @@ from rich.table import Table
 from moe_lab.config import Config
 from moe_lab.jobs import Job, distinct_runs
 from moe_lab.methods.profile import read_profile
-from moe_lab.reports.terminal import print_table, settings, without_empty
+from moe_lab.reports.printed import print_table
+from moe_lab.reports.terminal import settings, without_empty
 from moe_lab.results.expert_metrics import EVALUATIONS
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Refused = Mapping[str, Sequence[Config]]
 
 def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     """Print one row per study and run, baselines included, and the sum of what is missing. Loads no weights."""
-    from moe_lab.results.estimate import estimate_forward_tokens
+    from moe_lab.results.estimate import estimates
 
     refused = refused or {}
     rows: list[tuple[str, Config, list[str], list[str]]] = []
@@ -41,8 +42,9 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             names = [*_names(job.config)[:3], runs_later]
             rows.append(("-", job.config, names, ["-", "-", "missing"]))
             missing += job.config.num_seeds
-    for run in with_baselines(distinct_runs(jobs)):
-        done, tokens = run.done and not run.config.rerun, estimate_forward_tokens(run)
+    runs = with_baselines(distinct_runs(jobs))
+    for run, tokens in zip(runs, estimates(runs), strict=True):
+        done = run.done and not run.config.rerun
         measured = run.measured and not run.config.rerun
         missing += not (done and measured)
         trainings |= {} if done and measured else run.method.training_left(run.config, run.facts)
@@ -68,7 +70,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
 def _table(rows: Sequence[tuple[str, Config, list[str], list[str]]]) -> Table:
     headings = ("documents", "forward tokens (estimated)", "state")
     table = Table("run", "model", "method", "task", "seed", "settings", *headings)
-    labels = settings([config.overrides for _, config, _, _ in rows], [0] * len(rows)) if rows else []
+    labels = settings([config.overrides for _, config, _, _ in rows], [0] * len(rows))
     for (name, _, names, left), label in zip(rows, labels, strict=True):
         table.add_row(name, *names, label, *left)
     return without_empty(table, 5)

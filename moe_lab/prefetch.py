@@ -16,7 +16,7 @@ from moe_lab.exits import exit_code, print_error
 from moe_lab.judges.chosen import judge_names
 from moe_lab.memory import size_text
 from moe_lab.plan import task_name
-from moe_lab.reports.terminal import print_table
+from moe_lab.reports.printed import print_table
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class FakeRun:
     num_documents: int = 10
     judges: tuple = ()
     facts: None = None
+    tasks: None = None
+    samples: None = None
 
     @property
     def method(self) -> Any:

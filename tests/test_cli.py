@@ -256,3 +256,13 @@ def test_the_untouched_model_stands_before_what_is_compared_with_it():
     runs = [SimpleNamespace(run_id=name, needed={"baseline": base}) for name in ("x", "y")]
     outcomes = [SimpleNamespace(run=run, results={"is": run.run_id}) for run in runs]
     assert [each["is"] for each in beside_baselines(outcomes)] == ["base", "x", "y"]
+
+
+def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(
+        "moe_lab.results.estimate.estimate_forward_tokens", lambda run: looked_at.append(run) or 1000
+    )
+    ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
+    assert "To run: 3, about 3,000 forward tokens." in ended.out
+    assert len(looked_at) == 1

@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.files import write_atomically, writing
@@ -82,6 +83,15 @@ class Log(TrainerCallback):
             torch.distributed.barrier()
 
 
+class Progress(ProgressCallback):
+    """A bar with the last loss on it; the Trainer's own prints every line of the log as well."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.training_bar is not None and logs:
+            seen = {key: logs[key] for key in ("loss", "validation_loss") if key in logs}
+            self.training_bar.set_postfix(seen, refresh=False)
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in a folder, or None."""
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
@@ -116,6 +126,8 @@ class MoeTrainer(Trainer):
     def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
         super().__init__(**options)
         self.schedule = schedule
+        self.remove_callback(ProgressCallback)
+        self.add_callback(Progress)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.schedule)

@@ -9,9 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from moe_lab.reports.numbers import headline
-from moe_lab.reports.terminal import HEAD, interval, number, print_table, settings, without_empty
+from moe_lab.reports.printed import print_table
+from moe_lab.reports.terminal import HEAD, interval, number, settings, without_empty
 from moe_lab.results.expert_metrics import stored_metrics
 
+CORRECTED = "Few tokens make both entropies come out too low: their intervals are corrected for it, and may lie above."
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 PRUNED = {"least": "least activated expert masked", "most": "most activated expert masked"}
 Line = tuple[str, str, str, str, str, str]
@@ -24,11 +26,7 @@ def print_expert_metrics(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     for heading in ("value", "95% interval", "at most, or accuracy", "p (McNemar)"):
         table.add_column(heading, justify="right")
     blocks = [results["moe_lab"] for results, _ in runs]
-    labels = (
-        settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
-        if runs
-        else []
-    )
+    labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
     for block, label, (_, folder) in zip(blocks, labels, runs, strict=True):
         found = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
         if found is None:
@@ -39,6 +37,7 @@ def print_expert_metrics(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
             table.add_row(block["model"]["name"], block["method"]["name"], task, label, *line)
     if table.row_count:
         print_table(without_empty(without_empty(table, len(table.columns) - 1), 3))
+        print(CORRECTED)
 
 
 def lines(found: dict[str, Any]) -> list[Line]:

@@ -10,39 +10,41 @@ from typing import Any
 from rich.table import Table
 
 from moe_lab.reports.numbers import headline, marks_of
-from moe_lab.reports.terminal import interval, number, print_table
+from moe_lab.reports.printed import print_table
+from moe_lab.reports.terminal import interval, number, settings, without_empty
 
-HEAD = ("model", "method", "task", "metric")
-
-
-def print_summaries(files: Sequence[Path]) -> None:
-    """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
-    summaries = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    rows = [row for summary in summaries for row in _rows(summary)]
-    if rows:
-        print_table(_table(rows))
-    for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):
-        print_table(_compared_table(rows, other))
-    for file in files:
-        print(file)
+HEAD = ("model", "method", "task", "settings", "metric")
 
 
 Row = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
 """What it is called, the headline metric's scores, the summary."""
 
 
-def _rows(summary: dict[str, Any]) -> Iterator[Row]:
-    names = (summary["model"]["name"], summary["method"]["name"])
-    for task, scores in summary["scores"].items():
-        metric = headline(scores, summary["task"]["metric"])
-        if metric in scores:  # predict_only computes no score
-            yield (*names, task, metric), scores[metric], summary
+def print_summaries(files: Sequence[Path]) -> None:
+    """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
+    rows = list(_rows([json.loads(file.read_text(encoding="utf-8")) for file in files]))
+    if rows:
+        print_table(without_empty(_table(rows), HEAD.index("settings")))
+    for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):
+        print_table(without_empty(_compared_table(rows, other), HEAD.index("settings")))
+    for file in files:
+        print(file)
+
+
+def _rows(summaries: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
+    for summary, label in zip(summaries, labels, strict=True):
+        for task, scores in summary["scores"].items():
+            metric = headline(scores, summary["task"]["metric"])
+            if metric in scores:  # predict_only computes no score
+                names = (summary["model"]["name"], summary["method"]["name"], task, label, metric)
+                yield names, scores[metric], summary
 
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(*HEAD, title="Over seeds")
     headings = ("seeds", "mean", "std", "95% over seeds", "95% over documents", "base", "difference")
-    for heading in (*headings, "95% over documents"):
+    for heading in (*headings, "95% over seeds", "95% over documents"):
         table.add_column(heading, justify="right")
     table.add_column("marks")
     for names, score, summary in rows:
@@ -54,8 +56,7 @@ def _table(rows: Sequence[Row]) -> Table:
             interval(score["ci95_seeds"]),
             interval(score["ci95_documents"]),
             number(score.get("base")),
-            number(score.get("difference"), sign=True),
-            interval(score.get("difference_ci95_documents"), sign=True),
+            *_difference(score),
             " ".join(marks_of(summary)),
         )
     return table
@@ -69,12 +70,10 @@ def _compared_table(rows: Sequence[Row], other: str) -> Table:
         table.add_column(heading, justify="right")
     for names, score, _ in rows:
         if (found := score.get("compared", {}).get(other)) is not None:
-            table.add_row(
-                *names,
-                number(score["mean"]),
-                number(found["mean"]),
-                number(found["difference"], sign=True),
-                interval(found.get("difference_ci95_seeds"), sign=True),
-                interval(found["difference_ci95_documents"], sign=True),
-            )
+            table.add_row(*names, number(score["mean"]), number(found["mean"]), *_difference(found))
     return table
+
+
+def _difference(found: dict[str, Any]) -> list[str]:
+    bounds = [found.get(f"difference_ci95_{over}") for over in ("seeds", "documents")]
+    return [number(found.get("difference"), sign=True), *(interval(each, sign=True) for each in bounds)]

@@ -8,7 +8,8 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
-from moe_lab.reports.terminal import number, print_table
+from moe_lab.reports.printed import print_table
+from moe_lab.reports.terminal import number
 
 
 def print_studies(folders: Sequence[Path]) -> None:

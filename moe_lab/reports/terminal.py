@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from moe_lab.reports.numbers import MARKS, Row, against, marks_of, rows_of, shown_rows
+from moe_lab.reports.printed import print_table
 from moe_lab.results.judged import unjudged_lines
 from moe_lab.results.store import version_marks
 
-WIDTH_WITHOUT_TERMINAL = 400
 HEAD = ("model", "method", "task", "settings")
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
@@ -31,11 +29,17 @@ def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[str]:
-    """What tells each run of a grid from the others, beside its model, method and task."""
-    shared = set(overrides[0]).intersection(*overrides)
+    """What tells each run of a grid from the others of its method, beside its model and task."""
+    methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
+    shared = {
+        method: set.intersection(
+            *(set(o) for o, other in zip(overrides, methods, strict=True) if other == method)
+        )
+        for method in methods
+    }
     labels = []
-    for typed, seed in zip(overrides, seeds, strict=True):
-        own = [text for text in typed if text not in shared and not text.startswith(NAMED_ELSEWHERE)]
+    for typed, seed, method in zip(overrides, seeds, methods, strict=True):
+        own = [text for text in typed if text not in shared[method] and not text.startswith(NAMED_ELSEWHERE)]
         labels.append(" ".join([*own, f"seed={seed}"] if len(set(seeds)) > 1 else own))
     return labels
 
@@ -145,15 +149,6 @@ def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
     if any("c2r" in block for block in blocks):
         lines.append("changed (c2r): routing decisions in which an expert was no partner of the first one.")
     return lines
-
-
-def print_table(table: Table) -> None:
-    """Print a table on stdout: as wide as the terminal, or wide enough where there is none.
-
-    Cells are printed as they are: what a user typed may hold brackets and colons, which are no markup here.
-    """
-    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    Console(file=sys.stdout, width=width, markup=False, emoji=False).print(table)
 
 
 def number(value: float | None, sign: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,20 @@ LOOKED_AT = 8
 """Documents per task whose prompts are built; the others are taken to be alike."""
 NEW_TOKENS = 256
 """lm-eval's number of generated tokens where a task names none."""
+
+
+def estimates(runs: Sequence[Run]) -> list[int]:
+    """The estimate of every run; runs that ask the same of a model, as those of a grid do, are looked at once."""
+    known: dict[tuple[Any, ...], int] = {}
+    found = []
+    for run in runs:
+        config, rows = run.config, getattr(run.config.method, "n", 1)
+        framed = (config.fewshot_seed, config.system_instruction, config.offline)
+        asked = (id(run.tasks), str(run.samples), repr(config.model), rows, *framed)
+        if asked not in known:
+            known[asked] = estimate_forward_tokens(run)
+        found.append(known[asked])
+    return found
 
 
 def estimate_forward_tokens(run: Run) -> int:

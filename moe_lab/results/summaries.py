@@ -40,8 +40,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
-    method's noise), `difference` is the mean minus `base`, the untouched model, with its interval over documents.
-    `compared` has the same by name for what else each seed is compared with, and the interval over seeds.
+    method's noise), `difference` is the mean minus `base`, the untouched model, with both intervals. `compared` has the
+    same by name for what else each seed is compared with.
     `versions` are those of the runs: where they differ, of one that others made.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
@@ -55,6 +55,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "partial": any(block["partial"] for block in blocks),
         **told,
         "versions": next((block for block in blocks if version_marks(block)), first)["versions"],
+        "overrides": first["overrides"],
         "seeds": [outcome.run.config.seed for outcome in outcomes],
         "run_ids": [outcome.run.run_id for outcome in outcomes],
         "scores": {name: _scores(name, outcomes) for name in first["task"]["tasks"]},
@@ -63,7 +64,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _write(outcomes: Sequence[Outcome]) -> Path:
     config = outcomes[0].run.config
-    digest = hashlib.sha256(" ".join(outcome.run.run_id for outcome in outcomes).encode()).hexdigest()
+    runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.needed.values())]
+    digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
     path = Path(config.output_dir) / "summaries" / f"{folder_name(config, digest)}.json"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def _difference(
     metric: str,
     aggregate: Aggregate | None,
 ) -> dict[str, Any]:
-    """The mean of scores minus that of other runs on the same documents; over seeds where each has its own run."""
+    """The mean of scores minus that of other runs on the same documents: one for each seed, or one for all."""
     theirs = [other.scores[metric] for other in others]
     values = [list(other.values[metric].values()) for other in others]
     mean = float(np.mean(theirs))
@@ -119,10 +121,8 @@ def _difference(
         "difference": float(np.mean(scores)) - mean,
         "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
     }
-    if len(theirs) == len(scores):
-        by_seed = [own - other for own, other in zip(scores, theirs, strict=True)]
-        told["difference_ci95_seeds"] = over_seeds(by_seed)["ci95"]
-    return told
+    by_seed = np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)
+    return told | {"difference_ci95_seeds": over_seeds(by_seed.tolist())["ci95"]}
 
 
 @dataclass(frozen=True)

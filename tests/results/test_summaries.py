@@ -53,6 +53,7 @@ def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) ->
     before = outcomes[0].results["moe_lab"]["baseline"]["results"]["arc_easy"]["acc,none"]
     low, high = scores["difference_ci95_documents"]
     assert low <= scores["mean"] - before <= high
+    assert scores["difference_ci95_seeds"] == pytest.approx([one - before for one in scores["ci95_seeds"]])
 
 
 def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
@@ -81,6 +82,8 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     capsys.readouterr()
     print_summaries(files)
     assert "Over seeds, compared with hot" in capsys.readouterr().out
+    alone = summarize([execute(replace(run, compared={}), pool) for run in runs])
+    assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
 
 
 def test_the_table_over_seeds_has_the_marks_of_its_runs(
@@ -92,6 +95,19 @@ def test_the_table_over_seeds_has_the_marks_of_its_runs(
     capsys.readouterr()
     print_summaries(summarize(outcomes))
     assert "PARTIAL untuned other-versions" in capsys.readouterr().out
+
+
+def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    pool, outcomes = ModelPool(), []
+    for n in (2, 3):
+        one = replace(
+            roe, limit=2, method=replace(roe.method, n=n), overrides=["method=roe", f"method.n={n}"]
+        )
+        outcomes += [execute(prepare(replace(one, seed=seed)), pool) for seed in (0, 1)]
+    capsys.readouterr()
+    print_summaries(summarize(outcomes))
+    out = capsys.readouterr().out
+    assert "method.n=2" in out and "method.n=3" in out
 
 
 def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:

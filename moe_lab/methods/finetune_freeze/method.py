@@ -66,12 +66,10 @@ class FinetuneFreeze(Method):
         full = replace(self.config, schedule="none", phases=None, router_lr=None)
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
             return {}
-        return {
-            "full_fine_tuning": (
-                full,
-                ["method.schedule=none", "method.phases=null", "method.router_lr=null"],
-            )
-        }
+        typed = [
+            f"method.{key}=null" for key in ("phases", "router_lr") if getattr(self.config, key) is not None
+        ]
+        return {"full_fine_tuning": (full, ["method.schedule=none", *typed])}
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""

@@ -131,23 +131,24 @@ class FreezeTrainer(MoeTrainer):
         self.model.train()
         total, counted = self.accelerator.reduce(sums).tolist()
         mean = total / counted
-        self._check(torch.tensor(mean), "validation loss")
+        self._check(torch.tensor(mean), "validation loss", self.state.global_step)
         self.log({LOSS: mean})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
         return {"eval_loss": mean}
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        self._check(self.accelerator.reduce(torch.stack(self.losses).sum()), "loss")
+        step = self.state.global_step + 1  # the one that is not finished yet
+        self._check(self.accelerator.reduce(torch.stack(self.losses).sum()), "loss", step)
         self.losses.clear()
         norm = super()._clip_grad_norm(model)
-        self._check(norm, "gradient")
+        self._check(norm, "gradient", step)
         return norm
 
-    def _check(self, value: Tensor, what: str) -> None:
+    def _check(self, value: Tensor, what: str, step: int) -> None:
         if not torch.isfinite(value).all():
             kept = "The last checkpoint is kept. " if last_checkpoint(Path(self.args.output_dir)) else ""
             raise TrainingError(
-                f"The {what} of training step {self.state.global_step} is {value.item()}. {kept}"
+                f"The {what} of training step {step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
 

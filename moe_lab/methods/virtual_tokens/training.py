@@ -95,7 +95,7 @@ def _step(wrapped: Any, optimizer: Any, batch: list[Example], step: int) -> floa
     loss = answer_loss(wrapped, batch)
     if not loss.isfinite():
         raise MoeLabError(
-            f"The loss of training step {step} is {loss.item()}. Lower method.learning_rate, or compute in another "
+            f"The loss of training step {step + 1} is {loss.item()}. Lower method.learning_rate, or compute in another "
             "dtype: dtype=float32 or dtype=bfloat16."
         )
     optimizer.zero_grad()

@@ -179,8 +179,8 @@ def test_a_resumed_training_ends_in_the_same_bytes(family, last, tmp_path, monke
     train(whole, tmp_path / "whole", **settings)
     check = trainer_module.FreezeTrainer._check
 
-    def fail(self, value, what):
-        check(self, value, what)
+    def fail(self, value, what, step):
+        check(self, value, what, step)
         if self.state.global_step == last + 1:
             raise KeyboardInterrupt
 
@@ -206,8 +206,8 @@ from tests.methods.finetune_freeze.runs import train
 torch.set_num_threads(1)
 folder, last = Path(sys.argv[1]), int(sys.argv[2])
 check = trainer.FreezeTrainer._check
-def die(self, value, what):
-    check(self, value, what)
+def die(self, value, what, step):
+    check(self, value, what, step)
     if self.state.global_step == last and what == "gradient":
         os.kill(os.getpid(), signal.SIGKILL)
 trainer.FreezeTrainer._check = die
@@ -241,14 +241,13 @@ def test_killed_at_both_sides_of_the_boundary_it_ends_in_the_same_bytes(tmp_path
 def test_numbers_that_are_none_stop_with_the_last_good_checkpoint(what, tmp_path, monkeypatch):
     check = trainer_module.FreezeTrainer._check
 
-    def poisoned(self, value, name):
-        bad = self.state.global_step == 3 and name == what
-        check(self, value * float("nan") if bad else value, name)
+    def poisoned(self, value, name, step):
+        check(self, value * float("nan") if step == 4 and name == what else value, name, step)
 
     model = deepcopy(small_model("olmoe"))
     with (
         monkeypatch.context() as patch,
-        pytest.raises(MoeLabError, match=f"The {what} of training step 3 is nan"),
+        pytest.raises(MoeLabError, match=f"The {what} of training step 4 is nan"),
     ):
         patch.setattr(trainer_module.FreezeTrainer, "_check", poisoned)
         train(model, tmp_path, save_steps=1)

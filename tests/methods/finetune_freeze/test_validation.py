@@ -85,8 +85,8 @@ def test_a_resumed_training_stops_at_the_same_epoch(last, tmp_path, monkeypatch)
     assert told["validation"]["losses"][-1]["step"] == 9
     check = trainer_module.FreezeTrainer._check
 
-    def fail(self, value, what):
-        check(self, value, what)
+    def fail(self, value, what, step):
+        check(self, value, what, step)
         if self.state.global_step == last:
             raise KeyboardInterrupt
 

@@ -1,0 +1,64 @@
+"""Tables on stdout, whole: one that is wider than the terminal is printed in parts, as pandas does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+
+WIDTH_WITHOUT_TERMINAL = 400
+BESIDE_A_CELL = 3
+"""Two blanks and a line."""
+
+
+def print_table(table: Table) -> None:
+    """Print a table: as wide as the terminal, or wide enough where there is none.
+
+    Cells are printed as they are: what a user typed may hold brackets and colons, which are no markup here.
+    """
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    console = Console(file=sys.stdout, width=width, markup=False, emoji=False)
+    for part in fitting(table, console.width):
+        console.print(part)
+
+
+def fitting(table: Table, width: int) -> Iterator[Table]:
+    """The table, or parts of it that are no wider: each with the columns that name its rows, and some of the others.
+
+    Rows are named by the columns before the first one of numbers. They take at most half of the width: longer names
+    are folded. Numbers are never cut.
+    """
+    names = list(takewhile(lambda column: column.justify != "right", table.columns))
+    if _width(table.columns) <= width or len(names) == len(table.columns):
+        yield _part(table, names, table.columns[len(names) :])
+        return
+    room = width - min(_width(names), width // 2)
+    group: list[Column] = []
+    for column in table.columns[len(names) :]:
+        if group and _width([*group, column]) > room:
+            yield _part(table, names, group)
+            group = []
+        group.append(column)
+    yield _part(table, names, group)
+
+
+def _part(table: Table, names: Sequence[Column], others: Sequence[Column]) -> Table:
+    part = Table(title=table.title)
+    for column in names:
+        part.add_column(column.header, overflow="fold")
+    for column in others:
+        part.add_column(
+            column.header, justify=column.justify, no_wrap=column.justify == "right", overflow="fold"
+        )
+    for cells in zip(*(column.cells for column in (*names, *others)), strict=True):
+        part.add_row(*cells)
+    return part
+
+
+def _width(columns: Sequence[Column]) -> int:
+    texts = ([str(column.header), *map(str, column.cells)] for column in columns)
+    return 1 + sum(max(map(cell_len, column)) + BESIDE_A_CELL for column in texts)

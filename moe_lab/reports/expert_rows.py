@@ -41,6 +41,11 @@ def expert_row(results: dict[str, Any], found: dict[str, Any], metric: str) -> R
     return replace(row, value=value, interval=tuple(limits) if limits else None)
 
 
+def unit_of(metric: str) -> str:
+    """What an expert metric is measured in."""
+    return "bits" if metric.removeprefix(EXPERT) in ENTROPIES else "accuracy lost"
+
+
 def _loss(found: dict[str, Any], name: str) -> dict[str, Any]:
     """Accuracy lost under masked or random routing; of several tasks their documents together."""
     which = {"capacity": "least", "capacity_most": "most"}

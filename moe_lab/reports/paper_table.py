@@ -66,7 +66,8 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
     ]
     lines += [NOTE, ""] if averages(experiment, cells) else []
     lines += _grid(experiment, shown_cells(experiment, cells))
-    lines += ["", *_published_list(experiment), *_marks(measured), *_problems(cells), *_runs(cells)]
+    lines += ["", *_shown(experiment, cells), *_published_list(experiment), *_marks(measured)]
+    lines += [*_problems(cells), *_runs(cells)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -93,6 +94,13 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     kept = [index for index in range(len(header)) if any(line[index] for line in body)]
     header, body = _only(kept, header, body)  # base has no difference to itself
     return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+
+
+def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+    """What the numbers of each column are."""
+    across = [key for key in experiment.keys if key not in experiment.rows]
+    told = {_column_name(across, _key(cell, across)): what for cell in cells if (what := cell.shows())}
+    return ["What is shown:", "", *(f"- {name}: {what}" for name, what in told.items()), ""] if told else []
 
 
 def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:

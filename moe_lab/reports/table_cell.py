@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.experiment import Experiment, Published
-from moe_lab.reports.expert_rows import EXPERT, expert_row
+from moe_lab.reports.expert_rows import EXPERT, expert_row, unit_of
 from moe_lab.reports.means import mean_row, task_mean
 from moe_lab.reports.numbers import Row, against, rows_of
 
@@ -55,13 +55,38 @@ class TableCell:
             rows = [row for row in rows if wanted in (None, row.metric)]  # else it is the task's first one
         if len(rows) < 2:
             return rows[0] if rows else None
-        scores = {} if other else (self.summary or {}).get("scores", {})
-        return mean_row(rows, scores)
+        scores = (self.summary or {}).get("scores", {})
+        return mean_row(rows, scores if other is None else _compared_scores(scores, other))
+
+    def shows(self) -> str | None:
+        """What its number is: the metric, its unit, and where lower is better; None without a number of its own."""
+        row = None if self.parts else self.row()
+        if row is None:
+            return None
+        if row.metric.startswith(EXPERT):
+            return unit_of(row.metric)
+        better = self.results[0].get("higher_is_better", {}).get(row.task, {})
+        return (
+            f"{row.metric}, lower is better"
+            if better.get(row.metric.partition(",")[0]) is False
+            else row.metric
+        )
 
     @property
     def name(self) -> str:
         """Its coordinates, for lists."""
         return ", ".join(self.coordinates.values())
+
+
+def _compared_scores(scores: dict[str, Any], other: str) -> dict[str, Any]:
+    """A summary's scores with the difference to another run in the place of that to the untouched model."""
+    return {
+        task: {
+            metric: {"ci95_documents": one["ci95_documents"]} | one.get("compared", {}).get(other, {})
+            for metric, one in found.items()
+        }
+        for task, found in scores.items()
+    }
 
 
 def published_of(experiment: Experiment, cell: TableCell) -> Published | None:

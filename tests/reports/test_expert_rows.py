@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,10 @@ def test_several_metrics_are_columns():
     assert "| method.schedule | documents | Load Balance | accuracy |" in text
     assert "| router | 4 | 3.5000 [3.4000, 3.6000] | 0.6000 (0.0500) [0.4000, 0.8000] |" in text
     assert text.count("- router: r1") == 1, "one run, whatever is shown of it"
+    assert "- Load Balance: bits\n- accuracy: acc,none\n" in text
+    judged = {"results": {"t": {"toy,none": 0.1}}, "higher_is_better": {"t": {"toy": False}}}
+    cell = TableCell(coordinates={}, run_id="r1", metric="toy,none", results=[results() | judged])
+    assert cell.shows() == "toy,none, lower is better"
 
 
 def test_a_run_without_expert_metrics_has_none():
@@ -145,6 +150,11 @@ def test_a_comparison_with_full_fine_tuning_has_a_column_of_its_own():
     text = markdown(table, "paper", [cell])
     assert "| x - base (p, McNemar) | x - full fine tuning (p, McNemar) |" in text
     assert "| +0.2000 [+0.1000, +0.3000] (p=0.01) | -0.1000 |" in text
+    score = {"ci95_documents": [0.5, 0.7], "difference_ci95_documents": [0.1, 0.3]}
+    score["compared"] = {"full_fine_tuning": {"difference_ci95_documents": [-0.3, 0.1]}}
+    seeds = replace(cell, results=[told, told], summary={"scores": {"t": {"acc,none": score}}})
+    text = markdown(table, "paper", [seeds])
+    assert "| +0.2000 [+0.1000, +0.3000] | -0.1000 [-0.3000, +0.1000] |" in text, "each with its own interval"
     [line] = csv.DictReader(io.StringIO(csv_text(table, [cell])))
     assert (line["difference"], line["full_fine_tuning_difference"], line["p_mcnemar"]) == (
         "0.2",

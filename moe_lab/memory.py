@@ -79,6 +79,18 @@ def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | N
     return sum(parameter.numel() for parameter in model.parameters()) * getattr(torch, dtype).itemsize
 
 
+def training_text(size: int, free: int, device: torch.device) -> str:
+    """What a training takes (`Method.training_memory`), and what to do where it does not fit."""
+    advice = (
+        " NOT ENOUGH: less is taken where experts are frozen in all phases (method.schedule=experts "
+        "method.compare_with_full=false), and FSDP splits it over several GPUs: docs/finetuning.md"
+    )
+    return (
+        f"weights, gradients and optimizer take {size_text(size)} in float32 at most, "
+        f"{size_text(free)} are free on {device}{advice if size > free else ''}"
+    )
+
+
 def size_text(size: int) -> str:
     """Bytes as people write them."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -1,25 +1,22 @@
-"""What a command needs and whether it is here (mode=doctor): files, disk, memory. Fetches and loads nothing."""
+"""What a command needs and whether it is here (mode=doctor): models, methods, tasks, judges. Nothing is fetched."""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, ModelError, MoeLabError
-from moe_lab.memory import free_memory, size_text, weight_memory
+from moe_lab.memory import free_memory, training_text
+from moe_lab.methods import get_method
+from moe_lab.model_needs import device_of, facts_of, model_needs, one_line
 from moe_lab.plan import task_name
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig
-
+    from moe_lab.methods.method import Method
+    from moe_lab.model_needs import FreeMemory
     from moe_lab.models.facts import ModelFacts
-
-    FreeMemory = Callable[[torch.device], int]
 
 
 def command_needs(configs: Sequence[Config]) -> list[str]:
@@ -30,11 +27,11 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
     models = {repr((config.model, config.dtype, config.device)): config for config in configs}
     tasks = {repr((config.task, config.data_dir)): config for config in configs}
     free = functools.cache(free_memory)  # of one moment, so that equal lines are equal
-    blocks = dict.fromkeys(tuple(_model(config, free)) for config in models.values())
-    refused = dict.fromkeys(line for config in configs for line in _method(config))
+    blocks = dict.fromkeys(tuple(model_needs(config, free)) for config in models.values())
+    methods = dict.fromkeys(line for config in configs for line in _method(config, free))
     states = [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
     judges = dict.fromkeys(line for config in configs for line in _judges(config))
-    return [line for block in blocks for line in block] + [*refused, *states, *judges]
+    return [line for block in blocks for line in block] + [*methods, *states, *judges]
 
 
 def task_state(config: Config) -> str:
@@ -44,7 +41,7 @@ def task_state(config: Config) -> str:
     try:
         tasks = load_tasks(config)["tasks"]
     except MoeLabError as error:
-        return "MISSING " + _one_line(error)
+        return "MISSING " + one_line(error)
     return f"ready, {sum(len(task.task_docs) for task in tasks.values()):,} documents"
 
 
@@ -66,46 +63,20 @@ def _judges(config: Config) -> list[str]:
             judge.check()
             lines.append(f"judge {judge.name}: ready, {told.partition(', ')[2]}")
         except MoeLabError as error:
-            lines.append(f"judge {judge.name}: MISSING {_one_line(error)}")
+            lines.append(f"judge {judge.name}: MISSING {one_line(error)}")
     return lines
 
 
-def _model(config: Config, free: FreeMemory) -> list[str]:
-    from moe_lab.models.hub import load_config, model_folder, model_repository, model_source
-
-    model = config.model
-    title = f"model {model.name}: {model_source(model)}"
-    device, no_device = _device(config)
-    try:
-        repository = model_repository(model, offline=True)
-        folder = model_folder(model, offline=True)
-    except ModelError as error:
-        return [f"{title}: MISSING {_one_line(error)}"]
-    try:
-        facts = _facts(config)
-        stored = load_config(model, offline=True)
-    except ModelError as error:
-        return [f"{title}: CANNOT RUN {_one_line(error)}"]
-    commit = "" if repository is None else f", {repository.revision} is commit {repository.commit}"
-    remedy = "save or copy it again" if repository is None else "mode=prefetch fetches it"
-    return [
-        f"{title}{commit}, {facts.family}, {facts.moe_layers} MoE layers",
-        f"  tokenizer: {_tokenizer_state(config)}",
-        *_weights(folder, remedy),
-        _memory(stored, folder, device, config, free) if no_device is None else no_device,
-    ]
-
-
-def _method(config: Config) -> list[str]:
-    """Why the method cannot run on the model, or whether it finds what it reads beside the task's documents.
+def _method(config: Config, free: FreeMemory) -> list[str]:
+    """Why the method cannot run on the model, or whether it finds what it reads beside the task's documents, and what
+    memory its training needs.
 
     Nothing where it reads nothing else, or where the model's own lines tell.
     """
     from moe_lab.checks import check_router
-    from moe_lab.methods import get_method
 
     try:
-        facts = _facts(config)
+        facts = facts_of(config)
     except ModelError:
         return []
     method = get_method(config.method.name)(config.method)
@@ -113,112 +84,29 @@ def _method(config: Config) -> list[str]:
         check_router(method, facts)
         method.check(facts)
     except ConfigError as error:
-        return [f"method {config.method.name} on model {config.model.name}: CANNOT RUN {_one_line(error)}"]
+        return [f"method {config.method.name} on model {config.model.name}: CANNOT RUN {one_line(error)}"]
     beside = f"method {config.method.name}: what it reads beside {task_name(config)}"
     try:
-        return [f"{beside} is ready"] if method.reads(config, facts) else []
+        found = [f"{beside} is ready"] if method.reads(config, facts) else []
     except MoeLabError as error:
-        return [f"{beside} is MISSING {_one_line(error)}"]
+        return [f"{beside} is MISSING {one_line(error)}"]
+    return found + _trainings(method, config, facts, free)
 
 
-def _facts(config: Config) -> ModelFacts:
-    """The model's facts, with or without the device asked for."""
-    from moe_lab.models.facts import model_facts
-
-    device, no_device = _device(config)
-    name = str(device) if no_device is None else "cpu"
-    return model_facts(config.model, dtype=config.dtype, device=name, offline=True)
-
-
-def _device(config: Config) -> tuple[torch.device, str | None]:
-    """The device asked for, and what is said where this machine lacks it."""
-    import torch
-
-    from moe_lab.models.facts import resolve_device
-
-    try:
-        return resolve_device(config.device), None
-    except ConfigError as error:
-        return torch.device(config.device), f"  device: CANNOT RUN {_one_line(error)}"
-
-
-def _tokenizer_state(config: Config) -> str:
-    from moe_lab.models.tokenizer import load_tokenizer
-
-    try:
-        return f"ready, {len(load_tokenizer(config.model, offline=True)):,} tokens"
-    except MoeLabError as error:
-        return "MISSING " + _one_line(error)
-
-
-def _weights(folder: Path, remedy: str) -> list[str]:
-    """Which weight files are here, and what is still to fetch against the free disk."""
-    from moe_lab.hub.headers import is_whole
-    from moe_lab.models.weight_files import known_weights
-
-    try:
-        names = known_weights(folder)
-    except ModelError as error:
-        return [f"  weights: DAMAGED {_one_line(error)}"]
-    if not names:
-        return [f"  weights: MISSING, none are in {folder}; {remedy}"]
-    tensors = [name for name in names if not name.endswith(".json")]
-    absent = [name for name in tensors if not (folder / name).exists()]
-    here = [name for name in tensors if name not in absent]
-    torn = [name for name in here if name.endswith(".safetensors") and not is_whole(folder / name)]
-    if torn:
-        return [f"  weights: DAMAGED {_named(torn)} in {folder}; {remedy}"]
-    there = sum((folder / name).stat().st_size for name in here)
-    if not absent:
-        return [f"  weights: ready, {_files(tensors)}, {size_text(there)}"]
-    total = _indexed_bytes(folder, names)
-    return [
-        f"  weights: MISSING {len(absent)} of {_files(tensors)}: {_named(absent)}; {remedy}",
-        _disk(folder, None if total is None else total - there),
-    ]
-
-
-def _files(names: list[str]) -> str:
-    return "1 file" if len(names) == 1 else f"{len(names)} files"
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _disk(folder: Path, wanted: int | None) -> str:
-    from moe_lab.hub.download import free_bytes
-
-    free = free_bytes(folder)
-    if wanted is None:
-        return f"  disk: {size_text(free)} free at {folder}"
-    enough = "" if wanted <= free else " NOT ENOUGH: HF_HOME=<folder> puts the cache elsewhere"
-    return f"  disk: about {size_text(wanted)} to fetch, {size_text(free)} free at {folder}{enough}"
-
-
-def _memory(
-    stored: PreTrainedConfig, folder: Path, device: torch.device, config: Config, free_memory: FreeMemory
-) -> str:
-    from moe_lab.models.facts import resolve_dtype
-
-    dtype = resolve_dtype(config.dtype, device, stored)
-    wanted = weight_memory(stored, folder, dtype)
-    if wanted is None:
-        return "  memory: not known before the weights are here"
+def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: FreeMemory) -> list[str]:
+    """What memory the method's training takes, and those of what it is compared with, where they are not stored."""
+    device, no_device = device_of(config)
+    if no_device is not None:
+        return []
+    wanted = {f"by {config.method.name}": method.training_memory(config, facts)}
+    compared = method.compared_with() if config.baseline and not config.predict_only else {}
+    for name, (other, _) in compared.items():
+        beside = get_method(other.name)(other)
+        beside.reads(config, facts)
+        wanted[f"of {name} to compare with"] = beside.training_memory(config, facts)
     free = free_memory(device)
-    short = wanted > free and not (config.model.device_map or config.model.tp_plan)
-    halves = ", dtype=bfloat16 halves them" if dtype == "float32" else ""
-    advice = f" NOT ENOUGH: model.device_map=auto spreads them{halves}" if short else ""
-    return f"  memory: weights take {size_text(wanted)} in {dtype}, {size_text(free)} are free on {device}{advice}"
-
-
-def _indexed_bytes(folder: Path, names: list[str]) -> int | None:
-    """Bytes of all tensors by the index; None where it does not say."""
-    if not names[0].endswith(".index.json"):
-        return None
-    index = json.loads((folder / names[0]).read_text(encoding="utf-8"))
-    return (index.get("metadata") or {}).get("total_size")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return [
+        f"training {name}, model {config.model.name}: {training_text(size, free, device)}"
+        for name, size in wanted.items()
+        if size is not None
+    ]

@@ -1,9 +1,10 @@
-"""Breaks when mode=doctor miscounts memory, or calls something missing, ready or wrong that is not."""
+"""Breaks when mode=doctor miscounts memory, that of a training too, or calls something missing, ready or wrong that is not."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from moe_lab.config import Config, ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.memory import size_text, weight_memory
 from moe_lab.methods import get_method
+from moe_lab.methods.finetune_freeze.trained import training_content
+from moe_lab.methods.trained_once import folder_of
+from moe_lab.models.facts import model_facts
 from moe_lab.models.hub import model_folder
 from moe_lab.needs import command_needs
 from tests.conftest import make_model, make_tokenizer
@@ -115,6 +119,78 @@ def test_a_model_that_cannot_run_is_not_missing(tmp_path):
     )
     text = text_of(config_of(tmp_path, "roe"))
     assert "CANNOT RUN" in text and "gptq" in text and "MISSING" not in text
+
+
+@pytest.fixture
+def half_precision(tmp_path):
+    """A local folder with bfloat16 weights, and the parameters of its routers, its experts and all."""
+    model = make_model("olmoe").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "half")
+    make_tokenizer().save_pretrained(tmp_path / "half")
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    routers = sum(count for name, count in counts.items() if "mlp.gate." in name)
+    experts = sum(count for name, count in counts.items() if "mlp.experts." in name)
+    assert routers and experts
+    return tmp_path / "half", routers, experts, sum(counts.values())
+
+
+def training_config(path, **keys):
+    config = config_of(path, "finetune-freeze", output_dir=str(path.parent / "outputs"))
+    return replace(config, method=replace(config.method, dataset_size=8, validation_size=0, **keys))
+
+
+def test_the_memory_of_a_training_is_that_of_its_largest_phase(half_precision):
+    """Float32 weights, whatever is stored, and 12 bytes more for each parameter that the phase trains."""
+    path, routers, experts, every = half_precision
+    trained = {
+        "none": every,
+        "router": every - routers,
+        "experts": every - experts,
+        "router-experts": every - min(routers, experts),
+        "experts-none": every,
+    }
+    for schedule, most in trained.items():
+        text = text_of(training_config(path, schedule=schedule, compare_with_full=False))
+        size = size_text(4 * every + 12 * most)
+        assert f"training by finetune-freeze, model x: weights, gradients and optimizer take {size}" in text
+        assert text.count("training ") == 1 and "NOT ENOUGH" not in text
+    assert "training " not in text_of(config_of(path, "roe"))
+
+
+def test_a_training_that_does_not_fit_is_told_with_those_it_is_compared_with(half_precision, monkeypatch):
+    path, _, experts, every = half_precision
+    own = 16 * every - 12 * experts
+    monkeypatch.setattr(needs, "free_memory", lambda device: own)
+    config = training_config(path, schedule="experts")
+    lines = {line.split(",")[0]: line for line in command_needs([config, replace(config, seed=1)])}
+    assert "NOT ENOUGH" not in lines["training by finetune-freeze"]
+    full = lines["training of full_fine_tuning to compare with"]
+    assert (
+        f"take {size_text(16 * every)} in float32 at most, {size_text(own)} are free on cpu NOT ENOUGH"
+        in full
+    )
+    assert "method.schedule=experts method.compare_with_full=false" in full and "docs/finetuning.md" in full
+    for alone in (replace(config, baseline=False), replace(config, predict_only=True)):
+        assert "full_fine_tuning" not in text_of(alone)
+
+
+def test_a_training_that_is_stored_needs_no_memory(half_precision):
+    config = training_config(half_precision[0], schedule="experts")
+    method = get_method("finetune-freeze")(config.method)
+    facts = model_facts(config.model, dtype="auto", device="cpu", offline=True)
+    data = method.reads(config, facts)["data"]
+    content = training_content(config, config.method.recipe(), facts, data, method.numerics)
+    folder, digest = folder_of(config, content)
+    (folder / "model").mkdir(parents=True)
+    (folder / "training.json").write_text(json.dumps({"id": digest}))
+    text = text_of(config)
+    assert "training by finetune-freeze" not in text and "training of full_fine_tuning" in text
+
+
+def test_a_device_that_is_not_there_has_no_memory_for_a_training(half_precision, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = text_of(replace(training_config(half_precision[0]), device="cuda"))
+    assert "device: CANNOT RUN" in text and "training " not in text
 
 
 def test_equal_lines_are_printed_once(sharded, monkeypatch):

@@ -89,6 +89,13 @@ class Method(ABC):
         """Trainings to be made first, by name: optimizer steps, tokens read. Called after `reads`; loads no weights."""
         return {}
 
+    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+        """Bytes of the model's weights, their gradients and the optimizer's state at the most, activations left out.
+
+        None where the method does not train them, or has done so. Called after `reads`; loads no weights.
+        """
+        return None
+
     @abstractmethod
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
 from transformers import TrainerCallback
 
-from moe_lab.methods.finetune_freeze.groups import Groups
+from moe_lab.methods.finetune_freeze.groups import Groups, parameter_groups
 from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
 
 ADAM_MOMENTS = 2
@@ -63,6 +64,14 @@ class Freezing(TrainerCallback):
             "optimizer_bytes": ADAM_MOMENTS * trained,
             "saved_bytes": (1 + ADAM_MOMENTS) * saved,
         }
+
+
+def most_memory(model: nn.Module, phases: Sequence[Phase]) -> int:
+    """Bytes of the weights, and of gradients and AdamW's moments in the phase that has most of them."""
+    freezing = Freezing(parameter_groups(model), phases, ends=[])
+    told = [freezing.memory(phase) for phase in phases]
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return weights + max(phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in told)
 
 
 class UpTo(TrainerCallback):

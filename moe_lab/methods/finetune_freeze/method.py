@@ -141,6 +141,16 @@ class FinetuneFreeze(Method):
         content = training_content(config, recipe, facts, self._prepared.data.digest, self.numerics)
         return work_left(config, recipe, content, self._prepared)
 
+    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+        from moe_lab.methods.finetune_freeze.freezing import most_memory
+        from moe_lab.methods.finetune_freeze.groups import empty_model
+        from moe_lab.models.hub import load_config
+
+        if not self.training_left(config, facts):
+            return None
+        model = empty_model(load_config(config.model, offline=config.offline)).float()
+        return most_memory(model, self.config.recipe().phases)
+
     def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
         name, record = self._record["folder"].name, {key: self._record[key] for key in RECORDED}
         self.opened = {"model": name, "training": record}

@@ -18,8 +18,9 @@ from transformers import OlmoeForCausalLM, TrainerCallback
 from moe_lab.errors import MoeLabError, ResultsError, TrainingError
 from moe_lab.methods import training as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
+from moe_lab.methods.finetune_freeze.freezing import most_memory
 from moe_lab.methods.finetune_freeze.groups import parameter_groups
-from moe_lab.methods.finetune_freeze.phases import SCHEDULES
+from moe_lab.methods.finetune_freeze.phases import SCHEDULES, phases_of
 from tests.families.zoo import small_model
 from tests.methods.finetune_freeze.runs import train
 
@@ -127,6 +128,10 @@ def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
     told = train(deepcopy(small_model("olmoe")), tmp_path, phases=PHASES)["phases"]
     assert measured == [phase["optimizer_bytes"] for phase in told for _ in range(2)]
     whole = told[0]["gradient_bytes"] + told[0]["optimizer_bytes"]
+    weights = sum(4 * parameter.numel() for parameter in small_model("olmoe").parameters())
+    assert most_memory(small_model("olmoe"), phases_of("none", PHASES[1:])) == weights + max(
+        phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in told[1:]
+    )
     for phase in told:
         assert phase["gradient_bytes"] + phase["optimizer_bytes"] + phase["saved_bytes"] == whole
     assert told[2]["saved_bytes"] > told[1]["saved_bytes"] > told[0]["saved_bytes"] == 0

@@ -86,7 +86,7 @@ def _dispatch(cells: list[Cell]) -> int:
     if mode == "doctor":
         from moe_lab.doctor import diagnose
 
-        print(diagnose(_all_cells(configs, cells)))
+        print(diagnose(configs[0], _all_cells(configs, cells)))
         return 0
     if mode == "prefetch":
         from moe_lab.prefetch import prefetch
@@ -101,10 +101,11 @@ def _dispatch(cells: list[Cell]) -> int:
 
 def _at_once(configs: list[Config], cell: Cell) -> int:
     if any(config.experiment for config in configs):
+        from moe_lab.compose import OWN_GRID
         from moe_lab.tables import run_experiments
 
         if len(configs) > 1:
-            raise ConfigError("experiment= brings its own grid. Leave out -m and name one value per key.")
+            raise ConfigError(OWN_GRID)
         return run_experiments(configs[0], cell)
     from moe_lab.grid import plan_grid, report_grid, run_grid
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,23 @@ from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.jobs import Job, job_after, job_of
 from moe_lab.reports.experiment import Experiment, find_experiments
+from moe_lab.values import did_you_mean
 
 if TYPE_CHECKING:
     from moe_lab.tuning.study import Study
 
 OURS = ("experiment", "scale", "mode")
-PROFILE = "method.temperature=profile"
-"""In a cell: the temperatures that the study of its scale's `profile` finds."""
+PROFILE = "profile"
+"""As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """An experiment at one scale: the configurations of its cells, and of the study that its scale names."""
+
+    experiment: Experiment
+    cells: list[tuple[Cell, Config]]
+    study: Config | None
 
 
 @dataclass
@@ -32,74 +44,137 @@ class Prepared:
     error: BaseException | None = None
 
 
-def prepare_cells(
-    experiment: Experiment, config: Config, base: Cell, known: dict[str, Job]
-) -> list[Prepared]:
-    """Every cell of an experiment, composed with the user's own overrides last.
+def compose_experiments(config: Config, base: Cell) -> list[Composed]:
+    """The experiments that `config.experiment` names, every cell composed with the user's own overrides last.
 
-    `known` has the jobs of earlier experiments by configuration: a cell that several have is one job. Raises
-    ConfigError where the overrides themselves are wrong; a cell without data or model is kept.
+    `method.<key>=` reaches the cells whose method has that key. Raises ConfigError for a key that none has, and where
+    a cell cannot take the other overrides.
     """
-    scale = experiment.scale(config.scale)
-    tuned = _composed(experiment, scale.profile, base)[1] if scale.profile else None
-    study = cache(lambda: _study(tuned))
+    assert config.experiment is not None
+    experiments = find_experiments(config.experiment)
+    scales = [each.scale(config.scale) for each in experiments]
+    if base.method_keys:
+        pairs = zip(experiments, scales, strict=True)
+        methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
+        _check_method_keys(config.experiment, methods, base)
+    return [
+        Composed(
+            experiment,
+            [_compose(experiment, overrides, base) for overrides in scale.overrides()],
+            _compose(experiment, scale.profile, base)[1] if scale.profile else None,
+        )
+        for experiment, scale in zip(experiments, scales, strict=True)
+    ]
+
+
+def _check_method_keys(names: str, methods: list[dict[str, Any]], base: Cell) -> None:
+    known = dict.fromkeys(key for method in methods for key in method)
+    there = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
+    for key in map(_method_key, base.method_keys):
+        if key not in known:
+            raise ConfigError(
+                f"Unknown key 'method.{key}': no cell of experiment={names} has {key!r}.{did_you_mean(key, known)}\n"
+                + (f"Methods of its cells: {there}." if there else "It has no cells.")
+            )
+
+
+def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
+    method = _method(experiment, overrides, base) if base.method_keys else {}
+    taken = [override for override in base.method_keys if _method_key(override) in method]
+    with _naming(experiment, overrides):
+        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs)
+    return cell, to_config(cell)
+
+
+def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[str, Any]:
+    """The keys of a cell's method, each with its default."""
+    choices = [override for override in [*overrides, *_typed(base)] if _key(override) == "method"]
+    with _naming(experiment, overrides):
+        return _defaults(tuple(choices), tuple(base.config_dirs))
+
+
+@cache
+def _defaults(choices: tuple[str, ...], config_dirs: tuple[str, ...]) -> dict[str, Any]:
+    method: dict[str, Any] = compose_cell(list(choices), list(config_dirs)).values["method"]
+    return method
+
+
+@contextmanager
+def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
+    """Let Hydra's errors name the cell."""
+    try:
+        yield
+    except REQUEST_ERRORS as error:
+        raise ConfigError(
+            f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}\n"
+            "What is typed beside experiment= applies to every cell of its table, method.<key>= to those that have it."
+        ) from error
+
+
+def _typed(base: Cell) -> list[str]:
+    return [override for override in base.overrides if _key(override) not in OURS]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
+
+
+def _method_key(override: str) -> str:
+    """`phases` of `method.phases`, `+method.phases.0.lr` and so on."""
+    return _key(override).split(".")[1]
+
+
+def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[Prepared]:
+    """Every cell of an experiment with its job; those that what the user typed made equal are one.
+
+    `known` has the jobs of earlier experiments by configuration: a cell that several have is one job. A cell without
+    data or model is kept.
+    """
+    study = cache(lambda: _study(composed.study))
     unreadable: dict[
         str, ModelError | TaskError
     ] = {}  # a hub that does not answer is asked once, a file sought once
     cells: list[Prepared] = []
     seen: set[str] = set()
-    for overrides in scale.overrides():
-        cell, typed = _composed(experiment, overrides, base)
-        with_profile = PROFILE in overrides
-        name = repr((replace(typed, overrides=[]), scale.profile if with_profile else None))
-        if name in seen:  # what the user typed made two cells one
+    for cell, config in composed.cells:
+        with_profile = cell.values["method"].get("temperature") == PROFILE
+        name = repr((replace(config, overrides=[]), composed.study if with_profile else None))
+        if name in seen:
             continue
         seen.add(name)
-        model = repr((typed.model, typed.method.name))  # a model without routers runs with method=base
-        asked = (typed.method.name, getattr(typed.method, "reference", None))
-        data = repr((typed.task, typed.data_dir, typed.limit, typed.samples, *asked))
+        model = repr((config.model, config.method.name))  # a model without routers runs with method=base
+        asked = (config.method.name, getattr(config.method, "reference", None))
+        data = repr((config.task, config.data_dir, config.limit, config.samples, *asked))
         try:
             if known_error := unreadable.get(model) or unreadable.get(data):
                 raise known_error
             if name not in known:
-                known[name] = job_after(study(), typed) if with_profile else job_of(typed)
-                known[name].group = known[name].group or experiment.name
-            cells.append(Prepared(cell, typed, known[name]))
+                known[name] = job_after(study(), config) if with_profile else job_of(config)
+                known[name].group = known[name].group or composed.experiment.name
+            cells.append(Prepared(cell, config, known[name]))
         except MoeLabError as error:
             if isinstance(error, ModelError | TaskError):
                 unreadable[model if isinstance(error, ModelError) else data] = error
-            cells.append(Prepared(cell, typed, None, error))
+            cells.append(Prepared(cell, config, None, error))
     return cells
-
-
-def _composed(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
-    extra = [override for override in base.overrides if override.partition("=")[0].lstrip("+") not in OURS]
-    try:
-        cell = compose_cell([*overrides, *extra], base.config_dirs)
-    except REQUEST_ERRORS as error:
-        raise ConfigError(
-            f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error)}\n"
-            "What is typed beside experiment= applies to every cell of its table."
-        ) from error
-    return cell, to_config(cell)
 
 
 def _study(config: Config | None) -> Study:
     from moe_lab.tuning.study import prepare_study
 
     if config is None:
-        raise ConfigError(f"{PROFILE} needs `profile`, the overrides of a study, at this scale.")
+        raise ConfigError(
+            f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."
+        )
     return prepare_study(config)
 
 
-def experiment_configs(config: Config, cell: Cell) -> list[Config]:
+def experiment_configs(config: Config, base: Cell) -> list[Config]:
     """The configuration of every cell of the experiments that `config.experiment` names, and of their studies."""
-    assert config.experiment is not None
     configs = []
-    for experiment in find_experiments(config.experiment):
-        scale = experiment.scale(config.scale)
-        studies = [scale.profile] if scale.profile else []
-        configs += [_composed(experiment, overrides, cell)[1] for overrides in [*scale.overrides(), *studies]]
+    for composed in compose_experiments(config, base):
+        configs += [typed for _, typed in composed.cells]
+        configs += [composed.study] if composed.study is not None else []
     return configs
 
 

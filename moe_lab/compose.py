@@ -13,12 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config import GROUP_CONFIGS, Config
@@ -35,6 +36,9 @@ FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""
 METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
 """Several methods in one override."""
+EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
+METHOD_KEY = re.compile(r"\+*method\.")
+OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character of a path that Hydra's grammar has another use for, or does not know."""
 
@@ -47,6 +51,8 @@ class Cell:
     choices: dict[str, str]
     overrides: list[str]
     config_dirs: list[str]
+    method_keys: list[str] = field(default_factory=list)
+    """`method.<key>=` beside experiment=, for the cells whose method has that key: no part of `values` here."""
 
 
 def compose(argv: list[str]) -> list[Cell]:
@@ -57,12 +63,28 @@ def compose(argv: list[str]) -> list[Cell]:
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
     refuse_removals(argv)
+    argv, method_keys = without_method_keys(argv)
     for one in one_method_each(argv):
         with _hydra_surroundings(["moe_lab", *map(quote, one)]):
             hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
                 lambda cfg: composed.append((cfg, HydraConfig.get()))
             )()
-    return [read_cell(cfg, runtime) for cfg, runtime in composed]
+    return [replace(read_cell(cfg, runtime), method_keys=method_keys) for cfg, runtime in composed]
+
+
+def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
+    """A command line and its `method.<key>=` apart where it has experiment=: the methods of cells differ.
+
+    Raises what Hydra raises for one that does not parse, and ConfigError for one with several values.
+    """
+    if not any(map(EXPERIMENT.match, argv)):
+        return argv, []
+    keys = [argument for argument in argv if METHOD_KEY.match(argument)]
+    if any(
+        one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(map(quote, keys)))
+    ):
+        raise ConfigError(OWN_GRID)
+    return [argument for argument in argv if argument not in keys], keys
 
 
 def one_method_each(argv: list[str]) -> list[list[str]]:

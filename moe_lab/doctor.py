@@ -19,9 +19,8 @@ PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omega
 OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
 
 
-def diagnose(configs: Sequence[Config]) -> str:
-    """The whole report on one command's configurations as text. Loads no weights, fetches and writes nothing."""
-    config = configs[0]
+def diagnose(config: Config, configs: Sequence[Config]) -> str:
+    """The report on a command as text; `configs`: all that it runs. Loads no weights, fetches and writes nothing."""
     flags = _flags(config)
     go_offline()
     sections = {
@@ -30,7 +29,7 @@ def diagnose(configs: Sequence[Config]) -> str:
         "Caches and offline": [*_caches(), *flags],
         "Output folder": [_output(Path(config.output_dir))],
         "Executing programs that a model wrote": [_code_execution()],
-        "This command, without fetching anything": command_needs(configs),
+        "This command, without fetching anything": command_needs(configs) or ["nothing: it has no runs"],
         "Documented tasks, without fetching anything": _tasks(config),
     }
     return "\n".join(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
     from moe_lab.run import Outcome, Run
 
+NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run makes it."
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -77,7 +79,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     stored = [run for run in runs if run.done]
     missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
     if not stored:
-        raise ConfigError("Nothing of this is stored yet. The same command with mode=run makes it.")
+        raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool()) for run in stored]
     print_outcomes(beside_baselines(outcomes))
     print_metrics(outcomes)

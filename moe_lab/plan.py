@@ -59,7 +59,8 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             rows.append(("-", config, _names(config), ["-", "-", f"cannot run ({number})"]))
     print_table(_table(rows))
     tuning = " and the studies" if any(job.study is not None and not job.runs for job in jobs) else ""
-    print(f"To run: {missing}, about {total:,} forward tokens{tuning}.")
+    impossible = f" Cannot run: {sum(map(len, refused.values()))}." if refused else ""
+    print(f"To run: {missing}, about {total:,} forward tokens{tuning}.{impossible}")
     if trainings:
         steps, tokens = (sum(work) for work in zip(*trainings.values(), strict=True))
         print(f"To train: {len(trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens.")

@@ -8,13 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.cells import Prepared, coordinate, prepare_cells
+from moe_lab.cells import Prepared, compose_experiments, coordinate, prepare_cells
 from moe_lab.compose import Cell
 from moe_lab.config import Config
-from moe_lab.grid import Failure, beside_baselines, grid_exit_code, print_metrics, report_failures, run_all
+from moe_lab.errors import ConfigError
+from moe_lab.grid import (
+    NOTHING_STORED,
+    Failure,
+    beside_baselines,
+    grid_exit_code,
+    print_metrics,
+    report_failures,
+    run_all,
+)
 from moe_lab.jobs import Job, by_model
 from moe_lab.plan import print_plan, task_name
-from moe_lab.reports.experiment import MEASURE, Experiment, find_experiments
+from moe_lab.reports.experiment import MEASURE, Experiment
 from moe_lab.reports.expert_rows import EXPERT
 from moe_lab.reports.paper_table import write_index, write_table
 from moe_lab.reports.table_cell import TableCell
@@ -32,11 +41,10 @@ def run_experiments(config: Config, cell: Cell) -> int:
     """Run, plan or report the experiments that `config.experiment` names; returns the exit code."""
     from moe_lab.models.pool import ModelPool
 
-    assert config.experiment is not None
-    experiments = find_experiments(config.experiment)
+    composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
-    prepared = {each.name: prepare_cells(each, config, cell, known) for each in experiments}
+    prepared = {each.experiment.name: prepare_cells(each, known) for each in composed}
     everything = [one for cells in prepared.values() for one in cells]
     jobs = by_model(list({id(one.job): one.job for one in everything if one.job is not None}.values()))
     errors = [one.error for one in everything if one.error is not None]
@@ -54,7 +62,14 @@ def run_experiments(config: Config, cell: Cell) -> int:
     if outcomes:
         print_outcomes(beside_baselines(list(outcomes.values())))
         print_metrics(list(outcomes.values()))
-    _write(experiments, prepared, config, outcomes, failures, models)
+    experiments = [each.experiment for each in composed]
+    tables: dict[str, list[TableCell]] = {}
+    for each in experiments:
+        parts = (_table_cells(each, config.scale, one, outcomes, failures) for one in prepared[each.name])
+        tables[each.name] = [part for cell in parts for part in cell]
+    if config.mode == "report":
+        experiments = _with_results(experiments, tables)
+    _write(experiments, tables, config, models)
     if config.mode == "report":
         return 0
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
@@ -81,24 +96,33 @@ def _as_stored(run: Run) -> Run:
     return replace(run, config=replace(run.config, mode="report", rerun=False))
 
 
+def _with_results(experiments: Sequence[Experiment], tables: dict[str, list[TableCell]]) -> list[Experiment]:
+    """The experiments of which a run or study is stored, or that need none; the others are named on stderr.
+
+    Raises ConfigError where that is all of them.
+    """
+    kept = [
+        each
+        for each in experiments
+        if not tables[each.name] or any(cell.results or cell.study is not None for cell in tables[each.name])
+    ]
+    if not kept:
+        raise ConfigError(NOTHING_STORED)
+    for each in experiments:
+        if each not in kept:
+            print(f"experiment={each.name}: {NOTHING_STORED} Its files stay as they are.", file=sys.stderr)
+    return kept
+
+
 def _write(
-    experiments: Sequence[Experiment],
-    prepared: dict[str, list[Prepared]],
-    config: Config,
-    outcomes: dict[str, Outcome],
-    failures: Sequence[Failure],
-    models: ModelPool,
+    experiments: Sequence[Experiment], tables: dict[str, list[TableCell]], config: Config, models: ModelPool
 ) -> None:
     from moe_lab.figures import TABLES, make_figure
     from moe_lab.loggers import open_logger
 
     folder = Path(config.output_dir) / "tables"
     for experiment in experiments:
-        cells = [
-            cell
-            for one in prepared[experiment.name]
-            for cell in _table_cells(experiment, config.scale, one, outcomes, failures)
-        ]
+        cells = tables[experiment.name]
         if cells and experiment.figure not in TABLES:
             print(write_table(experiment, config.scale, cells, folder))
         figures = make_figure(experiment, config.scale, cells, config, models, folder)

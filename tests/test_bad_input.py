@@ -53,9 +53,19 @@ WRONG = {
     ),
     "a key of another method with +": (["method=base", "+method.n=4"], "method=roe alone compares with base"),
     "a key of another method in a table": (
-        ["experiment=roe/figure3", "method.n=4"],
-        "method=roe alone compares",
+        ["experiment=roe/figure3", "method.dataset_size=40"],
+        "no cell of experiment=roe/figure3 has 'dataset_size'.\nMethods of its cells: base, roe.",
     ),
+    "a method's unknown key in a table": (
+        ["experiment=moe_bench/figure1", "++method.dataset_sise=40"],
+        "Did you mean 'dataset_size'?\nMethods of its cells: base, finetune-freeze.",
+    ),
+    "a method's key in a table without cells": (
+        ["experiment=moe_bench/table1", "method.n=4"],
+        "It has no cells.",
+    ),
+    "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
+    "a method's key without a value in a table": (["experiment=roe/figure3", "method.n"], "--help"),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "selects nothing"),
@@ -84,6 +94,14 @@ WRONG = {
     "gen_kwargs that are none": (["gen_kwargs='a,b'"], "gen_kwargs=key=value"),
     "a grid of modes": (["-m", "mode=run,plan"], "one mode"),
     "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
+    "a grid of a method's key in a table": (
+        ["-m", "experiment=roe/figure3", "method.n=4,8"],
+        "brings its own grid",
+    ),
+    "two values of a method's key in a table": (
+        ["experiment=roe/figure3", "method.n=4,8"],
+        "one value per key",
+    ),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 

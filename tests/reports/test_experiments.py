@@ -117,6 +117,18 @@ def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
     assert "published" not in text, "the paper has no number for any cell"
 
 
+def test_a_temperature_that_is_typed_takes_the_place_of_the_profile(monkeypatch, capsys, tmp_path):
+    """Broken by a study whose profile is taken in the place of what the user wants."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "table_p.yaml").write_text(PROFILE_EXPERIMENT)
+    monkeypatch.setattr("moe_lab.reports.experiment.resource_folder", lambda name: tmp_path / name)
+    runs = install(monkeypatch, FakeRuns())
+    monkeypatch.chdir(tmp_path)
+    assert run_command(capsys, "experiment=table_p", "method.temperature=0.3").code == 0
+    assert {config.method.temperature for config in runs.asked} == {0.3}
+    assert len(runs.prepared) == 2, "temperatures 0 and profile are one cell now"
+
+
 def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
     second = tmp_path / "experiments" / "paper" / "table_u.yaml"
     second.write_text(EXPERIMENT.replace("Table T", "Table U"))
@@ -213,6 +225,39 @@ def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
+def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
+    """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
+    assert run_command(capsys, "experiment=table_t").code == 0
+    files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv", tables / "index.md"]
+    before = [file.read_bytes() for file in files]
+    stored, runs.done = runs.done, set()
+    ended = run_command(capsys, "experiment=table_t", "mode=report", "limit=3")
+    assert ended.code == 2
+    assert "Nothing of this is stored yet. The same command with mode=run makes it." in ended.err
+    assert [file.read_bytes() for file in files] == before
+
+    runs.done = {name for name in stored if "toy_math" in name}
+    (tmp_path / "experiments" / "paper" / "table_v.yaml").write_text(
+        EXPERIMENT.replace("[toy_math, toy_choice]", "[toy_choice]")
+    )
+    ended = run_command(capsys, "experiment=all", "mode=report")
+    assert ended.code == 0
+    assert "experiment=paper/table_v: Nothing of this is stored yet." in ended.err
+    assert "2 of 4 cells" in files[0].read_text(), "what is stored is shown"
+    assert not (tables / "paper-table_v-tiny.md").exists()
+
+
+def test_a_table_that_needs_no_runs_is_written_in_a_report(capsys, tmp_path):
+    output = f"output_dir={tmp_path}"
+    assert run_command(capsys, "experiment=moe_bench/table1", "mode=report", output).code == 0
+    assert (tmp_path / "tables" / "moe_bench-table1-tiny.md").exists()
+
+
+def test_an_experiment_without_runs_needs_nothing(capsys):
+    ended = run_command(capsys, "experiment=moe_bench/table1", "mode=doctor")
+    assert ended.code == 0 and "it has no runs" in ended.out
+
+
 def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
     out = run_command(capsys, "experiment=all", "mode=plan").out
     assert "To run: 4, about 4,000 forward tokens." in out
@@ -287,6 +332,7 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
     ended = run_command(capsys, "experiment=table_t", "mode=plan")
     assert ended.code == 0
     assert ended.out.count("cannot run (1)") == 4
+    assert "To run: 0, about 0 forward tokens. Cannot run: 4." in ended.out
     assert ended.out.count("no data here") == 1
 
 
@@ -318,10 +364,75 @@ def test_one_seed_can_be_chosen(runs, capsys):
     assert "tiny-roe-toy_math-7" in runs.executed
 
 
+OTHER = EXPERIMENT.replace("method: [base, roe]", "method: [base, c3po]").replace("Table T", "Table U")
+
+
+@pytest.fixture
+def other(runs, tmp_path):
+    """A second experiment, whose methods are others."""
+    (tmp_path / "experiments" / "paper" / "table_u.yaml").write_text(OTHER)
+
+
+def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys, monkeypatch):
+    """Broken by base cells that lose their name, and by keys that are checked with the default method's."""
+    seen = []
+    monkeypatch.setattr("moe_lab.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config))
+    typed = ["method.weights=perturbed", "++method.k=5"]
+    for mode in ("plan", "run"):
+        seen.clear()
+        assert run_command(capsys, "experiment=all", *typed, "seed=1", f"mode={mode}").code == 0
+        taken = {config.method.name: config for config in seen}
+        assert list(taken) == ["base", "roe", "c3po"]
+        assert taken["roe"].method.weights == "perturbed" and taken["c3po"].method.k == 5
+        recorded = [[one for one in config.overrides if one in typed] for config in taken.values()]
+        assert recorded == [[], [typed[0]], [typed[1]]]
+    seen.clear()
+    assert run_command(capsys, "experiment=table_u", typed[1], "mode=report").code == 0
+    assert {getattr(config.method, "k", None) for config in seen} == {None, 5}
+
+
+@pytest.mark.parametrize("mode, function", [("doctor", "doctor.diagnose"), ("prefetch", "prefetch.prefetch")])
+def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function):
+    seen = []
+    monkeypatch.setattr(f"moe_lab.{function}", lambda *given: seen.extend(given[-1]) or 0)
+    assert run_command(capsys, "experiment=table_u", "method.k=5", f"mode={mode}").code == 0
+    assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
+
+
+def test_a_setting_that_no_cell_has_is_a_wrong_request(runs, other, capsys):
+    ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
+    assert ended.code == 2
+    assert (
+        "'method.step': no cell of experiment=table_t,table_u has 'step'. Did you mean 'steps'?" in ended.err
+    )
+    assert "Methods of its cells: base, roe, c3po." in ended.err
+    assert run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
+
+
+def test_another_method_takes_its_settings_in_every_cell(runs, capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr("moe_lab.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config))
+    assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
+    assert {(config.method.name, config.method.k) for config in seen} == {("c3po", 5)}
+
+
 def test_an_override_that_a_cell_cannot_take_says_that_it_applies_to_all(runs, capsys):
-    ended = run_command(capsys, "experiment=table_t", "method.n=4")
+    ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
     assert "method=roe have it" in ended.err and "applies to every cell" in ended.err
+
+
+def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
+    assert run_command(capsys, "experiment=table_t", "scale=small", "mode=plan").code == 0
+    assert len(runs.prepared) == 2
+    runs.prepared.clear()
+    assert run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan").code == 0
+    assert len(runs.prepared) == 1
+
+
+def test_without_an_experiment_a_setting_is_the_runs_own(runs, capsys):
+    assert run_command(capsys, "experiment=null", "method.n=4").code == 0
+    assert [config.method.n for config in runs.asked] == [4]
 
 
 def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_path, capsys):

@@ -43,7 +43,7 @@ def test_temperature_per_layer(keys, expected):
         ({"temperature": "warm"}, "method.temperature=warm"),
         ({"temperature": [0.1, -1, 0, 0, 0]}, "at least 0"),
         ({"temperature": True}, "method.temperature=True"),
-        ({"skip_layers": -1}, "negative"),
+        ({"skip_layers": -1}, "at least 0"),
         ({"cache": "cleen"}, "Choices: clean, standard, none. Did you mean 'clean'"),
         ({"prefill": "none", "cache": "standard"}, "Choices: noisy, clean"),
         ({"prefill": "clean"}, "cache=standard"),

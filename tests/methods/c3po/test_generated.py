@@ -97,7 +97,7 @@ def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatc
         (["task=toy_math", "method.trace=true"], "method.trace=true is for multiple-choice questions"),
         (["task=toy_choice", "method.persistence=all_new"], "about generated answers"),
         (["task=toy_choice", "method.negative=1.0", "method.optimizer=oracle"], "method.optimizer=ngd"),
-        (["task=toy_choice", "method.temperature=-1.0", "method.n=2"], "0 or above"),
+        (["task=toy_choice", "method.temperature=-1.0", "method.n=2"], "at least 0"),
         (["task=toy_text", "task.answer=text"], "likelihood of texts"),
     ],
 )

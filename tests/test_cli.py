@@ -12,12 +12,15 @@ import sys
 
 import pytest
 
+from moe_lab.config import Config
 from moe_lab.errors import ResultsError, RunHeldError
 from moe_lab.exits import Terminated
 from moe_lab.help import GROUPS, options
+from moe_lab.methods import get_method
 from moe_lab.paths import resource_folder
 from moe_lab.reports.experiment import find_experiments
-from tests.cli import FakeRuns, install, run_command
+from moe_lab.results.estimate import estimates
+from tests.cli import FakeRun, FakeRuns, install, run_command
 
 
 @pytest.fixture
@@ -58,9 +61,10 @@ def test_a_reader_that_leaves_is_no_traceback():
     assert outcome.stderr == ""
 
 
-def test_help_imports_no_heavy_library():
+@pytest.mark.parametrize("named", ([], ["method=c3po", "experiment=all"]), ids=("overview", "options"))
+def test_help_imports_no_heavy_library(named):
     code = (
-        "import sys; from moe_lab.app import main; main(['--help']); "
+        f"import sys; from moe_lab.app import main; main({['--help', *named]}); "
         "print(sorted({'torch', 'transformers', 'lm_eval', 'datasets', 'hydra'} & set(sys.modules)), file=sys.stderr)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -273,3 +277,6 @@ def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
     assert len(looked_at) == 1
+    rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
+    estimates(rows)
+    assert looked_at[1:] == rows[:2], "other rows are other work"

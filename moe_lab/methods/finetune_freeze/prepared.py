@@ -28,8 +28,8 @@ class Prepared:
     """Whether the tokenizer had no chat template, and was given the plain one."""
 
 
-_last: dict[Any, Prepared] = {}
-"""The one that was made last, which the runs of a grid mostly share, by all that it is made of."""
+_last: dict[Any, tuple[Encoded, Encoded | None]] = {}
+"""What was encoded last, which the runs of a grid mostly share, by all that it depends on."""
 
 
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
@@ -40,15 +40,18 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     plain = with_template(tokenizer)
-    length = min(recipe.length, facts.max_length)
-    vocabulary = tokenizer.backend_tokenizer.to_str()
-    made_of = (vocabulary, tokenizer.chat_template, str(tokenizer.special_tokens_map), data.digest, length)
-    if made_of not in _last:
+    train, held_out = _encoded(tokenizer, data, min(recipe.length, facts.max_length))
+    recipe.ends(len(train.rows))
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)
+
+
+def _encoded(tokenizer: Any, data: Data, length: int) -> tuple[Encoded, Encoded | None]:
+    """What is trained on, and what is held out, if anything is."""
+    vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
+    key = (vocabulary, special, tokenizer.chat_template, data.digest, length)
+    if key not in _last:
         train = encode_all(tokenizer, data.train, length)
         held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
         _last.clear()
-        _last[made_of] = Prepared(
-            data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain
-        )
-    recipe.ends(len(_last[made_of].train.rows))
-    return _last[made_of]
+        _last[key] = train, held_out
+    return _last[key]

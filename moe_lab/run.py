@@ -17,7 +17,7 @@ from moe_lab.memory import memory_errors
 from moe_lab.models.pool import ModelPool
 from moe_lab.results.expert_metrics import stored_metrics
 from moe_lab.results.judged import waiting
-from moe_lab.results.store import RunFolder, version_marks
+from moe_lab.results.store import RunFolder, older_intervals, version_marks
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -62,9 +62,11 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether the metrics that are asked for are stored, and no answer waits for a judge."""
+        """Whether the metrics that are asked for are stored, no answer waits for a judge, and intervals are current."""
+        stored = self.stored()
         measured = self.config.metrics == "none" or self.stored_metrics() is not None
-        return measured and not (self.judges and waiting(self.stored()))
+        current = stored is None or not older_intervals(stored["moe_lab"])
+        return measured and current and not (self.judges and waiting(stored))
 
     @property
     def num_documents(self) -> int:

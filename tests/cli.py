@@ -11,6 +11,7 @@ import pytest
 from moe_lab.app import main
 from moe_lab.config import Config
 from moe_lab.methods import get_method
+from moe_lab.results import statistics
 from moe_lab.results.schema import versions
 
 
@@ -116,6 +117,7 @@ def fake_results(run: FakeRun) -> dict[str, Any]:
         "overrides": config.overrides,
         "seed": config.seed,
         "versions": versions(),
+        "statistics": statistics.VERSION,
         "samples": {task: list(range(10))},
         "cost": {
             "wall_seconds": 2.0,

@@ -18,6 +18,7 @@ from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.pool import ModelPool
 from moe_lab.prepare import prepare
+from moe_lab.reports.numbers import marks_of
 from moe_lab.results.estimate import estimate_forward_tokens
 from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data
@@ -91,7 +92,7 @@ def test_the_moe_lab_block(roe: Config) -> None:
     block = outcome.results["moe_lab"]
     assert set(block) == {
         *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
-        *("versions", "samples", "cost", "intervals", "baseline", "paired", "roe"),
+        *("versions", "statistics", "samples", "cost", "intervals", "baseline", "paired", "roe"),
     } | ({"untuned"} & set(block))
     assert block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
     assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "metric": "acc,none"}
@@ -110,6 +111,23 @@ def test_the_moe_lab_block(roe: Config) -> None:
     assert cost["tokens_in"] > 0 and cost["wall_seconds"] > 0 and cost["peak_memory_bytes"] > 0
     assert cost["device"] == "cpu" and cost["energy_joules"] is None
     assert not {"c3po", "tuning"} & set(block)
+
+
+def test_intervals_of_earlier_methods_are_made_anew_without_the_model(
+    roe: Config, calls: Callable[[], list[str]], loads: list[str]
+) -> None:
+    first = run(replace(roe, limit=3))
+    stored = json.loads(first.path.read_text())
+    stored["moe_lab"]["paired"]["arc_easy"][METRIC]["ci95"] = [0.0, 0.0]
+    del stored["moe_lab"]["statistics"]
+    first.path.write_text(json.dumps(stored))
+    shown = run(replace(roe, limit=3, mode="report")).results
+    assert "older-intervals" in marks_of(shown["moe_lab"])
+    asked, loaded = len(calls()), len(loads)
+    again = run(replace(roe, limit=3)).results
+    assert (len(calls()), len(loads)) == (asked, loaded)
+    assert numbers(again) == numbers(first.results)
+    assert "older-intervals" not in marks_of(again["moe_lab"])
 
 
 def test_predict_only_has_no_score(roe: Config) -> None:

@@ -1,6 +1,6 @@
 """Load Balance and Collaboration (MoE-Bench, section 4.1) from counts, with intervals over documents.
 
-G = groups of documents, R = resamples, L = MoE layers, E = experts.
+G = groups of documents, L = MoE layers, E = experts.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.results.statistics import LEVEL, SEED
+from moe_lab.results.statistics import LEVEL
 
-RESAMPLES = 500
 NUMBERS_AT_ONCE = 2**24
 
 
@@ -57,45 +56,47 @@ def measured(
 ) -> dict[str, Any] | None:
     """The metric's mean over layers and each layer's value, with 95% intervals; None where nothing was counted.
 
-    Intervals resample the G groups. They are reverse percentile intervals (2 x value - quantile), because an entropy
-    of counts is too low by about as much as that of resampled counts is lower still; cut to what is possible.
+    The entropy of counts ("counted") is lower than that of the frequencies that they estimate, the more so the fewer
+    tokens were counted. "value" is corrected by the jackknife over groups of documents (Zahl, 1977). The interval is
+    Student's with the jackknife's standard error. Both are cut to what is possible. From a single group with tokens,
+    "value" is what was counted, without an interval.
 
     Args:
         counts: [G, L, E] or [G, L, E, E].
         most: the largest value of each layer.
     """
-    if not counts.any():
+    counts = counts[counts.any(axis=tuple(range(1, counts.ndim)))]
+    if not len(counts):
         return None
-    value_L = metric(counts.sum(axis=0, dtype=np.float64), experts)
-    value = float(value_L.mean())
-    found: dict[str, Any] = {"value": value, "ci95": None, "maximum": float(np.mean(most))}
-    found["layers"] = [
-        {"value": float(v), "ci95": None, "maximum": m} for v, m in zip(value_L, most, strict=True)
+    counted_L = metric(counts.sum(axis=0, dtype=np.float64), experts)
+    without_GL = _without_each(counts, experts, metric) if len(counts) > 1 else None
+    layers = [
+        _jackknife(float(value), without_GL[:, number] if without_GL is not None else None, limit)
+        for number, (value, limit) in enumerate(zip(counted_L, most, strict=True))
     ]
-    if len(counts) > 1:
-        drawn_RL = _resampled(counts, experts, metric)
-        found["ci95"] = _interval(value, drawn_RL.mean(axis=-1), found["maximum"])
-        for number, layer in enumerate(found["layers"]):
-            layer["ci95"] = _interval(layer["value"], drawn_RL[:, number], layer["maximum"])
-    return found
+    overall = without_GL.mean(axis=-1) if without_GL is not None else None
+    return _jackknife(float(counted_L.mean()), overall, float(np.mean(most))) | {"layers": layers}
 
 
-def _resampled(
+def _without_each(
     counts: np.ndarray, experts: Sequence[int], metric: Callable[[np.ndarray, Sequence[int]], np.ndarray]
 ) -> np.ndarray:
-    """float64 [RESAMPLES, L]; resamples in which nothing was counted are left out."""
-    G = len(counts)
-    weights_RG = np.random.default_rng(SEED).multinomial(G, np.full(G, 1 / G), size=RESAMPLES)
-    flat = counts.reshape(G, -1).astype(np.float32)  # whole numbers up to 2**24 are exact
-    at_once = max(1, NUMBERS_AT_ONCE // flat.shape[1])
-    drawn = []
-    for start in range(0, RESAMPLES, at_once):
-        sums = weights_RG[start : start + at_once].astype(np.float32) @ flat
-        sums = sums[sums.any(axis=-1)]
-        drawn.append(metric(sums.reshape(len(sums), *counts.shape[1:]), experts))
-    return np.concatenate(drawn)
+    """float64 [G, L]: the metric of all groups but one, for each one."""
+    total = counts.sum(axis=0, dtype=np.float64)
+    at_once = max(1, NUMBERS_AT_ONCE // total.size)
+    starts = range(0, len(counts), at_once)
+    return np.concatenate([metric(total - counts[start : start + at_once], experts) for start in starts])
 
 
-def _interval(value: float, drawn_R: np.ndarray, most: float) -> list[float]:
-    low, high = np.quantile(drawn_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return [float(np.clip(2 * value - bound, 0.0, most)) for bound in (high, low)]
+def _jackknife(counted: float, without_G: np.ndarray | None, most: float) -> dict[str, Any]:
+    """{"value", "ci95", "counted", "maximum"} from a value and those without one group each."""
+    if without_G is None:
+        return {"value": counted, "ci95": None, "counted": counted, "maximum": most}
+    from scipy.stats import t
+
+    G = len(without_G)
+    value = G * counted - (G - 1) * float(without_G.mean())
+    error = float(np.sqrt((G - 1) * without_G.var()))
+    half = float(t.ppf((1 + LEVEL) / 2, G - 1)) * error
+    value, low, high = (float(np.clip(bound, 0.0, most)) for bound in (value, value - half, value + half))
+    return {"value": value, "ci95": [low, high], "counted": counted, "maximum": most}

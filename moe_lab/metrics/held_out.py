@@ -19,7 +19,7 @@ from moe_lab.engine.observer import Observer
 from moe_lab.metrics.entropies import entropies_of
 from moe_lab.metrics.interventions import Masked, RandomRouting, extreme_experts
 from moe_lab.metrics.rows import PairCounts, Row, labelled_tokens, right_tokens
-from moe_lab.results.statistics import LEVEL, RESAMPLES, SEED
+from moe_lab.results.statistics import LEVEL
 
 RANDOM_SEED = 0
 """Of random routing, which draws anew for every token and layer: rows differ more than seeds."""
@@ -55,13 +55,18 @@ def measure(model: nn.Module, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _share(of_N: np.ndarray, tokens_N: np.ndarray) -> dict[str, Any]:
-    """The sum over the tokens; the interval resamples rows (percentiles, seeded)."""
-    total = int(tokens_N.sum())
-    found: dict[str, Any] = {"value": float(of_N.sum() / total) if total else None, "ci95": None}
-    N = len(tokens_N)
-    if total and N > 1:
-        drawn_RN = np.random.default_rng(SEED).multinomial(N, np.full(N, 1 / N), size=RESAMPLES)
-        tokens_R = drawn_RN @ tokens_N
-        shares = (drawn_RN @ of_N)[tokens_R > 0] / tokens_R[tokens_R > 0]
-        found["ci95"] = [float(bound) for bound in np.quantile(shares, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])]
-    return found
+    """The sum over the tokens of all rows; the interval is that of a ratio whose rows are drawn (Cochran, 1977, 6.4).
+
+    It is Student's, with the standard error of the rows' residuals.
+    """
+    total, N = int(tokens_N.sum()), len(tokens_N)
+    if not total:
+        return {"value": None, "ci95": None}
+    share = float(of_N.sum() / total)
+    if N < 2:
+        return {"value": share, "ci95": None}
+    from scipy.stats import t
+
+    error = float(np.std(of_N - share * tokens_N, ddof=1)) * N**0.5 / total
+    half = float(t.ppf((1 + LEVEL) / 2, N - 1)) * error
+    return {"value": share, "ci95": [share - half, share + half]}

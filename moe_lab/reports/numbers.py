@@ -7,8 +7,8 @@ from typing import Any
 
 from moe_lab.results.judged import all_judged, judged_documents, judges_in
 from moe_lab.results.samples import reported
-from moe_lab.results.statistics import interval, paired
-from moe_lab.results.store import version_marks
+from moe_lab.results.statistics import mcnemar, tango, wilson
+from moe_lab.results.store import older_intervals, version_marks
 
 MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
@@ -19,6 +19,7 @@ MARKS = {
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
+    "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
 """What has to be said wherever a number of such a run appears."""
 
@@ -96,6 +97,7 @@ def marks_of(block: dict[str, Any], task: str | None = None, metric: str | None 
         "toy-judge": any(judge["toy"] for judge in judges),
         "unjudged": any(not all_judged(judge, task) for judge in judges),
         "other-versions": version_marks(block),
+        "older-intervals": older_intervals(block),
     }
     return tuple(mark for mark, held in holds.items() if held)
 
@@ -119,18 +121,16 @@ def _named_row(results: dict[str, Any], block: dict[str, Any], name: str, wanted
     told = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), row.value)]
     if any(value is None or abs(share - value) > 1e-9 for share, value in told):
         return row  # scores that are no shares of documents, or a group that counts its tasks alike
-    pooled = replace(row, interval=interval([1] * right + [0] * (total - right)))
+    pooled = replace(row, interval=wilson(right, total) if total > 1 else None)
     if any(task.flips is None for task in tasks):
         return pooled
     won, lost = (sum(task.flips[side] for task in tasks if task.flips) for side in (0, 1))
-    same = [1] * (total - won - lost)
-    compared = paired([1] * won + [0] * lost + same, [0] * won + [1] * lost + same)
     return replace(
         pooled,
         baseline=(right - won + lost) / total,
-        difference=compared["difference"],
-        difference_interval=pair(compared["ci95"]),
-        p_mcnemar=compared["p_mcnemar"],
+        difference=(won - lost) / total,
+        difference_interval=tango(won, lost, total) if total > 1 else None,
+        p_mcnemar=mcnemar(won, lost),
         flips=(won, lost),
     )
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE = "expert_metrics.json"
 FOLDER = "expert_metrics"
 """Answers under masked and random routing, and counts."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab import __version__
 from moe_lab.results.samples import Values, aggregation, metric_values, reported
-from moe_lab.results.statistics import interval, paired
+from moe_lab.results.statistics import VERSION, interval, paired
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -77,6 +77,7 @@ def moe_lab_block(
         "seed": config.seed,
         "overrides": list(config.overrides),
         "versions": versions(),
+        "statistics": VERSION,
         "samples": run.samples,
         "cost": cost,
         "intervals": {name: _intervals(task, values[name]) for name, task in tasks.items()},

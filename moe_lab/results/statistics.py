@@ -1,16 +1,24 @@
 """Uncertainty of one score, and of the difference between two runs on the same documents.
 
-Scores that are 0 or 1 get Wilson's interval and McNemar's exact test; all others a percentile bootstrap over
-documents, seeded. `aggregate` is lm-eval's own: it turns the documents' values into the score.
+| score | one score | difference on the same documents |
+|---|---|---|
+| each document 0 or 1 | Wilson (1927) | Tango (1998), McNemar's exact test |
+| mean over seeds of such scores | the same two, with the moments of the documents' means |
+| any other | expanded percentile bootstrap over documents (Hesterberg, 2015), seeded |
+
+`aggregate` is lm-eval's own: it turns the documents' values into the score; None is the mean.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+VERSION = 2
+"""Of the methods here. Intervals that another version made are computed anew from the stored answers."""
 LEVEL = 0.95
 RESAMPLES = 2000
 SLOW_RESAMPLES = 500
@@ -23,24 +31,23 @@ Interval = tuple[float, float]
 
 
 def interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Interval | None:
-    """95% interval of a score over its documents; None with fewer than two. `aggregate` None: the mean."""
-    if len(values) < 2:
-        return None
-    if aggregate is None and is_binary(values):
-        from statsmodels.stats.proportion import proportion_confint
-
-        low, high = proportion_confint(int(sum(values)), len(values), alpha=1 - LEVEL, method="wilson")
-        return max(0.0, round(float(low), 15)), min(1.0, round(float(high), 15))
-    return _percentiles(_resampled_means(values) if aggregate is None else _resampled([values], aggregate)[0])
+    """95% interval of a score over its documents; None with fewer than two."""
+    return interval_of_mean([values], aggregate)
 
 
 def interval_of_mean(samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None) -> Interval | None:
     """95% interval over documents of the mean of several runs' scores on the same documents."""
-    if len(samples) == 1 or len(samples[0]) < 2:
-        return interval(samples[0], aggregate)
-    if aggregate is None:
-        return _percentiles(_resampled_means(np.mean(np.asarray(samples, dtype=float), axis=0)))
-    return _percentiles(_resampled(samples, aggregate).mean(axis=0))
+    if len(samples[0]) < 2:
+        return None
+    if aggregate is not None:
+        return _percentiles(_resampled(samples, aggregate).mean(axis=0), len(samples[0]))
+    means = np.mean(np.asarray(samples, dtype=float), axis=0)
+    return _wilson_of_means(means) if all(map(is_binary, samples)) else bootstrap_interval(means)
+
+
+def bootstrap_interval(values: Any) -> Interval:
+    """95% expanded percentile interval of the mean of at least two documents' values."""
+    return _percentiles(_resampled_means(values), len(values))
 
 
 def paired(
@@ -48,30 +55,29 @@ def paired(
 ) -> dict[str, Any]:
     """The difference `values` minus `baseline`, document by document.
 
-    Returns {"n", "difference", "ci95", "p_mcnemar", "to_right", "to_wrong"}: the interval resamples documents; p is
-    McNemar's exact one, and the last two count documents that changed, for 0/1 scores, and are null for others. The two
-    sequences list the same documents in the same order.
+    Returns {"n", "difference", "ci95", "p_mcnemar", "to_right", "to_wrong"}: p is McNemar's exact one, and the last two
+    count documents that changed, for 0/1 scores, and are null for others. The two sequences list the same documents in
+    the same order.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
     mean = aggregate or _mean
-    if len(values) < 2:
-        ci = None
-    elif aggregate is None:
-        ci = _percentiles(
-            _resampled_means(np.asarray(values, dtype=float) - np.asarray(baseline, dtype=float))
-        )
-    else:
-        ci = _percentiles(-np.diff(_resampled([values, baseline], aggregate), axis=0)[0])
-    binary = aggregate is None and is_binary(values) and is_binary(baseline)
-    return {
+    ci = interval_of_difference([values], [baseline], aggregate)
+    found: dict[str, Any] = {
         "n": len(values),
         "difference": float(mean(list(values))) - float(mean(list(baseline))),
         "ci95": list(ci) if ci else None,
-        "p_mcnemar": mcnemar(values, baseline) if binary else None,
-        "to_right": sum(v > b for v, b in zip(values, baseline, strict=True)) if binary else None,
-        "to_wrong": sum(v < b for v, b in zip(values, baseline, strict=True)) if binary else None,
+        "p_mcnemar": None,
+        "to_right": None,
+        "to_wrong": None,
     }
+    if aggregate is None and is_binary(values) and is_binary(baseline):
+        right, wrong = (
+            sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
+            for pair in ((values, baseline), (baseline, values))
+        )
+        found |= {"p_mcnemar": mcnemar(right, wrong), "to_right": right, "to_wrong": wrong}
+    return found
 
 
 def interval_of_difference(
@@ -80,11 +86,66 @@ def interval_of_difference(
     """95% interval over documents of several runs' mean score minus that of other runs, on the same documents."""
     if len(others[0]) < 2:
         return None
-    if aggregate is None:
-        means, before = (np.mean(np.asarray(runs, dtype=float), axis=0) for runs in (samples, others))
-        return _percentiles(_resampled_means(means - before))
-    scores = _resampled([*samples, *others], aggregate)
-    return _percentiles(scores[: len(samples)].mean(axis=0) - scores[len(samples) :].mean(axis=0))
+    if aggregate is not None:
+        scores = _resampled([*samples, *others], aggregate)
+        differences = scores[: len(samples)].mean(axis=0) - scores[len(samples) :].mean(axis=0)
+        return _percentiles(differences, len(others[0]))
+    means, before = (np.mean(np.asarray(runs, dtype=float), axis=0) for runs in (samples, others))
+    if all(map(is_binary, [*samples, *others])):
+        return _tango_of_means(means - before)
+    return bootstrap_interval(means - before)
+
+
+def wilson(right: float, n: float) -> Interval:
+    """Wilson's 95% score interval of a proportion."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(right, n, alpha=1 - LEVEL, method="wilson")
+    return max(0.0, round(float(low), 15)), min(1.0, round(float(high), 15))
+
+
+def tango(to_right: float, to_wrong: float, n: float) -> Interval:
+    """Tango's (1998) 95% score interval of a difference of paired proportions, (to_right - to_wrong) / n.
+
+    It inverts the score test of "the difference is d": those d are inside at which the observed difference is less than
+    1.96 standard errors away, the standard error being the one under d.
+    """
+    from scipy.optimize import brentq
+
+    difference, z = (to_right - to_wrong) / n, _normal_quantile()
+
+    def excess(d: float, side: int) -> float:
+        b = (2 * n - to_right + to_wrong) * d - to_right - to_wrong
+        q = (math.sqrt(max(0.0, b * b + 8 * n * to_wrong * d * (1 - d))) - b) / (4 * n)
+        variance = n * (2 * q + d * (1 - d))
+        return side * (n * (difference - d)) - z * math.sqrt(max(0.0, variance))
+
+    beside = 1e-9  # at the difference itself the variance may be 0
+    low = -1.0 if difference <= -1 else brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
+    high = 1.0 if difference >= 1 else brentq(excess, difference + beside, 1, args=(-1,), xtol=1e-12)
+    return float(low), float(high)
+
+
+def _wilson_of_means(means_N: np.ndarray) -> Interval:
+    """Wilson's interval, with as many documents as 0/1 scores of this mean and variance would take.
+
+    Where every mean is 0 or 1 these are all documents.
+    """
+    n, mean, variance = len(means_N), float(means_N.mean()), float(means_N.var())
+    effective = n * mean * (1 - mean) / variance if variance else n
+    return wilson(mean * effective, effective)
+
+
+def _tango_of_means(differences_N: np.ndarray) -> Interval:
+    """Tango's interval for documents that change by `step` or not at all, `step` being such that moments agree.
+
+    Differences of -1, 0 and 1 have a step of 1. Where nothing changed, a step of 1 is the widest.
+    """
+    n, size = len(differences_N), float(np.abs(differences_N).mean())
+    step = float((differences_N**2).mean()) / size if size else 1.0
+    up, down = (n * float(np.maximum(side * differences_N, 0).mean()) / step for side in (1, -1))
+    low, high = tango(up, down, n)
+    return step * low, step * high
 
 
 def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Interval]) -> Interval:
@@ -101,13 +162,12 @@ def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Inter
     return float(centres.mean()) - below, float(centres.mean()) + above
 
 
-def mcnemar(values: Sequence[float], baseline: Sequence[float]) -> float:
+def mcnemar(to_right: int, to_wrong: int) -> float:
     """Exact two-sided p of McNemar's test: the chance of so uneven a split of the documents that changed."""
     from scipy.stats import binomtest
 
-    gained = sum(1 for new, old in zip(values, baseline, strict=True) if new > old)
-    lost = sum(1 for new, old in zip(values, baseline, strict=True) if new < old)
-    return float(binomtest(gained, gained + lost, 0.5).pvalue) if gained + lost else 1.0
+    changed = to_right + to_wrong
+    return float(binomtest(to_right, changed, 0.5).pvalue) if changed else 1.0
 
 
 def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
@@ -148,9 +208,23 @@ def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.nda
     return np.array([[float(aggregate([values[i] for i in draw])) for draw in draws] for values in samples])
 
 
-def _percentiles(scores: np.ndarray) -> Interval:
-    low, high = np.quantile(scores, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def _percentiles(scores: np.ndarray, n: int) -> Interval:
+    """The 95% expanded percentile interval (Hesterberg, 2015) of resampled scores of n documents.
+
+    Percentiles of resamples are too narrow for few documents, as a normal interval with the variance's n in the place
+    of n - 1 is; the level is raised to that at which a normal interval is as wide as Student's.
+    """
+    from scipy.stats import norm, t
+
+    tail = float(norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - LEVEL) / 2, n - 1)))
+    low, high = np.quantile(scores, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def _normal_quantile() -> float:
+    from scipy.stats import norm
+
+    return float(norm.ppf((1 + LEVEL) / 2))
 
 
 def _mean(values: list[Any]) -> float:

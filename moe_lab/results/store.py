@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
+from moe_lab.results import statistics
 from moe_lab.results.files import write_json
 from moe_lab.results.schema import DECISIVE, SCHEMA_VERSION, versions
 
@@ -114,6 +115,11 @@ def version_marks(block: dict[str, Any]) -> list[str]:
         for name in DECISIVE
         if then.get(name) != now[name]
     ]
+
+
+def older_intervals(block: dict[str, Any]) -> bool:
+    """Whether intervals were made by earlier methods, and can be made anew from the stored answers."""
+    return block.get("statistics") != statistics.VERSION and not version_marks(block)
 
 
 def check_writable(output_dir: str) -> None:

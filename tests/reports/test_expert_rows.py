@@ -18,6 +18,7 @@ from moe_lab.reports.expert_rows import expert_row
 from moe_lab.reports.paper_csv import csv_text
 from moe_lab.reports.paper_table import markdown
 from moe_lab.reports.table_cell import TableCell
+from moe_lab.results import statistics
 from moe_lab.results.schema import versions
 
 
@@ -28,6 +29,7 @@ def results(**more) -> dict:
         "method": {"name": "finetune-freeze"},
         "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
         "versions": versions(),
+        "statistics": statistics.VERSION,
         "samples": {"t": [0, 1, 2, 3]},
         "intervals": {"t": {"acc,none": [0.4, 0.8]}},
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from moe_lab.reports.numbers import headline, marks_of, rows_of
 from moe_lab.reports.terminal import interval, number, settings
+from moe_lab.results import statistics
 from moe_lab.results.schema import versions
 
 
@@ -19,6 +20,7 @@ def results_of(scores, tasks, **more):
         "method": {"name": "base"},
         "task": {"name": "t", "tasks": tasks, "metric": "acc,none"},
         "versions": versions(),
+        "statistics": statistics.VERSION,
         "samples": {task: [0, 3] for task in tasks},
     }
     return {"results": scores, "moe_lab": block, **more}

@@ -13,6 +13,7 @@ from moe_lab.results.statistics import (
     mcnemar,
     over_seeds,
     paired,
+    tango,
 )
 
 
@@ -68,9 +69,45 @@ def test_too_few_documents_have_no_interval() -> None:
     ],  # 2 * Binomial(n, 1/2) tails
 )
 def test_mcnemar(gained: int, lost: int, p: float) -> None:
+    assert mcnemar(gained, lost) == pytest.approx(p, abs=1e-6)
     values = [1.0] * gained + [0.0] * lost + [1.0, 0.0]
     before = [0.0] * gained + [1.0] * lost + [1.0, 0.0]
-    assert mcnemar(values, before) == pytest.approx(p, abs=1e-6)
+    assert paired(values, before)["p_mcnemar"] == mcnemar(gained, lost)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "n", "low", "high"),
+    [
+        (1, 7, 21, -0.517, -0.026),  # Fagerland, Lydersen and Laake (2014), airway hyper-responsiveness
+        (0, 0, 100, -0.0370, 0.0370),  # z^2 / (n + z^2): never empty
+        (5, 0, 5, 0.1310, 1.0),
+        (0, 5, 5, -1.0, -0.1310),
+    ],
+)
+def test_tango(gained: int, lost: int, n: int, low: float, high: float) -> None:
+    assert tango(gained, lost, n) == pytest.approx((low, high), abs=5e-4)
+    values = [1.0] * gained + [0.0] * (n - gained)
+    before = [0.0] * gained + [1.0] * lost + [0.0] * (n - gained - lost)
+    assert paired(values, before)["ci95"] == pytest.approx(tango(gained, lost, n), abs=1e-12)
+    swapped = tango(lost, gained, n)
+    assert swapped == pytest.approx((-tango(gained, lost, n)[1], -tango(gained, lost, n)[0]), abs=1e-9)
+
+
+@pytest.mark.parametrize(("gained", "lost", "n"), [(9, 4, 60), (3, 0, 40), (0, 2, 25)])
+def test_tango_inverts_the_score_test(gained: int, lost: int, n: int) -> None:
+    """At each limit the score statistic is 1.96, its variance at the likelihood's maximum, found by brute force."""
+    for d, side in zip(tango(gained, lost, n), (1, -1), strict=True):
+        q = np.linspace(
+            max(0.0, -d) + 1e-9, (1 - d) / 2 - 1e-9, 200_001
+        )  # the chance of a loss; q + d of a gain
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = [
+                count * np.log(chance) if count else 0.0
+                for count, chance in ((gained, q + d), (lost, q), (n - gained - lost, 1 - 2 * q - d))
+            ]
+        best = q[np.nanargmax(sum(terms))]
+        statistic = (gained - lost - n * d) / np.sqrt(n * (2 * best + d - d**2))
+        assert side * statistic == pytest.approx(1.959964, rel=1e-3)
 
 
 def test_paired_difference() -> None:
@@ -82,7 +119,8 @@ def test_paired_difference() -> None:
     assert 0.03 < low < 0.1 < high < 0.18
     same = paired(values, values)
     unchanged = {"to_right": 0, "to_wrong": 0}
-    assert same == {"n": 100, "difference": 0.0, "ci95": [0.0, 0.0], "p_mcnemar": 1.0} | unchanged
+    assert same.pop("ci95") == pytest.approx(tango(0, 0, 100))
+    assert same == {"n": 100, "difference": 0.0, "p_mcnemar": 1.0} | unchanged
 
 
 def test_flips_are_counted_both_ways() -> None:
@@ -115,6 +153,19 @@ def test_interval_over_documents_of_several_seeds() -> None:
     half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
     assert high - low == pytest.approx(2 * half, rel=0.15)
     assert interval_of_mean([list(rows[0])]) == interval(list(rows[0]))
+    same = interval_of_mean([list(rows[0])] * 3)
+    assert same == pytest.approx(interval(list(rows[0]))), "seeds that agree add no information"
+
+
+def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree() -> None:
+    """Broken by an interval of no width where nothing changed, as a bootstrap's is."""
+    base, changed = [1.0] * 50 + [0.0] * 50, [1.0] * 46 + [0.0] * 50 + [1.0] * 4
+    assert interval_of_difference([changed] * 3, [base]) == pytest.approx(tango(4, 4, 100))
+    assert interval_of_difference([base] * 3, [base]) == pytest.approx(tango(0, 0, 100))
+    one_seed = interval_of_difference(
+        [base, base, changed], [base]
+    )  # eight documents change in one of three seeds
+    assert one_seed is not None and one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 
 def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:

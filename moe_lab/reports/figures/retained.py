@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.stored_traces import StoredTraces, chosen_PLK
 from moe_lab.reports.figures.style import BLUE, GREY, panel_per, write_figure
-from moe_lab.results.statistics import interval
+from moe_lab.results.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def write_retained(
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
-    """One row per n from 1 to E: the mean share over questions, tokens and layers, its interval over questions."""
+    """One row per n from 1 to E: the mean share over questions, tokens and layers, with a bootstrap interval."""
     import numpy as np
 
     before_PLE = run.probabilities("before")
@@ -42,7 +42,7 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
     for n in range(1, before_PLE.shape[-1] + 1):
         share_P = (rank_PLK < n).mean(axis=(1, 2))
         share_N = np.bincount(run.question_P, weights=share_P) / count_N
-        low, high = interval(share_N.tolist()) or (None, None)
+        low, high = bootstrap_interval(share_N) if len(share_N) > 1 else (None, None)
         rows.append(
             {
                 **run.key,

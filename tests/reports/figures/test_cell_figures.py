@@ -15,6 +15,7 @@ from moe_lab.reports.figures.control import control_rows, write_control
 from moe_lab.reports.figures.equivalent import write_equivalent
 from moe_lab.reports.figures.overhead import overhead_rows, write_overhead
 from moe_lab.reports.table_cell import TableCell
+from moe_lab.results import statistics
 from moe_lab.results.schema import versions
 
 
@@ -27,6 +28,7 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
         "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
         "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
         "versions": versions(),
+        "statistics": statistics.VERSION,
         "samples": {"t": [0, 1, 2, 3]},
         "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
         "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import json
 import logging
+import multiprocessing.process
 import os
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.tiers import by_family
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -14,6 +22,9 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes
 logging.raiseExceptions = False
+
+MANY_TESTS = 100
+"""From here on a process imports the libraries at once."""
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
 VOCAB = 300
@@ -32,7 +43,15 @@ _COMMON = dict(
 
 
 def make_model(family: str, seed: int = 0, **changes):
-    """A small model of the family in float32, its weights wide enough that routers and logits differ clearly."""
+    """A small model of the family in float32, its weights wide enough that routers and logits differ clearly.
+
+    Each is built once; every caller gets a copy of its own.
+    """
+    return copy.deepcopy(_built(family, seed, json.dumps(changes)))
+
+
+@cache
+def _built(family: str, seed: int, changes: str):
     import torch
     import transformers
 
@@ -73,7 +92,7 @@ def make_model(family: str, seed: int = 0, **changes):
         common = _COMMON
     torch.manual_seed(seed)
     model = (
-        transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | changes))).float().eval()
+        transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | json.loads(changes)))).float().eval()
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -97,7 +116,30 @@ def make_tokenizer():
     )
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take what the libraries made out of garbage collection, which runs load and free models would go through again."""
+    if len(session.items) >= MANY_TESTS:
+        import transformers.models.auto.modeling_auto  # noqa: F401
+
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test in the fast tier starts no process."""
+    if request.node.get_closest_marker("slow"):
+        return
+
+    def refused(*args, **keys):
+        raise AssertionError("A test that starts processes is marked slow.")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refused)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refused)
+    monkeypatch.setattr(os, "fork", refused)
+
+
+@pytest.fixture(scope="session", params=by_family(FAMILIES))
 def moe_model(request):
     """A small model of each MoE family in turn."""
     return make_model(request.param)

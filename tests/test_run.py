@@ -22,6 +22,7 @@ from moe_lab.reports.numbers import marks_of
 from moe_lab.results.estimate import estimate_forward_tokens
 from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data
+from tests.tiers import by_family
 
 METRIC = "acc_norm,none"
 
@@ -337,7 +338,7 @@ def test_a_full_disk_while_running_keeps_what_was_answered(
     assert not run(roe).stored
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["mixtral", "qwen3_moe"]))
 def test_a_local_folder_of_another_family(roe: Config, tmp_path: Path, family: str) -> None:
     from tests.conftest import make_model, make_tokenizer
 

@@ -18,6 +18,7 @@ from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.conftest import make_model
 from tests.engine import roe_reference as reference
+from tests.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
 
@@ -64,7 +65,7 @@ def test_greedy_tokens_are_those_of_transformers(moe_model, budget):
     ]
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_roe_tokens_are_those_of_the_slow_reference(family):
     model = make_model(family)
     double = reference.in_float64(model)

@@ -17,10 +17,12 @@ from moe_lab.engine.reading import Answer
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.scoring import Budget, Question
 from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests import rounding
 from tests.conftest import make_model
 from tests.engine import roe_reference as reference
 from tests.engine.test_generation import answers_of, prompts_for
 from tests.engine.test_scoring import questions_for, scores_of
+from tests.tiers import by_family
 
 HISTORIES = [
     ("clean", "noisy"),
@@ -44,15 +46,13 @@ def ensemble_for(model, history, perturbed=False, temperatures=None, first_noisy
 
 def assert_scores(found, expected):
     for i in range(len(expected)):
-        assert [value for value, _ in found[i]] == pytest.approx(
-            [value for value, _ in expected[i]], abs=1e-5
-        )
+        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
         assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
 
 
 @pytest.mark.parametrize("perturbed", [False, True], ids=["clean-weights", "perturbed-weights"])
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_scores_equal_the_slow_reference(family, history, perturbed):
     model = make_model(family)
     double = reference.in_float64(model)
@@ -73,7 +73,7 @@ def test_scores_equal_the_slow_reference(family, history, perturbed):
 
 @pytest.mark.parametrize("perturbed", [False, True], ids=["clean-weights", "perturbed-weights"])
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_tokens_equal_the_slow_reference(family, history, perturbed):
     model = make_model(family)
     double = reference.in_float64(model)
@@ -109,7 +109,7 @@ def test_scoring_equals_decoding_token_by_token(moe_model, history):
     answers = [Answer(i, q.context, q.document) for i, q in enumerate(questions)]
     with RowForward(moe_model, ensemble_for(moe_model, history)) as forward:
         generate(forward, answers, Budget(4000), forced, lambda generated: False, 6, lambda answer: None)
-    assert total == pytest.approx([scored[i][0][0] for i in range(len(questions))], abs=1e-5)
+    assert total == rounding.approx([scored[i][0][0] for i in range(len(questions))])
 
 
 @pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)

@@ -15,7 +15,9 @@ from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.rows import RowForward
 from moe_lab.engine.tokens import TreeRow, collate
 from moe_lab.routing import GumbelTopK, find_routers
+from tests import rounding
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 
 def logits_of_steps(model):
@@ -37,12 +39,12 @@ def logits_of_steps(model):
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("family", sorted(clean_rows.LATE))
+@pytest.mark.parametrize("family", by_family(sorted(clean_rows.LATE)))
 def test_late_is_the_same_as_in_front_of_the_layer(family, monkeypatch):
     model = small_model(family)
     late = logits_of_steps(model)
     monkeypatch.setattr(clean_rows, "LATE", frozenset())
-    torch.testing.assert_close(late, logits_of_steps(model), atol=2e-5, rtol=0)
+    rounding.assert_close(late, logits_of_steps(model))
 
 
 def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):

@@ -15,8 +15,10 @@ from moe_lab.errors import ConfigError
 from moe_lab.routing import family_of_type, find_routers, record
 from moe_lab.routing.remix import Remix
 from moe_lab.routing.rules import LOGITS
+from tests import rounding
 from tests.engine.brute_prompt_tail import FAMILIES, prompts, whole_logits
 from tests.families.zoo import ZOO, small_model
+from tests.tiers import by_family
 
 BUDGET = Budget(64)
 BY_LOGITS = [name for name in ZOO if family_of_type(name).rule.noise == LOGITS]
@@ -31,7 +33,7 @@ SATURATED = {"phimoe"}
 """Weights are 1 for all experts that others are far above or below, and have no gradient then."""
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=by_family(FAMILIES))
 def model(request):
     torch.set_num_threads(1)
     return small_model(request.param)
@@ -67,18 +69,16 @@ def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
     for token, row, prompt in zip(tokens, logits_NV, prompts(), strict=True):
         with torch.no_grad(), record(model) as routes:
             expected = model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
-        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
+        rounding.assert_close(row, expected)
         assert token.position == len(prompt) - 1
         for own_E, logits_TE in zip(token.pathway_WME[0], routes.logits, strict=True):
-            torch.testing.assert_close(own_E, logits_TE[-1].softmax(-1), atol=1e-6, rtol=0)
+            rounding.assert_close(own_E, logits_TE[-1].softmax(-1))
 
 
 def test_own_probabilities_change_nothing(model):
     tails, tokens = read(model)
     own = own_probs(model, tokens)
-    torch.testing.assert_close(
-        tails.logits(tokens, Remix(own)), tails.logits(tokens, None), atol=2e-6, rtol=0
-    )
+    rounding.assert_close(tails.logits(tokens, Remix(own)), tails.logits(tokens, None))
 
 
 @pytest.mark.parametrize("core", [False, True])
@@ -105,7 +105,7 @@ def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core
         assert tokens[n].position == start
         expected_TV = whole_logits(model, [*prompt, *answer[:-1]], start, own, chosen)
         expected_AV = expected_TV[len(prompt) - 1 :]
-        torch.testing.assert_close(logits_MV[done : done + len(answer)], expected_AV, atol=2e-6, rtol=0)
+        rounding.assert_close(logits_MV[done : done + len(answer)], expected_AV)
         loss = torch.nn.functional.cross_entropy(expected_AV, torch.tensor(answer), reduction="sum")
         for gradient_NWE, expected_WE in zip(
             gradients, torch.autograd.grad(loss, list(own.values())), strict=True
@@ -122,14 +122,12 @@ def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
     untouched = tails.logits(tokens, None)
     for prompt, token, row in zip(prompts(least=span.size), tokens, untouched, strict=True):
         with torch.no_grad(), record(model) as routes:
-            torch.testing.assert_close(
-                row, model(torch.tensor([prompt]), use_cache=False).logits[0, -1], atol=1e-5, rtol=0
-            )
+            rounding.assert_close(row, model(torch.tensor([prompt]), use_cache=False).logits[0, -1])
         here = slice(token.position, token.position + span.size)
         expected_WME = torch.stack([logits_TE[here].softmax(-1) for logits_TE in routes.logits], dim=1)
-        torch.testing.assert_close(token.pathway_WME, expected_WME, atol=1e-6, rtol=0)
+        rounding.assert_close(token.pathway_WME, expected_WME)
     remix = Remix(own_probs(model, tokens))
-    torch.testing.assert_close(tails.logits(tokens, remix), untouched, atol=5e-6, rtol=0)
+    rounding.assert_close(tails.logits(tokens, remix), untouched)
 
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
@@ -143,7 +141,7 @@ def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
             with torch.no_grad():
                 hidden_TD = model.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
             assert tail.prompt == tuple(prompt)
-            torch.testing.assert_close(tail.mean_D, hidden_TD.mean(0), atol=1e-5, rtol=0)
+            rounding.assert_close(tail.mean_D, hidden_TD.mean(0))
 
 
 def test_a_prompt_with_fewer_tokens_than_are_rerouted_is_refused(model):
@@ -170,7 +168,7 @@ def test_a_batch_gives_what_one_by_one_gives(model):
     together = tails.logits(tokens, Remix(probs))
     for n, token in enumerate(tokens):
         alone = tails.logits([token], Remix({layer: value[n : n + 1] for layer, value in probs.items()}))
-        torch.testing.assert_close(together[n], alone[0], atol=1e-5, rtol=0)
+        rounding.assert_close(together[n], alone[0])
 
 
 @pytest.mark.parametrize("untouched", [False, True])
@@ -188,7 +186,7 @@ def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, sp
                 logits = whole_logits(model, [*prompt, *continuation], start, own)
             predicted = logits[len(prompt) - 1 : -1].log_softmax(-1)
             expected = predicted[torch.arange(len(continuation)), continuation].sum().item()
-            assert found == pytest.approx(expected, abs=2e-5)
+            assert found == rounding.approx(expected)
             assert greedy == (predicted.argmax(-1).tolist() == continuation)
 
 
@@ -198,8 +196,8 @@ def test_work_of_earlier_layers_is_not_kept_and_long_prompts_are_read_in_parts(m
     whole, parts = tails.read(prompts(), BUDGET), tails.read(prompts(), Budget(4))
     everything = PromptTails(model, 0).read(prompts(), BUDGET)
     for one, other, more in zip(whole, parts, everything, strict=True):
-        torch.testing.assert_close(one.hidden_QD, other.hidden_QD, atol=1e-5, rtol=0)
-        torch.testing.assert_close(one.pathway_WME, other.pathway_WME, atol=1e-5, rtol=0)
+        rounding.assert_close(one.hidden_QD, other.hidden_QD)
+        rounding.assert_close(one.pathway_WME, other.pathway_WME)
         assert one.past.length == one.position == other.past.length
         assert not any(layer.is_initialized for layer in one.past.layers[: tails.first])
         assert one.nbytes < more.nbytes or not one.position
@@ -239,7 +237,7 @@ def test_a_recurrent_model_is_refused_by_name():
         PromptTails(small_model("qwen3_next"), 0)
 
 
-@pytest.mark.parametrize("family", BY_LOGITS)
+@pytest.mark.parametrize("family", by_family(BY_LOGITS))
 def test_every_family_that_chooses_by_logits(family):
     """Biases, scales, groups and seams of its own: nothing changes at its own probabilities, and a token's core experts
     are its own whatever else is in the batch, with gradients."""
@@ -252,7 +250,7 @@ def test_every_family_that_chooses_by_logits(family):
     tails, tokens = read(model)
     own = own_probs(model, tokens)
     untouched = tails.logits(tokens, None)
-    torch.testing.assert_close(tails.logits(tokens, Remix(own)), untouched, atol=1e-5, rtol=0)
+    rounding.assert_close(tails.logits(tokens, Remix(own)), untouched)
     for mine, plain in zip(tails.score(tokens, Remix(own)), tails.score(tokens, None), strict=True):
         assert [value for value, _ in mine] == pytest.approx([value for value, _ in plain], abs=1e-4)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
@@ -262,6 +260,6 @@ def test_every_family_that_chooses_by_logits(family):
     for n, token in enumerate(tokens):
         one = slice(n, n + 1)
         remix = Remix({k: v[one] for k, v in probs.items()}, {k: v[one] for k, v in core.items()})
-        torch.testing.assert_close(together[n], tails.logits([token], remix)[0], atol=1e-5, rtol=0)
+        rounding.assert_close(together[n], tails.logits([token], remix)[0])
     for gradient in torch.autograd.grad(together.logsumexp(-1).sum(), list(probs.values())):
         assert gradient.isfinite().all() and (gradient.abs().max() > 0 or family in SATURATED)

@@ -24,11 +24,12 @@ from tests.engine import zoo
 from tests.engine.test_generation import answers_of, greedy_by_transformers, prompts_for
 from tests.engine.test_histories import HISTORIES, SEED, N, assert_scores, ensemble_for, temperatures_for
 from tests.engine.test_scoring import plain, questions_for, scores_of
+from tests.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(45)]
 
 
-@pytest.fixture(scope="module", params=zoo.ROWS)
+@pytest.fixture(scope="module", params=by_family(zoo.ROWS))
 def model(request):
     return zoo.make(request.param, zoo.ROWS[request.param])
 

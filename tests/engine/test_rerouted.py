@@ -18,6 +18,7 @@ from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.routing import document_key, find_routers
 from tests.engine.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 STEPS = 5
 SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 3), TokenSpan("last", 3)]
@@ -74,7 +75,7 @@ def brute_logits(model, ids, length, probs, span, persistence):
 
 @pytest.mark.parametrize("persistence", PERSISTENCE)
 @pytest.mark.parametrize("span", SPANS, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
     torch.set_num_threads(1)
     model = small_model(family)

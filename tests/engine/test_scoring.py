@@ -13,8 +13,10 @@ from moe_lab.engine.scoring import Budget, Question, score
 from moe_lab.engine.tokens import TreeRow
 from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests import rounding
 from tests.conftest import make_model
 from tests.engine import roe_reference as reference
+from tests.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(70), Budget(7)]
 
@@ -54,7 +56,7 @@ def test_equals_plain_forward_passes(moe_model, budget):
     for i, question in enumerate(questions):
         for (value, greedy), continuation in zip(found[i], question.continuations, strict=True):
             expected, expected_greedy = plain(moe_model, question, continuation)
-            assert value == pytest.approx(expected, abs=1e-5)
+            assert value == rounding.approx(expected)
             assert greedy == expected_greedy
 
 
@@ -92,12 +94,10 @@ def test_eager_attention_takes_the_same_masks(olmoe):
     finally:
         olmoe.set_attn_implementation("sdpa")
     for i in expected:
-        assert [value for value, _ in found[i]] == pytest.approx(
-            [value for value, _ in expected[i]], abs=1e-5
-        )
+        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_roe_equals_the_slow_reference(family):
     model = make_model(family)
     double = reference.in_float64(model)
@@ -116,9 +116,7 @@ def test_roe_equals_the_slow_reference(family):
             ensemble = Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy)
             found, _ = scores_of(model, questions, budget, ensemble)
             for i in found:
-                assert [value for value, _ in found[i]] == pytest.approx(
-                    [v for v, _ in expected[i]], abs=1e-5
-                )
+                assert [value for value, _ in found[i]] == rounding.approx([v for v, _ in expected[i]])
                 assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
             assert ensemble.routing.decisions[0] > 0
     # The noise must matter for this test to mean anything.
@@ -135,7 +133,7 @@ def test_perturbed_weights_equal_the_slow_reference(olmoe):
     found, _ = scores_of(
         olmoe, [question], Budget(500), Ensemble(3, GumbelTopK([0.6] * 4, 0, perturbed_weights=True))
     )
-    assert found[0][0][0] == pytest.approx(expected, abs=1e-5)
+    assert found[0][0][0] == rounding.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +144,7 @@ def test_without_noise_roe_is_the_plain_model(olmoe, ensemble):
     expected, _ = scores_of(olmoe, questions, Budget(4000))
     found, _ = scores_of(olmoe, questions, Budget(4000), ensemble)
     for i in expected:
-        assert [value for value, _ in found[i]] == pytest.approx(
-            [value for value, _ in expected[i]], abs=1e-5
-        )
+        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
         assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
 
 
@@ -163,8 +159,8 @@ def test_batch_and_order_do_not_change_roe(olmoe):
     backwards = run(questions[::-1], Budget(150))
     for i in expected:
         values = [value for value, _ in expected[i]]
-        assert [value for value, _ in alone[i]] == pytest.approx(values, abs=1e-5)
-        assert [value for value, _ in backwards[len(questions) - 1 - i]] == pytest.approx(values, abs=1e-5)
+        assert [value for value, _ in alone[i]] == rounding.approx(values)
+        assert [value for value, _ in backwards[len(questions) - 1 - i]] == rounding.approx(values)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,16 @@ from moe_lab.engine.reading import Answer
 from moe_lab.engine.scoring import Question
 from moe_lab.engine.state_engine import StateEngine
 from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests import rounding
 from tests.engine import roe_reference as reference
 from tests.engine import zoo
 from tests.engine.test_generation import prompts_for
 from tests.engine.test_histories import HISTORIES, SEED, N, assert_scores, ensemble_for, temperatures_for
 from tests.engine.test_scoring import plain, questions_for
+from tests.tiers import by_family
 
 
-@pytest.fixture(scope="module", params=zoo.STATES)
+@pytest.fixture(scope="module", params=by_family(zoo.STATES))
 def model(request):
     return zoo.make(request.param, zoo.STATES[request.param])
 
@@ -62,7 +64,7 @@ def test_one_row_equals_the_untouched_model(model):
     for i, question in enumerate(questions):
         for (value, greedy), continuation in zip(found[i], question.continuations, strict=True):
             expected, expected_greedy = plain(model, question, continuation)
-            assert value == pytest.approx(expected, abs=2e-5) and greedy == expected_greedy
+            assert value == rounding.approx(expected) and greedy == expected_greedy
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)

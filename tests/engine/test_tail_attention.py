@@ -16,6 +16,7 @@ from moe_lab.routing import find_routers
 from moe_lab.routing.remix import Remix
 from tests.engine.brute_prompt_tail import prompts
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 
 @pytest.mark.parametrize("heads", [2, 4, 8], ids=lambda heads: f"{heads} key-value heads of 8")
@@ -44,7 +45,7 @@ def test_it_is_torchs_attention(heads, new):
         torch.testing.assert_close(one, other[:, :, T:], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "deepseek"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "deepseek"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
     torch.set_num_threads(1)

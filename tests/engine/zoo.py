@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from functools import cache
+
 import torch
 import transformers
 
@@ -119,10 +123,15 @@ STATES = {
 
 
 def make(model_type: str, own: dict, seed: int = 0, attention: str | None = None):
-    """A model in float32, its weights wide enough that routers and logits differ clearly."""
+    """A model in float32, its weights wide enough that routers and logits differ clearly; built once, then copied."""
+    return copy.deepcopy(_built(model_type, json.dumps(own), seed, attention))
+
+
+@cache
+def _built(model_type: str, own: str, seed: int, attention: str | None):
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(model_type, **(_COMMON | own))
+    config = transformers.AutoConfig.for_model(model_type, **(_COMMON | json.loads(own)))
     model = (
         transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     )

@@ -19,8 +19,9 @@ from moe_lab.routing.rules import LOGITS
 from tests.conftest import make_tokenizer
 from tests.families import slow_routing
 from tests.families.zoo import ONE_WAY, ZOO, small_model
+from tests.tiers import by_family
 
-families = pytest.mark.parametrize("model_type", sorted(ZOO))
+families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 TOKENIZER = make_tokenizer()
 PAIRS = [
     ("ab", "cd"),

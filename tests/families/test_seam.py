@@ -15,13 +15,15 @@ from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, r
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 from moe_lab.routing.rules import LOGITS
+from tests import rounding
 from tests.families import slow_routing
 from tests.families.zoo import ONE_WAY, VOCAB, ZOO, small_config, small_model
+from tests.tiers import by_family
 
 IDS = torch.arange(2 * 14).reshape(2, 14) * 7 % VOCAB
 EXPERTS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
-families = pytest.mark.parametrize("model_type", sorted(ZOO))
+families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 
 
 def logits(model):
@@ -163,7 +165,7 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
                 routing.index_TK.shape[-1],
             )
             found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
-            assert found == pytest.approx(dict(zip(chosen, weights, strict=True)), abs=1e-5)
+            assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
             changed.append(set(chosen) != set(routing.index_TK[token].tolist()))
 
     with routed(model, check):

@@ -17,6 +17,7 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.judges.judge import Exchange, Judge
 from moe_lab.judges.llama_guard import LlamaGuard, _beginnings, conversation, verdict_of
 from moe_lab.judges.reward import RewardModel
+from tests import rounding
 from tests.conftest import make_tokenizer
 from tests.judges.models import PARTS_TEMPLATE, guard_directly, guard_folder, reward_directly, reward_folder
 
@@ -52,7 +53,7 @@ def test_a_reward_is_that_of_the_exchange_alone(
     folder = reward_folder(tmp_path, labels, template=template)
     found = verdicts(judge_of(RewardModel, folder, batch_size=batch_size), EXCHANGES)
     for exchange, verdict in zip(EXCHANGES, found, strict=True):
-        assert verdict["scores"]["reward"] == pytest.approx(reward_directly(folder, *exchange), abs=1e-5)
+        assert verdict["scores"]["reward"] == rounding.approx(reward_directly(folder, *exchange))
     assert len({round(verdict["scores"]["reward"], 4) for verdict in found}) == len(EXCHANGES)
 
 
@@ -61,7 +62,7 @@ def test_a_long_answer_is_cut_and_that_is_said(tmp_path: Path) -> None:
     long, longer = Exchange("Who?", "x" * 300), Exchange("Who?", "x" * 300 + "y")
     short, *cut = verdicts(judge_of(RewardModel, folder), [EXCHANGES[0], long, longer])
     assert "truncated_to" not in short and [one["truncated_to"] for one in cut] == [128, 128]
-    assert cut[0]["scores"]["reward"] == pytest.approx(reward_directly(folder, *long), abs=1e-5)
+    assert cut[0]["scores"]["reward"] == rounding.approx(reward_directly(folder, *long))
     assert cut[0]["scores"] == cut[1]["scores"]
 
 
@@ -109,7 +110,7 @@ def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path: Path, batch_si
     for exchange, verdict in zip(exchanges, found, strict=True):
         word, probability = guard_directly(folder, *exchange)
         assert verdict["scores"]["llama_guard"] == float(word == "unsafe")
-        assert verdict["scores"]["llama_guard_probability"] == pytest.approx(probability, abs=1e-5)
+        assert verdict["scores"]["llama_guard_probability"] == rounding.approx(probability)
         words.append(word)
     assert set(words) == {"safe", "unsafe"}, "the weights are of a fixed seed"
 

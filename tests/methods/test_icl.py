@@ -16,6 +16,7 @@ import torch
 
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods.demonstrations import FILE, Asked, DemonstrationLM
+from tests import rounding
 from tests.cli import run_command
 from tests.conftest import make_model, make_tokenizer
 from tests.runs import choices, write_jsonl
@@ -62,7 +63,7 @@ def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):
     lm = language_model(loaded, tmp_path)
     plain = EngineLM(loaded.model, loaded.tokenizer)
     found = answers(lm, (QUESTION, " A"), (QUESTION, " B"))
-    assert found == pytest.approx(answers(plain, (BEHIND, " A"), (BEHIND, " B")), abs=1e-5)
+    assert found == rounding.approx(answers(plain, (BEHIND, " A"), (BEHIND, " B")))
     assert json.loads((tmp_path / FILE).read_text()) == {"prompt": QUESTION, "asked": BEHIND}
     assert lm.cost["reference_dropped"] == 1 and lm.cost["demonstrations_dropped"] == 0
 
@@ -70,13 +71,13 @@ def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):
 def test_a_question_without_neighbours_is_asked_plainly(loaded):
     lm, plain = language_model(loaded), EngineLM(loaded.model, loaded.tokenizer)
     lm._settings = SimpleNamespace(k=2, most_similar=-1.0)
-    assert answers(lm, (QUESTION, " A")) == pytest.approx(answers(plain, (QUESTION, " A")), abs=1e-5)
+    assert answers(lm, (QUESTION, " A")) == rounding.approx(answers(plain, (QUESTION, " A")))
     assert lm.cost["reference_none"] == 1 and lm.cost["reference_dropped"] == 4
 
 
 def test_a_choice_by_itself_has_no_demonstrations(loaded):
     plain = EngineLM(loaded.model, loaded.tokenizer)
-    assert answers(language_model(loaded), ("", " A")) == pytest.approx(answers(plain, ("", " A")), abs=1e-5)
+    assert answers(language_model(loaded), ("", " A")) == rounding.approx(answers(plain, ("", " A")))
 
 
 @pytest.mark.parametrize("dropped", [0, 1, 2])
@@ -86,7 +87,7 @@ def test_what_does_not_fit_is_left_out_whole_the_farthest_first(loaded, dropped)
     room = len(shown) + len(" much longer") - 1
     fits = language_model(loaded, max_length=room)
     plain = EngineLM(loaded.model, loaded.tokenizer)
-    assert answers(fits, (QUESTION, " A")) == pytest.approx(answers(plain, (shown, " A")), abs=1e-5)
+    assert answers(fits, (QUESTION, " A")) == rounding.approx(answers(plain, (shown, " A")))
     assert fits.cost["demonstrations_dropped"] == dropped
     tighter = language_model(loaded, max_length=room - 1)
     answers(tighter, (QUESTION, " A"))

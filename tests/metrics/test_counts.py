@@ -25,6 +25,7 @@ from moe_lab.metrics.routes import Routes
 from moe_lab.results.responses import request_key
 from moe_lab.routing import record
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
 SHARED = "These are the first words of many. "
@@ -146,7 +147,7 @@ def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tu
     return tuple(ids), answer[:-1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_counts_are_those_of_documents_read_alone(family: str, tokenizer: Any) -> None:
     model = rows_model(family)
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)

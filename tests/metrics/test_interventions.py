@@ -20,6 +20,7 @@ from moe_lab.routing import Router, Routing, gumbel, record, routed
 from tests.conftest import make_model
 from tests.families.zoo import small_model
 from tests.metrics.test_counts import SHARED
+from tests.tiers import by_family
 
 PAIRS = [
     (SHARED + "One", " red"),
@@ -60,7 +61,7 @@ def without_experts(model: Any, family: str, masked: list[int]) -> Any:
     return smaller
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
 def test_a_masked_expert_is_one_that_is_not_there(family: str, tokenizer: Any) -> None:
     model = make_model(family)
     masked = [3, 0, 5, 2]
@@ -108,7 +109,7 @@ def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer: A
             assert all(len(set(row)) == len(row) for row in index_TK.tolist())
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_random_routing_is_that_of_a_router_made_by_hand(family: str, tokenizer: Any) -> None:
     """Each pair alone, its experts drawn token by token; the engine reads all of them at once, beginnings shared."""
     model = small_model(family)

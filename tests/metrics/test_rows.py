@@ -20,6 +20,7 @@ from moe_lab.metrics.rows import NO_LABEL, PairCounts, labelled_tokens, right_to
 from moe_lab.routing import record, routed
 from tests.families.zoo import VOCAB, small_model
 from tests.metrics.test_interventions import by_hand
+from tests.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
 
@@ -57,7 +58,7 @@ def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> lis
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 @pytest.mark.parametrize("pass_tokens", [1, 40])
 def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PASS_TOKENS", pass_tokens)
@@ -74,7 +75,7 @@ def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch:
     assert right_tokens(model, rows, masked).tolist() == one_by_one(model, rows, lambda ids: masked)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PASS_TOKENS", 40)
     model, rows = small_model(family), some_rows()

@@ -23,6 +23,7 @@ from tests.conftest import make_model
 from tests.families.zoo import small_model
 from tests.metrics.test_interventions import without_experts
 from tests.runs import choices, config, write_jsonl
+from tests.tiers import by_family
 
 EXPERTS, LAYERS = 8, 3
 WIDTH = 16
@@ -132,7 +133,7 @@ def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
         assert found["collaboration"][phase]["value"] == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
 def test_capacity_is_what_a_model_without_that_expert_loses(
     family: str, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -147,7 +148,7 @@ def test_capacity_is_what_a_model_without_that_expert_loses(
         assert loss["difference"] == pytest.approx(loss["base"] - edited)
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_a_model_whose_experts_are_copies_of_one_has_no_specialization(
     family: str, tokenizer: Any, tmp_path: Path
 ) -> None:

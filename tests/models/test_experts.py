@@ -12,6 +12,7 @@ from moe_lab.models import experts as weights_first
 from moe_lab.models.experts import MAX_TOKENS_PER_EXPERT, weights_first_experts_forward
 from tests.conftest import make_model
 from tests.families.zoo import ZOO, small_model
+from tests.tiers import by_family
 
 OWN_FORWARD = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
 """Families whose experts know no implementation but their own."""
@@ -43,7 +44,7 @@ def eager(model, experts, given):
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT])
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
 def test_equals_the_plain_loop(family, tokens):
     model = make_model(family)
     experts = experts_of(model)
@@ -53,7 +54,7 @@ def test_equals_the_plain_loop(family, tokens):
     torch.testing.assert_close(found, eager(model, experts, given), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", sorted(ZOO))
+@pytest.mark.parametrize("family", by_family(sorted(ZOO)))
 def test_equals_the_plain_loop_of_every_family(family):
     model = small_model(family)
     experts = experts_of(model)

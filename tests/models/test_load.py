@@ -15,6 +15,7 @@ from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
 from tests.conftest import FAMILIES, make_model, make_tokenizer
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 
 def facts_of(path, **keys):
@@ -36,7 +37,7 @@ def test_facts_count_moe_layers_only(tmp_path):
     assert facts.dtype == "float32" and facts.commit is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 @pytest.mark.parametrize("changes", [{}, {"num_hidden_layers": 5}], ids=["4 layers", "5 layers"])
 def test_facts_are_those_of_the_routers(family, changes, tmp_path):
     if family.startswith("qwen"):

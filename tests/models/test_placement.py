@@ -21,8 +21,10 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.load import load_model
 from moe_lab.results.cost import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
+from tests import rounding
 from tests.conftest import make_tokenizer
 from tests.families.zoo import ONE_WAY, ZOO, small_model
+from tests.tiers import by_family
 
 PAIRS = [("ab", "cd"), ("what lies before", " and"), ("what lies before", " or it is longer")]
 PROMPTS = ["what", "a prompt that is longer"]
@@ -72,7 +74,7 @@ def roe_answers(model):
     return found
 
 
-@pytest.mark.parametrize("model_type", ["olmoe", "gpt_oss", "deepseek", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", by_family(["olmoe", "gpt_oss", "deepseek", "deepseek_v3"]))
 def test_roe_is_the_same_from_disk(model_type, from_disk):
     loaded = from_disk(model_type, 0.7)
     assert set(loaded.model.hf_device_map.values()) == {"disk", "cpu"}
@@ -82,7 +84,7 @@ def test_roe_is_the_same_from_disk(model_type, from_disk):
     in_memory.set_experts_implementation("eager")
     found, expected = roe_answers(loaded.model), roe_answers(in_memory)
     in_memory.set_experts_implementation("grouped_mm")
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert found == rounding.approx(expected)
 
 
 READS_PARAMETERS = {"dbrx", "gemma4_text", "jetmoe", "longcat_flash"}
@@ -90,7 +92,7 @@ READS_PARAMETERS = {"dbrx", "gemma4_text", "jetmoe", "longcat_flash"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", sorted(ZOO))
+@pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
     if model_type in READS_PARAMETERS:
         with pytest.raises(ModelError, match="cannot be routed with layers on disk"):

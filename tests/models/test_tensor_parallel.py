@@ -12,9 +12,11 @@ import sys
 import pytest
 import torch
 
+from tests import rounding
 from tests.conftest import make_tokenizer
 from tests.families.zoo import ZOO, small_model
 from tests.models.test_placement import roe_answers
+from tests.tiers import by_family
 
 FAMILIES = sorted(ZOO.keys() - {"dbrx", "gpt_oss", "jetmoe"})
 """All but those for which transformers has no plan."""
@@ -43,7 +45,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_two_processes_are_one_model(family, ranks):
     model = small_model(family)
     with torch.no_grad():
@@ -54,5 +56,5 @@ def test_two_processes_are_one_model(family, ranks):
         found = rank[family]
         assert found["local"] < (0.6 if family in HALVED else 1) * whole, "the weights are split, not copied"
         torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=1e-5, atol=5e-5)
-        assert found["roe"] == pytest.approx(expected, abs=1e-5)
+        assert found["roe"] == rounding.approx(expected)
     assert ranks[0][family]["roe"] == ranks[1][family]["roe"], "bit for bit: both go on with the same tokens"

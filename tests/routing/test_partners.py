@@ -14,6 +14,7 @@ import torch
 from moe_lab.routing import record, routed
 from moe_lab.routing.partners import PartnersOnly, partners_of
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 FAMILIES = [
     "olmoe",
@@ -47,7 +48,7 @@ def slow_partners(pairs_EE: torch.Tensor, expert: int, count: int) -> set[int]:
     return {expert, *others[:count]}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family: str) -> None:
     model = small_model(family)
     L, E, K = sizes(model)
@@ -80,7 +81,7 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family: 
     assert 0 < len(seen) < L * IDS.numel()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_all_others_as_partners_are_the_untouched_model_bit_for_bit(family: str) -> None:
     model = small_model(family)
     L, E, _ = sizes(model)

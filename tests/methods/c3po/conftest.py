@@ -16,6 +16,7 @@ from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing import find_routers
 from tests.engine.brute_prompt_tail import FAMILIES, prompts
 from tests.families.zoo import small_model
+from tests.tiers import by_family
 
 WEIGHT_NK = torch.tensor([[1.0, 0.5, 0.2], [0.3, 0.0, 0.9], [0.0, 0.0, 0.0]])
 """Of three questions; the second has two neighbours, the third none."""
@@ -62,7 +63,7 @@ def setting_of(model: torch.nn.Module, span: TokenSpan | None = None, answers: A
     return Setting(model, layers, tails, questions, references)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=by_family(FAMILIES))
 def setting(request) -> Setting:
     return setting_of(small_model(request.param))
 

@@ -17,6 +17,7 @@ from moe_lab.methods.c3po import embeddings
 from moe_lab.methods.c3po.embeddings import embed, embedding_identity, write_vectors
 from tests.conftest import make_model
 from tests.families.zoo import ZOO, small_model
+from tests.tiers import by_family
 
 TEXTS = ["Question: What is wet?\nAnswer:", "short", "a longer text " * 9, "é\n模型"]
 
@@ -43,7 +44,7 @@ def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch
     assert torch.allclose(found.norm(dim=1), torch.ones(4))
 
 
-@pytest.mark.parametrize("family", sorted(ZOO))
+@pytest.mark.parametrize("family", by_family(sorted(ZOO)))
 def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
     facts = SimpleNamespace(max_length=512)
     loaded: Any = SimpleNamespace(

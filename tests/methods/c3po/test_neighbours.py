@@ -11,6 +11,7 @@ import torch
 
 from moe_lab.methods.c3po import neighbours as module
 from moe_lab.methods.c3po.neighbours import neighbours
+from tests import rounding
 
 
 def unit(count: int, size: int = 6, seed: int = 0) -> torch.Tensor:
@@ -44,7 +45,7 @@ def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
         expected, dropped = by_hand(query, references, most_similar, **kind)
         size = len(expected)
         assert found.index_QK[q].tolist()[:size] == [index for _, index in expected]
-        assert found.distance_QK[q, :size].tolist() == pytest.approx([d for d, _ in expected], abs=1e-5)
+        assert found.distance_QK[q, :size].tolist() == rounding.approx([d for d, _ in expected])
         assert (found.index_QK[q, size:] == -1).all() and found.distance_QK[q, size:].isinf().all()
         assert found.dropped_Q[q] == dropped
         sizes.append(size)

@@ -9,6 +9,7 @@ from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.regression import ALPHAS, kernel_regression
+from tests import rounding
 from tests.methods.c3po.conftest import WEIGHT_NK
 
 DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] * 3])
@@ -25,7 +26,7 @@ def pathway_of(setting, token):
 def test_alpha_1_is_the_untouched_pathway(setting):
     changed, losses = kernel_regression(setting.pathways(), setting.loss(), 1.0)
     torch.testing.assert_close(changed.probs_NWLE(), setting.pathway_NWME[:, :, setting.layers])
-    torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=0, equal_nan=True)
+    rounding.assert_close(losses[0], losses[1], equal_nan=True)
 
 
 def test_alpha_0_with_all_experts_is_the_weighted_mean_of_the_neighbours(setting):
@@ -71,7 +72,7 @@ def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
     fixed = [kernel_regression(pathways, loss, alpha) for alpha in ALPHAS]
     for n in range(2):
         best = min(range(len(ALPHAS)), key=lambda a: fixed[a][1][1, n].item())
-        torch.testing.assert_close(losses[1, n], fixed[best][1][1, n], atol=1e-6, rtol=0)
+        rounding.assert_close(losses[1, n], fixed[best][1][1, n])
         torch.testing.assert_close(changed.theta[n], fixed[best][0].theta[n])
         assert losses[1, n] <= losses[0, n] + 1e-6
 
@@ -80,11 +81,11 @@ def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
 def test_without_neighbours_a_pathway_stays(setting, alpha):
     pathways = setting.pathways()
     changed, losses = kernel_regression(pathways, setting.loss(), alpha)
-    torch.testing.assert_close(changed.theta[2], pathways.theta[2], atol=1e-6, rtol=0)
+    rounding.assert_close(changed.theta[2], pathways.theta[2])
     assert losses[:, 2].isnan().all()
     nobody = NeighbourLoss(setting.tails, [[None]] * 3, torch.zeros(3, 1))
     changed, losses = kernel_regression(pathways, nobody, alpha)
-    torch.testing.assert_close(changed.theta, pathways.theta, atol=1e-6, rtol=0)
+    rounding.assert_close(changed.theta, pathways.theta)
     assert losses.isnan().all()
 
 

@@ -11,9 +11,11 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.token_spans import TokenSpan
 from moe_lab.methods.c3po.rows import rows_around
 from moe_lab.routing.noise import gumbel
+from tests import rounding
 from tests.engine.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
 from tests.families.zoo import small_model
 from tests.methods.c3po.conftest import setting_of
+from tests.tiers import by_family
 
 DOCUMENTS = [5, -7, 99]
 SEED = 3
@@ -50,7 +52,7 @@ def brute_probs(model, ids, start, chosen_by, weighed_by):
 
 
 @pytest.mark.parametrize("span", [TokenSpan(), TokenSpan("first", 2), TokenSpan("last", 3)], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_scores_are_the_mean_of_rows_with_keyed_noise(family, span):
     setting = setting_of(small_model(family), span)
     asked = prompts(seed=2, least=span.size)[:3]
@@ -74,7 +76,7 @@ def test_scores_are_the_mean_of_rows_with_keyed_noise(family, span):
             whole = brute_probs(setting.model, [*prompt, ANSWER[0]], start, chosen_by, probs)
             mean = mean + whole / 3
         expected = mean[len(prompt) - 1, ANSWER[0]].log() + mean[len(prompt), ANSWER[1]].log()
-        assert found[n][0][0] == pytest.approx(float(expected), abs=2e-5)
+        assert found[n][0][0] == rounding.approx(float(expected))
 
 
 def test_without_noise_rows_are_one(olmoe):
@@ -84,5 +86,5 @@ def test_without_noise_rows_are_one(olmoe):
     for n, temperature in ((1, 5.0), (4, 0.0)):
         rows = rows_around(pathways, tails, DOCUMENTS, n=n, temperature=temperature, seed=SEED)
         again = olmoe.tails.score(tails, *rows)
-        assert [score for [(score, _)] in again] == pytest.approx([score for [(score, _)] in one], abs=1e-5)
+        assert [score for [(score, _)] in again] == rounding.approx([score for [(score, _)] in one])
     assert len(rows_around(pathways, tails, DOCUMENTS, n=4, temperature=1.0, seed=0)) == 4

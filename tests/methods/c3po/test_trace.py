@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from moe_lab.methods.c3po.embeddings import text_key
+from tests import rounding
 from tests.cli import run_command
 
 KEYS = ["method=c3po", "task=toy_choice", "limit=20", "method.reference_size=60", "method.k=2"]
@@ -54,7 +55,7 @@ def test_every_answer_has_its_line(keys, states, tmp_path, capsys):
         changed += not torch.allclose(after, before, atol=1e-4)
         assert len(line["neighbours"]) == (0 if "oracle" in str(keys) else 2)
         if line["neighbours"]:
-            assert sum(each["weight"] for each in line["neighbours"]) == pytest.approx(1, abs=1e-5)
+            assert sum(each["weight"] for each in line["neighbours"]) == rounding.approx(1)
     assert changed > 10
 
 
@@ -84,6 +85,6 @@ def test_questions_abstain(more, tmp_path, capsys):
     assert 0 < len(alone) == block["reference"]["too_far"] < 20
     for line in alone:
         assert torch.allclose(torch.tensor(line["after"]), torch.tensor(line["before"]), atol=1e-6)
-        assert line["scores"][0] == pytest.approx(line["scores"][-1], abs=1e-5)
+        assert line["scores"][0] == rounding.approx(line["scores"][-1])
     nearest = [line["neighbours"][0]["distance"] for line in lines if line["neighbours"]]
     assert max(nearest) <= 0.7

@@ -7,6 +7,7 @@ import pytest
 from moe_lab.errors import ModelError
 from moe_lab.methods.finetune_freeze.groups import counts, empty_model, parameter_groups
 from tests.families.zoo import ZOO, small_config
+from tests.tiers import by_family
 
 
 def names_of(model, group) -> set[str]:
@@ -14,7 +15,7 @@ def names_of(model, group) -> set[str]:
     return {names[id(parameter)] for parameter in group}
 
 
-@pytest.mark.parametrize("model_type", ZOO)
+@pytest.mark.parametrize("model_type", by_family(ZOO))
 def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_type):
     model = empty_model(small_config(model_type))
     groups = parameter_groups(model)

@@ -23,6 +23,7 @@ from moe_lab.methods.finetune_freeze.groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phases import SCHEDULES, phases_of
 from tests.families.zoo import small_model
 from tests.methods.finetune_freeze.runs import train
+from tests.tiers import by_family
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [
@@ -69,7 +70,7 @@ def same_bytes(before: torch.Tensor, after: torch.Tensor) -> bool:
     return before.numpy().tobytes() == after.numpy().tobytes()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family, tmp_path, watch):
     model = deepcopy(small_model(family))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -169,7 +170,7 @@ def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
     assert moved["model.layers.1.mlp.experts.down_proj"].item() == pytest.approx(1e-3, rel=0.05)
 
 
-@pytest.mark.parametrize("family", ("olmoe", "mixtral", "deepseek"))
+@pytest.mark.parametrize("family", by_family(("olmoe", "mixtral", "deepseek")))
 @pytest.mark.parametrize("last", (2, 4))
 def test_a_resumed_training_ends_in_the_same_bytes(family, last, tmp_path, monkeypatch):
     """The switch is at step 3: it was interrupted in one phase or in the other."""

@@ -20,7 +20,9 @@ from moe_lab.methods.virtual_tokens.adapters import stored_past, with_adapter
 from moe_lab.methods.virtual_tokens.fits import refusal
 from moe_lab.methods.virtual_tokens.lm import PLACEHOLDER, VirtualTokensForward
 from moe_lab.methods.virtual_tokens.training import Example, answer_loss
+from tests import rounding
 from tests.families.zoo import ZOO, small_config, small_model
+from tests.tiers import by_family
 
 KINDS = ("soft-prompt", "prefix-tuning")
 RECURRENT = ("qwen3_next", "jamba", "lfm2_moe", "minimax")
@@ -63,7 +65,7 @@ def saved(model, kind: str, folder, count: int = 5):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ZOO)
+@pytest.mark.parametrize("family", by_family(ZOO))
 def test_every_family_scores_as_in_training_or_is_refused(family, kind, tmp_path):
     model = small_model(family)
     if refusal(small_config(family), kind):
@@ -71,12 +73,12 @@ def test_every_family_scores_as_in_training_or_is_refused(family, kind, tmp_path
         return
     past, expected = saved(model, kind, tmp_path)
     for mine, theirs in zip(engine_scores(model, past), expected, strict=True):
-        assert mine == pytest.approx(theirs, abs=2e-5)
+        assert mine == rounding.approx(theirs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [5, 20])
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe", "deepseek"])
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe", "deepseek"]))
 def test_scores_are_those_of_a_computation_by_hand_in_float64(family, count, kind, tmp_path):
     model = small_model(family)
     past, _ = saved(model, kind, tmp_path, count)
@@ -87,7 +89,7 @@ def test_scores_are_those_of_a_computation_by_hand_in_float64(family, count, kin
         [by_hand(exact, virtual, kind, prompt, answer) for answer in answers]
         for prompt, answers in questions()
     ]
-    assert torch.tensor(engine_scores(model, past)) == pytest.approx(torch.tensor(expected), abs=1e-5)
+    assert torch.tensor(engine_scores(model, past)) == rounding.approx(torch.tensor(expected))
 
 
 @torch.no_grad()
@@ -112,18 +114,16 @@ def by_hand(model, virtual: torch.Tensor, kind: str, prompt: list[int], answer: 
 def test_passes_that_are_cut_in_pieces_give_the_same(tmp_path):
     model = small_model("olmoe")
     past, expected = saved(model, "prefix-tuning", tmp_path)
-    assert torch.tensor(engine_scores(model, past, budget=12)) == pytest.approx(
-        torch.tensor(expected), abs=2e-5
-    )
+    assert torch.tensor(engine_scores(model, past, budget=12)) == rounding.approx(torch.tensor(expected))
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", by_family(RECURRENT))
 def test_recurrent_models_are_refused(family):
     for kind in KINDS:
         assert "more than keys and values" in refusal(small_config(family), kind)
 
 
-@pytest.mark.parametrize("family", COMPRESSED)
+@pytest.mark.parametrize("family", by_family(COMPRESSED))
 def test_prefixes_are_refused_where_other_sizes_are_remembered(family):
     assert "layer 0 remembers keys of 1 heads of size 16" in refusal(small_config(family), "prefix-tuning")
     assert refusal(small_config(family), "soft-prompt") is None

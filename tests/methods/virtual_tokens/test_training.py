@@ -18,6 +18,7 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods.virtual_tokens import training
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, answer_loss, train
+from tests import rounding
 from tests.families.zoo import small_model
 
 KINDS = ("soft-prompt", "prefix-tuning")
@@ -92,7 +93,7 @@ def test_the_loss_is_that_of_the_answers_tokens_alone(kind):
     with with_adapter(small_model("qwen3_moe"), kind, 4, seed=0) as wrapped:
         together = answer_loss(wrapped, batch).item()
         alone = [answer_loss(wrapped, [example]).item() * len(example.answer) for example in batch]
-    assert together == pytest.approx(sum(alone) / sum(len(example.answer) for example in batch), abs=1e-5)
+    assert together == rounding.approx(sum(alone) / sum(len(example.answer) for example in batch))
 
 
 @pytest.mark.parametrize("kind", KINDS)

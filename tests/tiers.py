@@ -1,0 +1,21 @@
+"""The fast tier of the tests: `make test` leaves out what is marked slow, `make test-all` leaves out nothing.
+
+Slow are tests that take more than 2 seconds, tests that start processes, and families other than FAST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+FAST = ("olmoe", "mixtral", "gpt_oss", "deepseek", "qwen3_moe")
+"""Softmax with and without renormalization, softmax over the chosen, groups and shared experts, dense layers between."""
+
+
+def by_family(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test that varies the family; one with none of FAST keeps its first in the fast tier."""
+    names = list(names)
+    fast = [name for name in names if name in FAST] or names[:1]
+    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.slow]) for name in names]

@@ -24,6 +24,9 @@ OURS = ("experiment", "scale", "mode")
 PROFILE = "profile"
 """As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
 
+NULL = "temperature 0"
+"""Of a method whose rows all route as the untouched model does: what it changes is rounding."""
+
 
 @dataclass(frozen=True)
 class Composed:
@@ -182,6 +185,8 @@ def coordinate(prepared: Prepared, key: str) -> str:
     """What a cell is called on one axis: an option's name, or a dotted key's value; a dash where it has none."""
     if key == "model":
         return prepared.config.model.name
+    if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
+        return f"{prepared.cell.choices[key]}, {NULL}"
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     value: Any = prepared.cell.values

@@ -163,6 +163,17 @@ def test_a_table_shows_measured_beside_published(runs, tables, capsys):
     assert "[Table T (scale tiny)](paper-table_t-tiny.md)" in (tables / "index.md").read_text()
 
 
+def test_roe_at_temperature_0_is_a_column_of_its_own(runs, tables, capsys, tmp_path):
+    """What rounding alone changes stands beside RoE and is not taken for it."""
+    file = tmp_path / "experiments" / "paper" / "table_t.yaml"
+    file.write_text(EXPERIMENT.replace("[base, roe]", "[base, roe, [roe, method.temperature=0]]"))
+    assert run_command(capsys, "experiment=table_t").code == 0
+    [header] = [
+        line for line in (tables / "paper-table_t-tiny.md").read_text().splitlines() if "| base |" in line
+    ]
+    assert "| roe |" in header and "| roe, temperature 0 |" in header
+
+
 def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
     runs.errors["tiny-base-toy_choice-0"] = KeyboardInterrupt()
     assert run_command(capsys, "experiment=table_t").code == 130

@@ -27,12 +27,16 @@ def write_accuracy(cells: Sequence[TableCell], folder: Path, stem: str, title: s
 
 def accuracy_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     """One row per measured cell: model, task, method, value, its interval, documents, seeds, spread, marks."""
-    found = [row for cell in cells if (row := cell.row()) and row.value is not None]
+    found = [
+        (cell.coordinates.get("method"), row)
+        for cell in cells
+        if (row := cell.row()) and row.value is not None
+    ]
     return [
         {
             "model": row.model,
             "task": row.task,
-            "method": row.method,
+            "method": method or row.method,
             "metric": row.metric,
             "value": row.value,
             "low": row.interval[0] if row.interval else None,
@@ -42,7 +46,7 @@ def accuracy_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
             "std": row.std,
             "marks": " ".join(row.marks),
         }
-        for row in found
+        for method, row in found
     ]
 
 

@@ -192,4 +192,6 @@ def coordinate(prepared: Prepared, key: str) -> str:
     value: Any = prepared.cell.values
     for part in key.split("."):
         value = value.get(part)
+    if isinstance(value, bool):
+        return str(value).lower()
     return "-" if value is None else str(value)

@@ -73,11 +73,12 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
 
 def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     across = [key for key in experiment.keys if key not in experiment.rows]
-    by_place = {(_key(cell, experiment.rows), _key(cell, across)): cell for cell in cells}
+    named = [key for key in experiment.rows if any(cell.coordinates[key] != "-" for cell in cells)]
+    by_place = {(_key(cell, named), _key(cell, across)): cell for cell in cells}
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
     others = compared_names(cells)
-    header = [*experiment.rows, "documents", "seeds"]
+    header = [*named, "documents", "seeds"]
     for column in columns:
         name = _column_name(across, column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]

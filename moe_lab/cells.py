@@ -169,6 +169,10 @@ def _study(config: Config | None) -> Study:
         raise ConfigError(
             f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."
         )
+    if config.num_studies > 1:
+        raise ConfigError(
+            f"method.temperature={PROFILE} takes the temperatures of one study: leave tuning.seeds out."
+        )
     return prepare_study(config)
 
 

@@ -33,7 +33,7 @@ def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
         coordinates={},
         run_id="r",
         results=[results_of(**changes)] if changes else [],
-        study=study,
+        studies=[study] if study else [],
         config=config,
     )
 

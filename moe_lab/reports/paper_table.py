@@ -200,7 +200,8 @@ def _runs(cells: Sequence[TableCell]) -> list[str]:
     lines = []
     for cell in cells:
         ids = " ".join(results["moe_lab"]["run_id"] for results in cell.results)
-        tuned = f" (tuned by {cell.study.name})" if cell.study is not None else ""
+        names = ", ".join(folder.name for folder in cell.studies)
+        tuned = f" (tuned by {names})" if names else ""
         if ids or tuned:
             name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
             lines.append(f"- {name}: {ids}{tuned}")

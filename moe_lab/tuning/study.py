@@ -78,7 +78,8 @@ class Study:
         method: Any = replace(
             self.config.method, temperature=str(self.folder / "best.yaml"), skip_layers=None
         )
-        return replace(self.config, method=method, tuning=TuningConfig(), seeds=self.config.num_seeds)
+        seeds = 1 if self.config.num_studies > 1 else self.config.num_seeds
+        return replace(self.config, method=method, tuning=TuningConfig(), seeds=seeds)
 
 
 def prepare_study(config: Config) -> Study:

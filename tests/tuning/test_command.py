@@ -85,6 +85,42 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     assert results_in(hand.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
 
 
+@pytest.mark.slow
+def test_with_tuning_seeds_every_seed_has_a_study_of_its_own(command, capsys, monkeypatch, tmp_path):
+    """Broken by runs that share a profile, and by runs that are not one summary as their temperatures differ."""
+    monkeypatch.setattr("moe_lab.reports.figures.write_study_figures", lambda folder: [])
+    small = [
+        "tuning.n_trials=2",
+        "tuning.num_samples=1",
+        "limit=3",
+        "method.n=2",
+        "gen_kwargs=max_gen_toks=2",
+    ]
+    kept = [part for part in command if part != "seeds=2"]
+    ended = run_command(capsys, *kept, *small, "tuning.seeds=2")
+    assert ended.code == 0, ended.err
+    assert "2 (2 studies)" in ended.out and "1 study:" not in ended.out
+    blocks = [result["moe_lab"] for result in results_in(ended.out)]
+    assert [block["seed"] for block in blocks] == [0, 1]
+    studies = [block["tuning"]["study"] for block in blocks]
+    folders = [tmp_path / "outputs" / "studies" / name for name in studies]
+    assert [json.loads((folder / "study.json").read_text())["seed"] for folder in folders] == [0, 1]
+    assert blocks[0]["samples"] == blocks[1]["samples"]
+    [file] = (tmp_path / "outputs" / "summaries").iterdir()
+    summary = json.loads(file.read_text())
+    assert summary["seeds"] == [0, 1] and summary["studies"] == studies
+    assert summary["run_ids"] == [block["run_id"] for block in blocks]
+
+    shared = run_command(capsys, *kept, *small, "seeds=2")
+    assert "2 (1 study)" in shared.out and "evaluation's routing noise alone" in shared.out
+    assert results_in(shared.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
+
+
+def test_seeds_that_are_not_those_of_the_studies_are_refused(command, capsys):
+    refused = run_command(capsys, *command, "tuning.seeds=3")
+    assert refused.code == 2 and "tuning.seeds=3" in refused.err and "Leave seeds out" in refused.err
+
+
 def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys, loads, tmp_path):
     run_command(capsys, *command)
     [folder] = (tmp_path / "outputs" / "studies").iterdir()

@@ -134,3 +134,5 @@ def test_seeds_are_five_with_tuning_unless_given():
     assert tuned().num_seeds == 5
     assert replace(tuned(), seeds=2).num_seeds == 2
     assert Config(method=get_method("roe").Config()).num_seeds == 1
+    assert tuned(seeds=3).num_seeds == tuned(seeds=3).num_studies == 3
+    assert Config(method=get_method("roe").Config(), tuning=TuningConfig(seeds=3), seeds=2).num_seeds == 2

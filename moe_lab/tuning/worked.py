@@ -48,7 +48,19 @@ class WorkedReferences:
             content = json.loads((self.folder / "references.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None  # absent, or torn by another program: made again from the stored answers
-        return content if isinstance(content, dict) and content.get("id") == self.digest else None
+        return content if self._is_whole(content) else None
+
+    def _is_whole(self, content: Any) -> bool:
+        """Whether it is what `_make` writes for this id: as many solutions as it says, each with its prompt."""
+        if not isinstance(content, dict) or content.get("id") != self.digest:
+            return False
+        solutions = content.get("solutions")
+        return (
+            isinstance(content.get("asked"), int)
+            and isinstance(solutions, list)
+            and len(solutions) == content.get("correct")
+            and all(isinstance(one, dict) and {"prompt", "solution"} <= one.keys() for one in solutions)
+        )
 
 
 def needs_worked_references(task: Any) -> bool:

@@ -42,7 +42,7 @@ def config(tmp_path, rows: list[dict], task: str = "addsub", **tuning) -> Config
     return Config(
         method=get_method("roe").Config(n=2),
         task=TaskConfig(name=task),
-        tuning=TuningConfig(**{"name": "tpe", "num_samples": 5, "metric": "perplexity"} | tuning),
+        tuning=TuningConfig(**{"name": "tpe", "num_samples": 4, "metric": "perplexity"} | tuning),
         data_dir=str(tmp_path / "data"),
         output_dir=str(tmp_path / "outputs"),
         gen_kwargs={"max_gen_toks": 24},
@@ -89,8 +89,8 @@ def test_perplexity_is_that_of_the_models_own_correct_solutions_behind_their_pro
     assert measured == pytest.approx(math.exp(cost / tokens), rel=1e-5)
     stored = json.loads((study.worked.folder / "references.json").read_text())
     assert [one["document"] for one in stored["solutions"]] == right
-    assert wrong not in right and 0 < len(right) < 5
-    assert study.references() == {"asked": 5, "correct": len(right), "folder": study.worked.folder.name}
+    assert wrong not in right and 0 < len(right) < 4
+    assert study.references() == {"asked": 4, "correct": len(right), "folder": study.worked.folder.name}
 
 
 def test_solutions_are_made_once_and_an_interruption_loses_none(tiny, tmp_path, monkeypatch):
@@ -112,6 +112,10 @@ def test_solutions_are_made_once_and_an_interruption_loses_none(tiny, tmp_path, 
         worked_references(study, tiny)
     found = worked_references(prepare_study(given), tiny)
     assert len(asked) == len(set(asked)) == 3
+    file = study.worked.folder / "references.json"
+    for damaged in ("[]", "null", "{", json.dumps(json.loads(file.read_text()) | {"solutions": "x"})):
+        file.write_text(damaged)
+        assert worked_references(study, None) == found, "made again from the stored answers"
     other = prepare_study(config(tmp_path, [problem(i) for i in range(6)], num_samples=3, n_trials=9))
     assert worked_references(other, None) == found, "no model is asked for what is stored"
 

@@ -24,6 +24,9 @@ OURS = ("experiment", "scale", "mode")
 PROFILE = "profile"
 """As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
 
+NULL = "temperature 0"
+"""Of a method whose rows all route as the untouched model does: what it changes is rounding."""
+
 
 @dataclass(frozen=True)
 class Composed:
@@ -166,6 +169,10 @@ def _study(config: Config | None) -> Study:
         raise ConfigError(
             f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."
         )
+    if config.num_studies > 1:
+        raise ConfigError(
+            f"method.temperature={PROFILE} takes the temperatures of one study: leave tuning.seeds out."
+        )
     return prepare_study(config)
 
 
@@ -182,9 +189,13 @@ def coordinate(prepared: Prepared, key: str) -> str:
     """What a cell is called on one axis: an option's name, or a dotted key's value; a dash where it has none."""
     if key == "model":
         return prepared.config.model.name
+    if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
+        return f"{prepared.cell.choices[key]}, {NULL}"
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     value: Any = prepared.cell.values
     for part in key.split("."):
         value = value.get(part)
+    if isinstance(value, bool):
+        return str(value).lower()
     return "-" if value is None else str(value)

@@ -115,9 +115,12 @@ class TuningConfig:
     """What is optimized on the tuning documents: perplexity or accuracy."""
     num_samples: int | None = None
     max_temperature: float | None = None
+    seeds: int = 1
+    """Studies with seed, seed+1, ..., each followed by one run with its own seed; 1: one study for all runs."""
 
     def __post_init__(self) -> None:
         one_of("tuning", self.name, TUNINGS)
+        at_least("tuning.seeds", self.seeds, 1)
         at_least("tuning.n_trials", self.n_trials, 1)
         at_least("tuning.num_samples", self.num_samples, 1)
         one_of("tuning.metric", self.metric, TUNING_METRICS)
@@ -161,7 +164,7 @@ class Config:
     mode: str = "run"
     seed: int = 0
     seeds: int | None = None
-    """Runs with seed, seed+1, ...; None: 1, and 5 with tuning."""
+    """Runs with seed, seed+1, ...; None: 1, and with tuning 5, or `tuning.seeds` where that is more than 1."""
     sample_seed: int = 1234
     fewshot_seed: int = 1234
     limit: int | float | None = None
@@ -204,6 +207,11 @@ class Config:
                 raise ConfigError(f"{key}={getattr(self, key)} is too large. It must be below 2**63.")
         for key in ("seeds", "max_batch_size", "max_length"):
             at_least(key, getattr(self, key), 1)
+        if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
+            raise ConfigError(
+                f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "
+                f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
+            )
         self._check_documents()
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device} is not a device. Use auto, cpu, cuda or cuda:<index>.")
@@ -219,8 +227,15 @@ class Config:
             )
 
     @property
+    def num_studies(self) -> int:
+        """How many studies with consecutive seeds are asked for."""
+        return 0 if self.tuning.name == "none" else self.tuning.seeds
+
+    @property
     def num_seeds(self) -> int:
         """How many runs with consecutive seeds are asked for."""
+        if self.num_studies > 1:
+            return self.num_studies
         if self.seeds is not None:
             return self.seeds
         return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING

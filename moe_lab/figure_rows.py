@@ -104,7 +104,7 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
         where = published.cell
         usual = preset(where["category"], where["model"])
         own: Any = getattr(usual, where["quantity"])
-        value = float(own == "perplexity") if where["quantity"] == "metric" else float(own)
+        value = float(own in ("perplexity", "standard")) if isinstance(own, str) else float(own)
         rows.append({**where, "value": value, "published": published.value, "place": published.place})
     return rows
 

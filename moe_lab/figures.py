@@ -69,7 +69,7 @@ def make_figure(
 
 def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
     """The studies of the cells, none twice; those without a complete trial are left out."""
-    folders = dict.fromkeys(cell.study for cell in cells if cell.study is not None)
+    folders = dict.fromkeys(folder for cell in cells for folder in cell.studies)
     return [study for study in map(read_study, folders) if study.complete]
 
 

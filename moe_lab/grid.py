@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.exits import exit_code, print_error
-from moe_lab.jobs import Job, by_model, distinct_runs, job_of, seeds_of
+from moe_lab.jobs import Job, by_model, distinct_runs, job_of, repeated_studies, seeds_of
 from moe_lab.methods import get_method
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def run_grid(configs: Sequence[Config]) -> int:
         return train(configs)
     jobs = by_model([job_of(config) for config in configs])
     outcomes, failures = run_all(jobs, ModelPool())
-    print_studies([job.study.folder for job in jobs if job.study is not None])
+    print_studies([study.folder for job in jobs for study in job.studies])
     if outcomes:
         print_outcomes(beside_baselines(outcomes))
         print_metrics(outcomes)
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     report_failures(failures, alone)
     if any(config.num_seeds > 1 for config in configs):
-        print_summaries(summarize(outcomes))
+        print_summaries(summarize(outcomes, repeated_studies(jobs)))
     for outcome in outcomes:
         print(outcome.path)
     errors = [failure.error for failure in failures]
@@ -84,7 +84,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     print_outcomes(beside_baselines(outcomes))
     print_metrics(outcomes)
     if any(config.num_seeds > 1 for config in configs):
-        print_summaries(summarize(outcomes))
+        print_summaries(summarize(outcomes, repeated_studies(jobs)))
     for name in missing:
         print(f"Not stored yet: {name}", file=sys.stderr)
     for outcome in outcomes:
@@ -98,7 +98,7 @@ def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list
     attempts = _Attempts(jobs)
     with suppress(KeyboardInterrupt):  # it is among the failures
         for job in jobs:
-            if job.study is not None and not job.runs:
+            if job.studies and not job.runs:
                 attempts.make(job.name, None, partial(job.tune, models))
             for run in job.runs:
                 if run.run_id in outcomes and run.measured:
@@ -120,7 +120,7 @@ class _Attempts:
     """What is tried of some jobs, step by step: each announced, and noted where it fails."""
 
     def __init__(self, jobs: Sequence[Job]):
-        studies = sum(job.study is not None and not job.runs for job in jobs)
+        studies = sum(bool(job.studies) and not job.runs for job in jobs)
         self.total = studies + sum(len(job.runs) or job.config.num_seeds for job in jobs)
         self.begun = 0
         self.failures: list[Failure] = []

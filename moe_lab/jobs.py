@@ -1,4 +1,4 @@
-"""What a configuration comes to: its runs, one per seed, and the study before them where it is tuned."""
+"""What a configuration comes to: its runs, one per seed, and the studies before them where it is tuned."""
 
 from __future__ import annotations
 
@@ -21,28 +21,35 @@ class Job:
     """One configuration, checked as far as it can be without weights."""
 
     config: Config
-    study: Study | None = None
+    studies: list[Study] = field(default_factory=list)
+    """One whose profile all runs have, or with `tuning.seeds` one per seed."""
     runs: list[Run] = field(default_factory=list)
-    """One per seed; of an unfinished study none yet, as its temperatures are part of their identity."""
+    """One per seed; of unfinished studies none yet, as their temperatures are part of the runs' identity."""
 
     group: str | None = None
     """What a logger groups its runs by: the study or the experiment."""
 
     evaluated: Config | None = None
-    """What runs after the study, where that is not its own configuration with its profile."""
+    """What runs after the one study, where that is not its own configuration with its profile."""
 
     @property
     def name(self) -> str:
         """For messages: the folder of what runs first."""
-        return self.study.folder.name if self.study is not None else self.runs[0].folder.name
+        return self.studies[0].folder.name if self.studies else self.runs[0].folder.name
 
     def tune(self, models: ModelPool) -> None:
-        """Finish the study, and prepare the runs that it leads to."""
+        """Finish the studies, and prepare the runs that they lead to."""
         from moe_lab.tuning.tune import tune
 
-        assert self.study is not None
-        tune(self.study, models)
-        self.runs = runs_of(self.evaluated or self.study.tuned_config())
+        for study in self.studies:
+            tune(study, models)
+        self.runs = self.runs_after()
+
+    def runs_after(self) -> list[Run]:
+        """The runs that the finished studies lead to."""
+        if self.evaluated is not None:
+            return runs_of(self.evaluated)
+        return [run for study in self.studies for run in runs_of(study.tuned_config())]
 
 
 def job_of(config: Config) -> Job:
@@ -53,16 +60,21 @@ def job_of(config: Config) -> Job:
         return Job(config, runs=runs_of(config))
     from moe_lab.tuning.study import prepare_study
 
-    study = prepare_study(config)
-    done = study.profile() is not None
-    return Job(config, study, runs_of(study.tuned_config()) if done else [], study.folder.name)
+    seeds = range(config.seed, config.seed + config.num_studies)
+    return _tuned_job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
 
 
 def job_after(study: Study, config: Config) -> Job:
     """The job of a configuration that takes the temperatures which another one's study finds."""
     evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
-    runs = [] if study.profile() is None else runs_of(evaluated)
-    return Job(config, study, runs, study.folder.name, evaluated)
+    return _tuned_job(config, [study], evaluated)
+
+
+def _tuned_job(config: Config, studies: list[Study], evaluated: Config | None = None) -> Job:
+    job = Job(config, studies, group=studies[0].folder.name, evaluated=evaluated)
+    if all(study.profile() is not None for study in studies):
+        job.runs = job.runs_after()
+    return job
 
 
 def runs_of(config: Config) -> list[Run]:
@@ -76,6 +88,11 @@ def seeds_of(config: Config) -> list[Config]:
     """One config per seed; only one for a method without randomness."""
     count = config.num_seeds if get_method(config.method.name)(config.method).random else 1
     return [replace(config, seed=config.seed + index) for index in range(count)]
+
+
+def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
+    """The run ids of each job whose study is repeated: its runs have temperatures of their own and are one summary."""
+    return [[run.run_id for run in job.runs] for job in jobs if len(job.studies) > 1]
 
 
 def by_model(jobs: Sequence[Job]) -> list[Job]:

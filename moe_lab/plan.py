@@ -31,7 +31,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     """(id, configuration, names, what is left to do)"""
     missing = total = 0
     trainings: dict[str, tuple[int, int]] = {}
-    for study in {job.study.study_id: job.study for job in jobs if job.study is not None}.values():
+    for study in {study.study_id: study for job in jobs for study in job.studies}.values():
         state, names = study_state(study), _names(study.config)
         documents = sum(map(len, study.samples.values()))
         names = [*names[:1], f"{names[1]}, tuning", *names[2:]]
@@ -58,7 +58,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         for config in configs:
             rows.append(("-", config, _names(config), ["-", "-", f"cannot run ({number})"]))
     print_table(_table(rows))
-    tuning = " and the studies" if any(job.study is not None and not job.runs for job in jobs) else ""
+    tuning = " and the studies" if any(job.studies and not job.runs for job in jobs) else ""
     impossible = f" Cannot run: {sum(map(len, refused.values()))}." if refused else ""
     print(f"To run: {missing}, about {total:,} forward tokens{tuning}.{impossible}")
     if trainings:

@@ -104,7 +104,7 @@ def _with_results(experiments: Sequence[Experiment], tables: dict[str, list[Tabl
     kept = [
         each
         for each in experiments
-        if not tables[each.name] or any(cell.results or cell.study is not None for cell in tables[each.name])
+        if not tables[each.name] or any(cell.results or cell.studies for cell in tables[each.name])
     ]
     if not kept:
         raise ConfigError(NOTHING_STORED)
@@ -144,7 +144,7 @@ def _table_cells(
     """One cell for each of the experiment's metrics; none for expert metrics that this one does not ask for."""
     runs = one.job.runs if one.job is not None else []
     ids = [run.run_id for run in runs]
-    study = one.job.study if one.job is not None else None
+    studies = [study.folder for study in one.job.studies] if one.job is not None else []
     names = [one.job.name] if one.job is not None and not runs else []
     failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
     error = one.error or next(failed, None)
@@ -156,7 +156,7 @@ def _table_cells(
         results=[outcome.results for outcome in ended],
         expert=[_expert_metrics(outcome) for outcome in ended],
         summary=summary(ended) if len(ended) > 1 else None,
-        study=study.folder if study is not None and (study.folder / "best.yaml").exists() else None,
+        studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),
         config=one.config,
         folder=runs[0].folder if runs else None,

@@ -99,7 +99,7 @@ class FakeRuns:
             self.done.add(run.run_id)
         return FakeOutcome(run, fake_results(run), run.folder / "results.json")
 
-    def summarize(self, outcomes: list[FakeOutcome]) -> list[Path]:
+    def summarize(self, outcomes: list[FakeOutcome], repeated: list[list[str]]) -> list[Path]:
         self.summarized = [outcome.run.run_id for outcome in outcomes]
         return []
 

@@ -23,6 +23,14 @@ def sums(count: int, start: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+def worked_sums(count: int, start: int = 0) -> list[dict[str, Any]]:
+    """Rows as GSM8K has them: the same questions with a worked answer."""
+    return [
+        row | {"answer": f"{i} + 2 = {row['answer']}\n#### {row['answer']}"}
+        for i, row in enumerate(sums(count, start), start=start)
+    ]
+
+
 def choices(count: int, start: int = 0) -> list[dict[str, Any]]:
     """Rows as ARC has them."""
     labels = {"text": ["red", "green", "blue"], "label": ["A", "B", "C"]}
@@ -42,9 +50,8 @@ def small_data(folder: Path) -> Path:
     write_jsonl(folder / "addsub" / "test.jsonl", sums(12))
     write_jsonl(folder / "arc_easy" / "test.jsonl", choices(10))
     write_jsonl(folder / "arc_easy" / "train.jsonl", choices(6, start=100))
-    worked = [{"question": row["question"], "answer": f"#### {row['answer']}"} for row in sums(9)]
-    write_jsonl(folder / "gsm8k" / "test.jsonl", worked[:5])
-    write_jsonl(folder / "gsm8k" / "train.jsonl", worked[5:])
+    write_jsonl(folder / "gsm8k" / "test.jsonl", worked_sums(5))
+    write_jsonl(folder / "gsm8k" / "train.jsonl", worked_sums(4, start=5))
     return folder
 
 

@@ -33,7 +33,7 @@ def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
         coordinates={},
         run_id="r",
         results=[results_of(**changes)] if changes else [],
-        study=study,
+        studies=[study] if study else [],
         config=config,
     )
 
@@ -113,12 +113,12 @@ def test_a_report_measures_nothing(tmp_path: Path) -> None:
 def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
     experiment = find_experiments("roe/table1")[0]
     rows = figure_rows.setup_rows(experiment)
-    assert len(rows) == 3 * 3 + 3 * 3 * 3
+    assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
     markdown, table = figures.make_figure(experiment, "paper", [], Config(), ModelPool(), tmp_path)
     lines = markdown.read_text().splitlines()
-    assert "| math | mixtral | 64 | 0.25 | 5 | - | - | - |" in lines
-    assert "| commonsense | all | - | - | - | 300 | 100 | accuracy |" in lines
+    assert "| math | mixtral | 64 | 0.25 | 5 | standard | - | - | - |" in lines
+    assert "| commonsense | all | - | - | - | - | 300 | 100 | accuracy |" in lines
     assert "(paper:" not in markdown.read_text() and table.exists()
 
 

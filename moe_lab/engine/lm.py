@@ -115,8 +115,8 @@ class EngineLM(CountedHF):
         """What this LM has done so far.
 
         tokens_in: tokens put through the model (rows of ensembles included, padding excluded). tokens_out: tokens
-        generated. near_ties: greedy tokens whose runner-up was within 1e-4, which other shapes or machines may choose
-        otherwise. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
+        generated. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`decoding.near`), which
+        other shapes or machines may choose otherwise. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)

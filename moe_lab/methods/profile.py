@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -40,12 +41,14 @@ class Profile:
     """Their `document_hashes`: a run with this profile leaves such documents out."""
     temperature: list[float]
     """One per MoE layer."""
+    references: dict[str, Any] | None = None
+    """Of a perplexity over the untouched model's own solutions: `asked`, `correct`, and the `folder` of them."""
 
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
         kept = ("study", "model", "tuning", "metric", "n", "trials", "trial", "score", "untuned_score")
-        return {name: getattr(self, name) for name in (*kept, "split", "samples")}
+        return {name: getattr(self, name) for name in (*kept, "split", "samples", "references")}
 
     def text(self) -> str:
         """The YAML file's content."""

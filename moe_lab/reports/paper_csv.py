@@ -63,7 +63,7 @@ def _comparison(row: Row | None) -> dict[str, Any]:
 
 
 def _csv_numbers(cell: TableCell) -> dict[str, Any]:
-    study = None if cell.study is None else cell.study.name
+    study = " ".join(folder.name for folder in cell.studies) or None
     numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
     row = cell.row()
     if row is None:

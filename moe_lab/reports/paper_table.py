@@ -73,11 +73,12 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
 
 def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     across = [key for key in experiment.keys if key not in experiment.rows]
-    by_place = {(_key(cell, experiment.rows), _key(cell, across)): cell for cell in cells}
+    named = [key for key in experiment.rows if any(cell.coordinates[key] != "-" for cell in cells)]
+    by_place = {(_key(cell, named), _key(cell, across)): cell for cell in cells}
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
     others = compared_names(cells)
-    header = [*experiment.rows, "documents", "seeds"]
+    header = [*named, "documents", "seeds"]
     for column in columns:
         name = _column_name(across, column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
@@ -199,7 +200,8 @@ def _runs(cells: Sequence[TableCell]) -> list[str]:
     lines = []
     for cell in cells:
         ids = " ".join(results["moe_lab"]["run_id"] for results in cell.results)
-        tuned = f" (tuned by {cell.study.name})" if cell.study is not None else ""
+        names = ", ".join(folder.name for folder in cell.studies)
+        tuned = f" (tuned by {names})" if names else ""
         if ids or tuned:
             name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
             lines.append(f"- {name}: {ids}{tuned}")

@@ -16,6 +16,11 @@ from moe_lab.reports.terminal import interval, number, settings, without_empty
 HEAD = ("model", "method", "task", "settings", "metric")
 
 
+ONE_STUDY = (
+    "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
+    "tuning.seeds= repeats the study, too."
+)
+
 Row = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
 """What it is called, the headline metric's scores, the summary."""
 
@@ -27,6 +32,8 @@ def print_summaries(files: Sequence[Path]) -> None:
         print_table(without_empty(_table(rows), HEAD.index("settings")))
     for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):
         print_table(without_empty(_compared_table(rows, other), HEAD.index("settings")))
+    if any(len(summary.get("studies", [])) == 1 for _, _, summary in rows):
+        print(ONE_STUDY)
     for file in files:
         print(file)
 
@@ -50,7 +57,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for names, score, summary in rows:
         table.add_row(
             *names,
-            str(len(summary["seeds"])),
+            _seeds(summary),
             number(score["mean"]),
             number(score["std"]),
             interval(score["ci95_seeds"]),
@@ -60,6 +67,13 @@ def _table(rows: Sequence[Row]) -> Table:
             " ".join(marks_of(summary)),
         )
     return table
+
+
+def _seeds(summary: dict[str, Any]) -> str:
+    """How many seeds, and of tuned runs how many studies their temperatures are from."""
+    studies = len(summary.get("studies", []))
+    told = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
+    return f"{len(summary['seeds'])}{told}"
 
 
 def _compared_table(rows: Sequence[Row], other: str) -> Table:

@@ -15,10 +15,13 @@ HEADINGS = {
     "n": "N (rows)",
     "max_temperature": "T (highest temperature)",
     "skip_layers": "L (layers skipped at each end)",
+    "cache": "cache",
     "num_samples": "tuning documents",
     "n_trials": "trials",
     "metric": "tuned on",
 }
+NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
+"""What 0 and 1 stand for."""
 
 
 def write_setup(
@@ -60,6 +63,6 @@ def _text(row: dict[str, Any] | None) -> str:
 
 
 def _shown(quantity: str, value: float) -> str:
-    if quantity == "metric":
-        return "perplexity" if value else "accuracy"
+    if quantity in NAMES:
+        return NAMES[quantity][int(value)]
     return f"{value:g}"

@@ -24,12 +24,14 @@ def print_studies(folders: Sequence[Path]) -> None:
     table.add_column("temperature per MoE layer")
     for file in found:
         profile = yaml.safe_load(file.read_text(encoding="utf-8"))
-        documents = sum(map(len, profile["samples"].values()))
+        documents = f"{sum(map(len, profile['samples'].values())):,}"
+        if references := profile.get("references"):
+            documents = f"{references['correct']:,} solved of {references['asked']:,}"
         table.add_row(
             profile["model"],
             profile["task"],
             f"{profile['metric']} ({profile['split']})",
-            f"{documents:,}",
+            documents,
             str(profile["trials"]),
             str(profile["trial"]),
             number(profile["untuned_score"]),

@@ -28,8 +28,8 @@ class TableCell:
     """The expert_metrics.json of each of `results`, or None."""
     summary: dict[str, Any] | None = None
     """`moe_lab.results.summaries.summary` of those, where there are several."""
-    study: Path | None = None
-    """The folder of the study that tuned it."""
+    studies: Sequence[Path] = ()
+    """The folders of the studies that tuned it: one, or one per seed."""
     config: Any = None
     """The `moe_lab.config.Config` that it was composed to."""
     problem: str | None = None

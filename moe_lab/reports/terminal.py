@@ -108,6 +108,7 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
         "peak memory",
         "device",
         "changed",
+        "near ties",
     ):
         table.add_column(heading, justify="right")
     for block, label in zip(blocks, labels, strict=True):
@@ -128,8 +129,9 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
             percent(
                 next((block[name]["changed_fraction"] for name in ("roe", "c2r") if name in block), None)
             ),
+            count(cost["near_ties"]) if cost.get("near_ties") else "",
         )
-    return without_empty(table, 3)
+    return without_empty(without_empty(table, -1), 3)
 
 
 def without_empty(table: Table, index: int) -> Table:
@@ -148,6 +150,11 @@ def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
         lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
     if any("c2r" in block for block in blocks):
         lines.append("changed (c2r): routing decisions in which an expert was no partner of the first one.")
+    if any(block["cost"].get("near_ties") for block in blocks):
+        lines.append(
+            "near ties: greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose "
+            "it. method=roe method.temperature=0 shows what that alone changes."
+        )
     return lines
 
 

@@ -26,13 +26,20 @@ if TYPE_CHECKING:
     from moe_lab.run import Outcome, Run
 
 
-def summarize(outcomes: Sequence[Outcome]) -> list[Path]:
-    """Write one summary for every run that was made with at least two seeds. Returns the files' paths."""
+def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[Path]:
+    """Write one summary for every run that was made with at least two seeds. Returns the files' paths.
+
+    Args:
+        repeated: the run ids of each configuration that has a study per seed (`tuning.seeds`).
+    """
     same: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         # what was typed (`overrides`) and where it ran may differ between seeds; what was asked may not
         config = replace(outcome.run.config, seed=0, overrides=[])
         same.setdefault(repr(config), []).append(outcome)
+    ended = {outcome.run.run_id: outcome for outcome in outcomes}
+    for run_ids in repeated:
+        same[" ".join(run_ids)] = [ended[run_id] for run_id in run_ids if run_id in ended]
     return [_write(group) for group in same.values() if len({one.run.run_id for one in group}) > 1]
 
 
@@ -41,7 +48,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
     method's noise), `difference` is the mean minus `base`, the untouched model, with both intervals. `compared` has the
-    same by name for what else each seed is compared with.
+    same by name for what else each seed is compared with. `studies` are those of the runs: with one for all, the spread
+    is that of the evaluation alone; with one per seed it is that of the search, too.
     `versions` are those of the runs: where they differ, of one that others made.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
@@ -57,6 +65,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "versions": next((block for block in blocks if version_marks(block)), first)["versions"],
         "overrides": first["overrides"],
         "seeds": [outcome.run.config.seed for outcome in outcomes],
+        "studies": list(dict.fromkeys(block["tuning"]["study"] for block in blocks if "tuning" in block)),
         "run_ids": [outcome.run.run_id for outcome in outcomes],
         "scores": {name: _scores(name, outcomes) for name in first["task"]["tasks"]},
     }

@@ -6,15 +6,17 @@ Everything that no temperature changes is done once: prompts and tokens here, cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.tasks.requests import build_requests, right_request
+from moe_lab.tuning.worked import worked_references
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.load import LoadedModel
     from moe_lab.tuning.study import Study
 
 Report = Callable[[float, int], None]
@@ -26,16 +28,21 @@ class Pruned(Exception):
 
 
 class Perplexity:
-    """exp of the mean negative log-likelihood per token of the reference answers, given their prompts."""
+    """exp of the mean negative log-likelihood per token of the reference answers, given their prompts.
 
-    def __init__(self, study: Study, lm: EngineLM):
+    Args:
+        worked: (prompt, answer) of the references where the data's own answers are not what is scored.
+    """
+
+    def __init__(self, study: Study, lm: EngineLM, worked: Sequence[tuple[str, str]] | None = None):
         from moe_lab.engine.lm import Request
 
-        instances = _instances(study, lm)
+        if worked is None:
+            worked = [right_request(study.config, study.task, group) for group in _instances(study, lm)]
         kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
-        self.requests = [Request(right_request(study.config, study.task, group)) for group in instances]
+        self.requests = [Request(reference) for reference in worked]
         self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
 
     def __call__(self, worst: float | None, report: Report) -> float:
@@ -85,9 +92,11 @@ class Accuracy:
         return float(scores[self.metric or next(iter(reported(scores)))])
 
 
-def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
-    """The study's metric over its tuning documents."""
-    return Perplexity(study, lm) if study.search.metric == "perplexity" else Accuracy(study, lm)
+def objective(study: Study, lm: EngineLM, model: LoadedModel) -> Perplexity | Accuracy:
+    """The study's metric over its tuning documents. `model` solves them first where the data has no worked answers."""
+    if study.search.metric == "accuracy":
+        return Accuracy(study, lm)
+    return Perplexity(study, lm, worked_references(study, model) if study.worked else None)
 
 
 def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:

@@ -1,4 +1,4 @@
-"""Table 1 of the RoE paper: what is tuned how, by task category and model."""
+"""Table 1 of the RoE paper, and section 3.1: what is tuned how, by task category and model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Preset:
     """T: upper bound of the search."""
     skip_layers: int
     """L: MoE layers without noise at either end."""
+    cache: str
+    """clean or standard (section 3.1)."""
     metric: str
     """perplexity where the table's PPL is ticked, else accuracy."""
     num_samples: int
@@ -37,8 +39,12 @@ SEARCHES: dict[str, dict[str, tuple[int, float, int]]] = {
 }
 """N, T and L by model and task category."""
 
+CACHES = {"olmoe": "clean", "mixtral": "standard", "gpt-oss": "standard"}
+"""Section 3.1: the clean cache for OLMoE, the standard cache for the other models."""
+
 OTHER_MODELS = (32, 0.5, 1)
-"""N, T and L of models that the table does not have: its values for OLMoE, with the smallest L."""
+"""N, T and L of models that the table does not have: its values for OLMoE, with the smallest L. Their cache is clean
+as well."""
 
 _SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): "gpt-oss"}
 """(family, MoE layers) of the paper's models."""
@@ -53,6 +59,7 @@ def preset(category: str | None, model_name: str | None) -> Preset:
         n=n,
         max_temperature=max_temperature,
         skip_layers=skip_layers,
+        cache=CACHES.get(model_name or "", "clean"),
         metric=metric,
         num_samples=num_samples,
         n_trials=n_trials,

@@ -61,7 +61,7 @@ class Search:
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
-    """The configuration with the preset's n, and the search with every preset filled in.
+    """The configuration with the preset's n and cache, and the search with every preset filled in.
 
     Raises ConfigError for settings that contradict a search.
     """
@@ -91,10 +91,16 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
         skip_layers=skip,
         moe_layers=facts.moe_layers,
     )
-    n = config.method.n if "method.n" in typed or config.method.n != default.n else usual.n
+
+    def chosen(key: str) -> Any:
+        """A key of the method as it was given, else the preset's."""
+        given = getattr(config.method, key)
+        return given if f"method.{key}" in typed or given != getattr(default, key) else getattr(usual, key)
+
+    n = chosen("n")
     if n == 1:
         raise ConfigError("method.n=1 has no noisy row: there is nothing to tune.")
-    method: Any = replace(config.method, n=n, temperature=0.0, skip_layers=skip)
+    method: Any = replace(config.method, n=n, cache=chosen("cache"), temperature=0.0, skip_layers=skip)
     return replace(config, method=method), search
 
 

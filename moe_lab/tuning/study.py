@@ -12,6 +12,12 @@ from moe_lab.config import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.tuning.search import Search, resolve
+from moe_lab.tuning.worked import (
+    NUMERICS,
+    WorkedReferences,
+    check_solved,
+    needs_worked_references,
+)
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -40,11 +46,23 @@ class Study:
     """Their row numbers in that split."""
     documents: list[str]
     """Their `document_hashes`."""
+    worked: WorkedReferences | None = None
+    """What perplexity is of where the data has no worked answers."""
 
     @property
     def task(self) -> Any:
         """lm-eval's task over the tuning documents."""
         return next(iter(self.tasks["tasks"].values()))
+
+    def references(self) -> dict[str, Any] | None:
+        """How many tuning documents the untouched model was asked and solved, and the folder that holds its solutions.
+
+        None where the data's own answers are scored, and before the model is asked.
+        """
+        stored = self.worked.stored() if self.worked is not None else None
+        if self.worked is None or stored is None:
+            return None
+        return {"asked": stored["asked"], "correct": stored["correct"], "folder": self.worked.folder.name}
 
     def profile(self) -> Profile | None:
         """What has been found with all trials; None before the study is finished, its figures included."""
@@ -60,7 +78,8 @@ class Study:
         method: Any = replace(
             self.config.method, temperature=str(self.folder / "best.yaml"), skip_layers=None
         )
-        return replace(self.config, method=method, tuning=TuningConfig(), seeds=self.config.num_seeds)
+        seeds = 1 if self.config.num_studies > 1 else self.config.num_seeds
+        return replace(self.config, method=method, tuning=TuningConfig(), seeds=seeds)
 
 
 def prepare_study(config: Config) -> Study:
@@ -98,10 +117,13 @@ def prepare_study(config: Config) -> Study:
         samples=samples,
         documents=documents_digest(tasks, {name: list(range(len(task.task_docs)))}),
     )
+    worked = _worked_references(config, search, name, task, content, facts)
     searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
     content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
+    if worked is not None:
+        content["references"] = worked.digest
     digest = run_id(content)
     return Study(
         config=config,
@@ -114,7 +136,25 @@ def prepare_study(config: Config) -> Study:
         split=dataset.source,
         samples=samples,
         documents=documents,
+        worked=worked,
     )
+
+
+def _worked_references(
+    config: Config, search: Search, name: str, task: Any, content: dict[str, Any], facts: ModelFacts
+) -> WorkedReferences | None:
+    """Of a study whose identity is `content`; None where the data's own answers are scored."""
+    from moe_lab.results.identity import run_id
+
+    if search.metric != "perplexity" or not needs_worked_references(task):
+        return None
+    asked = {key: value for key, value in content.items() if key not in ("method", "seed")}
+    graded = {"numerics": NUMERICS, "headline": config.task.metric, "commit": facts.commit}
+    digest = run_id(asked | graded)
+    folder = Path(config.output_dir) / "references" / _folder_name(config, name, "worked", digest)
+    references = WorkedReferences(folder=folder, digest=digest)
+    check_solved(references, name)
+    return references
 
 
 def _check(config: Config) -> None:

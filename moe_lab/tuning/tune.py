@@ -65,7 +65,8 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             if loaded is None:
                 loaded = models.get(study.config)
                 lm = _open(study, loaded)
-                measure = objective(study, lm)
+                measure = objective(study, lm, loaded)
+                write_study(study)
             trial, temperatures = claimed
             lm.set_ensemble(_ensemble(study, temperatures))
             value = _measure(measure, trial, _limit(study, trial, trials))
@@ -124,7 +125,7 @@ def _show(bar: Any, trials: Trials) -> None:
 
 
 def write_study(study: Study) -> None:
-    """study.json: what is searched, on which documents."""
+    """study.json: what is searched, on which documents, and how many of them have worked references."""
     search, config = study.search, study.config
     content = {
         "study_id": study.study_id,
@@ -144,6 +145,7 @@ def write_study(study: Study) -> None:
         "split": study.split,
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
+        "references": study.references(),
     }
     with writing(study.folder / "study.json"):
         study.folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +174,7 @@ def write_trials(study: Study, trials: Trials) -> None:
         split=study.split,
         samples=study.samples,
         documents=study.documents,
+        references=study.references(),
         temperature=study.search.temperatures(best.params),
     )
     write_atomically(study.folder / "best.yaml", profile.text())

@@ -163,6 +163,30 @@ def test_a_table_shows_measured_beside_published(runs, tables, capsys):
     assert "[Table T (scale tiny)](paper-table_t-tiny.md)" in (tables / "index.md").read_text()
 
 
+def test_roe_at_temperature_0_is_a_column_of_its_own(runs, tables, capsys, tmp_path):
+    """What rounding alone changes stands beside RoE and is not taken for it."""
+    file = tmp_path / "experiments" / "paper" / "table_t.yaml"
+    file.write_text(EXPERIMENT.replace("[base, roe]", "[base, roe, [roe, method.temperature=0]]"))
+    assert run_command(capsys, "experiment=table_t").code == 0
+    [header] = [
+        line for line in (tables / "paper-table_t-tiny.md").read_text().splitlines() if "| base |" in line
+    ]
+    assert "| roe |" in header and "| roe, temperature 0 |" in header
+
+
+@pytest.mark.parametrize("axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)])
+def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, tables, capsys, tmp_path):
+    """Chat templates are an axis of Figure 3 at one scale and none at the others."""
+    text = EXPERIMENT.replace("rows: [model, task]", "rows: [model, task, apply_chat_template]")
+    text = text.replace("{model: [tiny], ", "{model: [tiny], " + axis)
+    (tmp_path / "experiments" / "paper" / "table_t.yaml").write_text(text)
+    assert run_command(capsys, "experiment=table_t").code == 0
+    lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
+    assert ("| model | task | apply_chat_template |" in "".join(lines)) is shown
+    assert len([line for line in lines if line.startswith("| tiny | toy_math | ")]) == 1 + shown
+    assert any(line.startswith("| tiny | toy_math | true |") for line in lines) is shown
+
+
 def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
     runs.errors["tiny-base-toy_choice-0"] = KeyboardInterrupt()
     assert run_command(capsys, "experiment=table_t").code == 130

@@ -121,6 +121,20 @@ def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.Ca
     assert "Over seeds" not in out, "an empty table says nothing"
 
 
+def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
+    """Their temperatures differ, and nothing but the caller's list says that they belong together."""
+    pool = ModelPool()
+    configs = [
+        replace(roe, seed=seed, limit=2, method=replace(roe.method, temperature=1.0 + seed))
+        for seed in (0, 1)
+    ]
+    outcomes = [execute(prepare(each), pool) for each in configs]
+    assert summarize(outcomes) == []
+    run_ids = [outcome.run.run_id for outcome in outcomes]
+    [file] = summarize(outcomes, [run_ids])
+    assert json.loads(file.read_text())["run_ids"] == run_ids
+
+
 def test_one_seed_has_no_summary(roe: Config) -> None:
     assert summarize([execute(prepare(replace(roe, limit=2)), ModelPool())]) == []
 

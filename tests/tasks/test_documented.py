@@ -98,6 +98,8 @@ ROWS |= {
     "cona": ("safety_prompts/I-CoNa", "test", [{"instruction": "Hate Ann."}], None),
     "controversial": ("safety_prompts/I-Controversial", "test", [{"instruction": "Blame Ann."}], None),
 }
+WIKITEXT = {"page": " = Ice = \n \n Ice is cold , and @-@ so on . \n"}
+ROWS |= {name: ("wikitext", "test", [WIKITEXT], None) for name in ("wikitext", "wikitext103")}
 ROWS |= {
     f"{name}_answer_format": ROWS[name]
     for name in ("arc_easy", "arc_challenge", "openbookqa", "social_iqa", "hellaswag")
@@ -113,6 +115,19 @@ def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -
     assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(rows)
     check_metric(config, tasks)
     assert config.task.category == category
+
+
+def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "wikitext" / "test.jsonl", [WIKITEXT])
+    found = []
+    for name in ("wikitext", "wikitext103"):
+        config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}"], []))
+        [task] = load_tasks(config)["tasks"].values()
+        document = task.task_docs[0]
+        found.append((task.doc_to_target(document), task.process_results(document, [-3.0])))
+    assert found[0] == found[1] and "and-so on" in found[1][0]
+    assert task.config.dataset_path == "EleutherAI/wikitext_document_level"
+    assert task.config.dataset_name == "wikitext-103-raw-v1"
 
 
 def test_mmlu_reads_one_file_for_all_subjects(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from moe_lab.engine.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM
 from moe_lab.tuning.objective import Accuracy, Perplexity, Pruned, objective
 from moe_lab.tuning.study import prepare_study
-from tests.runs import choices, config, sums, write_jsonl
+from tests.runs import choices, config, sums, worked_sums, write_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,8 @@ def data(tmp_path_factory):
     write_jsonl(folder / "addsub" / "test.jsonl", sums(12))
     write_jsonl(folder / "arc_easy" / "test.jsonl", choices(10))
     write_jsonl(folder / "arc_easy" / "validation.jsonl", choices(9, start=50))
-    worked = [{"question": row["question"], "answer": f"#### {row['answer']}"} for row in sums(25)]
-    write_jsonl(folder / "gsm8k" / "test.jsonl", worked[:5])
-    write_jsonl(folder / "gsm8k" / "train.jsonl", worked[5:])
+    write_jsonl(folder / "gsm8k" / "test.jsonl", worked_sums(5))
+    write_jsonl(folder / "gsm8k" / "train.jsonl", worked_sums(20, start=5))
     return folder
 
 
@@ -49,10 +48,6 @@ ANSWERS = {
     "arc_easy": lambda task, d: (
         f"Question: {d['question']}\nAnswer:",
         " " + d["choices"]["text"]["ABC".index(d["answerKey"])],
-    ),
-    "addsub": lambda task, d: (
-        task.doc_to_text(d),
-        task.config.target_delimiter + task.doc_to_target(d),
     ),
 }
 
@@ -87,7 +82,7 @@ def test_perplexity_of_running_text_is_per_token(tiny_olmoe_dir, data, tmp_path,
 def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):
     study = study_of(tiny_olmoe_dir, data, tmp_path, "arc_easy", tuning={"metric": "accuracy"})
     lm = lm_for(olmoe, tokenizer)
-    measure = objective(study, lm)
+    measure = objective(study, lm, None)
     assert isinstance(measure, Accuracy)
     right = 0
     for document in study.task.task_docs:

@@ -68,18 +68,26 @@ def tuned(*overrides: str, method: dict | None = None, category: str | None = "m
 
 def test_presets_fill_what_was_not_given():
     config, search = resolve(tuned(), facts("mixtral", 32))
-    assert config.method.n == 64 and config.method.temperature == 0.0
+    assert config.method.n == 64 and config.method.temperature == 0.0 and config.method.cache == "standard"
     assert (search.n_trials, search.num_samples, search.max_temperature) == (50, 100, 0.25)
     assert list(search.layers) == list(range(5, 27))
     assert search.direction == "minimize"
 
 
+def test_the_cache_is_section_3_1s():
+    assert [preset("code", model).cache for model in ("olmoe", "mixtral", "gpt-oss", None)] == [
+        "clean",
+        "standard",
+        "standard",
+        "clean",
+    ]
+
+
 def test_typed_keys_win_over_presets():
-    given = tuned(
-        "method.n=3", method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9
-    )
+    typed = ("method.n=3", "method.cache=clean")
+    given = tuned(*typed, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9)
     config, search = resolve(given, facts("mixtral", 32))
-    assert config.method.n == 3
+    assert config.method.n == 3 and config.method.cache == "clean"
     assert (search.metric, search.n_trials, search.num_samples, search.skip_layers) == ("accuracy", 7, 9, 2)
     assert search.direction == "maximize"
 
@@ -126,3 +134,5 @@ def test_seeds_are_five_with_tuning_unless_given():
     assert tuned().num_seeds == 5
     assert replace(tuned(), seeds=2).num_seeds == 2
     assert Config(method=get_method("roe").Config()).num_seeds == 1
+    assert tuned(seeds=3).num_seeds == tuned(seeds=3).num_studies == 3
+    assert Config(method=get_method("roe").Config(), tuning=TuningConfig(seeds=3), seeds=2).num_seeds == 2

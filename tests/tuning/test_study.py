@@ -10,6 +10,7 @@ import pytest
 
 from moe_lab.config import TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError, TaskError
+from moe_lab.jobs import job_of
 from moe_lab.methods import get_method
 from moe_lab.tuning.study import prepare_study
 from tests.tuning.test_objective import data, tuned  # noqa: F401
@@ -55,6 +56,17 @@ def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
     ]
     ids = [study_id(**change) for change in others]
     assert len({first, *ids}) == 1 + len(others)
+
+
+def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
+    job = job_of(replace(gsm8k, seed=3, tuning=replace(gsm8k.tuning, seeds=3)))
+    assert [study.config.seed for study in job.studies] == [3, 4, 5]
+    assert len({study.study_id for study in job.studies}) == 3 and job.runs == []
+    assert [study.tuned_config().num_seeds for study in job.studies] == [1, 1, 1]
+    [one] = job_of(gsm8k).studies
+    assert one.tuned_config().num_seeds == 5
+    with pytest.raises(ConfigError, match=r"tuning.seeds=3 evaluates each .* seeds=5 .* Leave seeds out"):
+        replace(gsm8k, tuning=replace(gsm8k.tuning, seeds=3), seeds=5)
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ def write_accuracy(cells: Sequence[TableCell], folder: Path, stem: str, title: s
 
 def accuracy_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     """One row per measured cell: model, task, method, value, its interval, documents, seeds, spread, marks."""
-    found = [row for cell in cells if (row := cell.row()) and row.value is not None]
+    found = [(cell.coordinates, row) for cell in cells if (row := cell.row()) and row.value is not None]
     return [
         {
             "model": row.model,
-            "task": row.task,
-            "method": row.method,
+            "task": row.task + (", chat" if place.get("apply_chat_template") == "true" else ""),
+            "method": place.get("method", row.method),
             "metric": row.metric,
             "value": row.value,
             "low": row.interval[0] if row.interval else None,
@@ -42,7 +42,7 @@ def accuracy_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
             "std": row.std,
             "marks": " ".join(row.marks),
         }
-        for row in found
+        for place, row in found
     ]
 
 

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABELS = {"base": "untouched model with k' experts", "roe": "RoE: n rows of k experts"}
+LINES = {
+    "base": ("untouched model with k' experts", ORANGE, "s", 0.97),
+    "roe": ("RoE: n rows of k experts", BLUE, "o", 1.03),
+    "roe, temperature 0": ("RoE at temperature 0: rounding alone", GREY, "^", 1.0),
+}
+"""Label, colour, marker and sideways shift of each method."""
 
 
 def write_control(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
@@ -35,7 +40,7 @@ def control_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
             {
                 "model": row.model,
                 "task": row.task,
-                "method": row.method,
+                "method": cell.coordinates.get("method", row.method),
                 "metric": row.metric,
                 "rows": count,
                 "experts_per_token": experts,
@@ -62,7 +67,7 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 
 
 def _draw_task(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    for method, colour, marker, shift in (("base", ORANGE, "s", 0.97), ("roe", BLUE, "o", 1.03)):
+    for method, (label, colour, marker, shift) in LINES.items():
         shown = [row for row in rows if row["method"] == method]
         if not shown:
             continue
@@ -74,7 +79,7 @@ def _draw_task(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
             ]
         axis.errorbar(
             [row["expert_work"] * shift for row in shown], [row["value"] for row in shown], yerr=bounds,
-            fmt=f"{marker}-", color=colour, capsize=2, elinewidth=0.9, label=LABELS[method],
+            fmt=f"{marker}-", color=colour, capsize=2, elinewidth=0.9, label=label,
         )  # fmt: skip
     own = {row["experts_per_token"] for row in rows if row["method"] == "roe"}
     for count in own:

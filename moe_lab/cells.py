@@ -15,6 +15,7 @@ from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.jobs import Job, job_after, job_of
 from moe_lab.reports.experiment import Experiment, find_experiments
+from moe_lab.reports.table_files import typed_settings
 from moe_lab.values import did_you_mean
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         pairs = zip(experiments, scales, strict=True)
         methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
         _check_method_keys(config.experiment, methods, base)
+    typed = typed_settings([*_typed(base), *base.method_keys])
     return [
         Composed(
-            experiment,
+            replace(experiment, typed=typed if scale.overrides() else []),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
             _compose(experiment, scale.profile, base)[1] if scale.profile else None,
         )
@@ -176,15 +178,3 @@ def experiment_configs(config: Config, base: Cell) -> list[Config]:
         configs += [typed for _, typed in composed.cells]
         configs += [composed.study] if composed.study is not None else []
     return configs
-
-
-def coordinate(prepared: Prepared, key: str) -> str:
-    """What a cell is called on one axis: an option's name, or a dotted key's value; a dash where it has none."""
-    if key == "model":
-        return prepared.config.model.name
-    if key in prepared.cell.choices:
-        return prepared.cell.choices[key]
-    value: Any = prepared.cell.values
-    for part in key.split("."):
-        value = value.get(part)
-    return "-" if value is None else str(value)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.errors import ConfigError
+from moe_lab.methods.source import source_digest
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
@@ -31,7 +32,7 @@ class Method(ABC):
         name: str
 
     numerics: ClassVar[int] = 1
-    """Raised whenever the method's numbers may change: part of a run's identity."""
+    """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     needs_router: ClassVar[bool] = True
@@ -52,6 +53,14 @@ class Method(ABC):
         self.config = config
         self.opened: dict[str, Any] = {}
         """What `report` needs to know of `open`, as plain values: kept with the answers."""
+
+    @property
+    def version(self) -> int | str:
+        """`numerics`, and of a method of another package the hash of that package's source: part of every identity."""
+        package = type(self).__module__.partition(".")[0]
+        if package == "moe_lab":
+            return self.numerics
+        return f"{self.numerics}-{source_digest(package)}"
 
     @property
     def tuned_on(self) -> frozenset[str]:

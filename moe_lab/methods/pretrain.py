@@ -100,7 +100,7 @@ class Pretrain(Method):
         tokenizer = load_tokenizer(config.model, offline=config.offline)
         return {
             "recipe": recipe,
-            "numerics": self.numerics,
+            "numerics": self.version,
             "world_version": WORLD_VERSION,
             "seed": config.seed,
             "architecture": {

@@ -15,6 +15,7 @@ from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.jobs import Job, job_after, job_of
 from moe_lab.reports.experiment import Experiment, find_experiments
+from moe_lab.reports.expert_rows import EXPERT
 from moe_lab.reports.table_files import typed_settings
 from moe_lab.values import did_you_mean
 
@@ -59,7 +60,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
         _check_method_keys(config.experiment, methods, base)
     typed = typed_settings([*_typed(base), *base.method_keys])
-    return [
+    composed = [
         Composed(
             replace(experiment, typed=typed if scale.overrides() else []),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
@@ -67,6 +68,20 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         )
         for experiment, scale in zip(experiments, scales, strict=True)
     ]
+    for each in composed:
+        _check_metrics(each, config.scale)
+    return composed
+
+
+def _check_metrics(composed: Composed, scale: str) -> None:
+    """Raise ConfigError for a table of expert metrics none of whose cells measures them."""
+    experiment, configs = composed.experiment, [config for _, config in composed.cells]
+    shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
+    if shown and configs and all(config.metrics == "none" for config in configs):
+        raise ConfigError(
+            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which metrics=none does not "
+            "measure. Leave metrics=none out."
+        )
 
 
 def _check_method_keys(names: str, methods: list[dict[str, Any]], base: Cell) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from moe_lab.config import Config
 from moe_lab.jobs import Job, distinct_runs
+from moe_lab.methods import get_method
 from moe_lab.methods.profile import read_profile
 from moe_lab.reports.printed import print_table
 from moe_lab.reports.terminal import settings, without_empty
@@ -102,4 +103,10 @@ def task_name(config: Config) -> str:
 
 
 def _names(config: Config) -> list[str]:
-    return [config.model.name, config.method.name, task_name(config), str(config.seed)]
+    random = get_method(config.method.name)(config.method).random
+    return [
+        config.model.name,
+        config.method.name,
+        task_name(config),
+        str(config.seed) if random else "-",
+    ]

@@ -13,12 +13,13 @@ import sys
 import pytest
 
 from moe_lab.config import Config
-from moe_lab.errors import ResultsError, RunHeldError
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.exits import Terminated
 from moe_lab.help import GROUPS, options
 from moe_lab.methods import get_method
 from moe_lab.paths import resource_folder
 from moe_lab.reports.experiment import find_experiments
+from moe_lab.reports.terminal import settings
 from moe_lab.results.estimate import estimates
 from tests.cli import FakeRun, FakeRuns, install, run_command
 
@@ -135,6 +136,33 @@ def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
     ]
     assert runs.summarized == runs.executed
     assert "seed=6" in ended.out, "the table tells the runs apart"
+
+
+def test_only_randomness_has_a_seed(capsys, runs):
+    """Broken by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that stands nowhere."""
+    assert settings([[], ["seed=3"]], [None, 3]) == ["", "seed=3"]
+    assert settings([[], []], [None, 0]) == ["", ""], "the default needs no telling"
+    assert settings([["seed=1"], ["seed=0"]], [1, 0]) == ["seed=1", "seed=0"]
+    plan = run_command(capsys, "-m", "mode=plan", "method=base,roe", "seed=3").out
+    seeds = {
+        line.split("│")[3].strip(): line.split("│")[5].strip() for line in plan.splitlines() if "│" in line
+    }
+    assert seeds == {"base": "-", "roe": "3"}
+
+
+def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
+    """Broken by "method.n=4 is for multiple-choice questions" beside two methods that have an n."""
+
+    def prepare(config):
+        if config.method.name == "c3po":
+            raise ConfigError("method.n=4 is for multiple-choice questions.")
+        return runs.prepare(config)
+
+    monkeypatch.setattr("moe_lab.prepare.prepare", prepare)
+    ended = run_command(capsys, "-m", "method=roe,c3po", "method.n=4")
+    assert ended.code == 2 and not runs.executed
+    assert "In the cell method=c3po method.n=4:\nmethod.n=4 is for multiple-choice" in ended.err
+    assert "In the cell" not in run_command(capsys, "method=c3po", "method.n=4").err
 
 
 def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch):

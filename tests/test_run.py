@@ -87,8 +87,10 @@ def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
 
 
 def test_the_moe_lab_block(roe: Config) -> None:
-    outcome = run(replace(roe, limit=7))
+    outcome = run(replace(roe, limit=7, seed=3))
     block = outcome.results["moe_lab"]
+    untouched = outcome.run.needed["baseline"].stored()
+    assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
     assert set(block) == {
         *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
         *("versions", "samples", "cost", "intervals", "baseline", "paired", "roe"),

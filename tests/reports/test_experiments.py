@@ -334,6 +334,18 @@ def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
+def test_a_table_of_expert_metrics_needs_them(runs, capsys, tmp_path):
+    """Broken by trainings whose table is never written."""
+    text = EXPERIMENT.replace("columns: [method]", "columns: [measure]\nmetric: {Load: expert.load_balance}")
+    text = text.replace("set: [limit=10]", "set: [limit=10, metrics=expert]").replace("[base, roe]", "[base]")
+    (tmp_path / "experiments" / "paper" / "table_e.yaml").write_text(text.partition("paper:")[0])
+    for mode in ("run", "plan"):
+        ended = run_command(capsys, "experiment=table_e", "metrics=none", f"mode={mode}")
+        assert ended.code == 2 and not runs.prepared
+        assert "shows expert metrics (Load), which metrics=none does not measure." in ended.err
+    assert run_command(capsys, "experiment=table_e", "mode=plan").code == 0
+
+
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
     assert run_command(capsys, "experiment=table_t").code == 0

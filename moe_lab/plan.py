@@ -14,6 +14,7 @@ from moe_lab.methods.profile import read_profile
 from moe_lab.reports.printed import print_table
 from moe_lab.reports.terminal import settings, without_empty
 from moe_lab.results.expert_metrics import EVALUATIONS
+from moe_lab.run_state import run_state
 
 if TYPE_CHECKING:
     from moe_lab.run import Run
@@ -32,6 +33,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     """(id, configuration, names, what is left to do)"""
     missing = total = 0
     trainings: dict[str, tuple[int, int]] = {}
+    references: dict[str, float] = {}
     for study in {job.study.study_id: job.study for job in jobs if job.study is not None}.values():
         state, names = study_state(study), _names(study.config)
         documents = sum(map(len, study.samples.values()))
@@ -44,16 +46,18 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             rows.append(("-", job.config, names, ["-", "-", "missing"]))
             missing += job.config.num_seeds
     runs = with_baselines(distinct_runs(jobs))
-    for run, tokens in zip(runs, estimates(runs), strict=True):
-        done = run.done and not run.config.rerun
+    for run, asked in zip(runs, estimates(runs), strict=True):
+        state, share = run_state(run, asked)
+        tokens = run.method.forward_tokens(asked)
         measured = run.measured and not run.config.rerun
-        missing += not (done and measured)
-        trainings |= {} if done and measured else run.method.training_left(run.config, run.facts)
+        if state != "done":
+            missing += 1
+            trainings |= run.method.training_left(run.config, run.facts)
+            references |= run.method.references_left(run.config, run.facts)
         evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
-        total += tokens * ((not done) + evaluations * (not measured))
-        beside = "verdicts missing" if run.judges else "metrics missing"
-        state = "missing" if not done else "done" if measured else beside
-        left = [f"{run.num_documents:,}", f"{tokens:,}", state]
+        todo = round(tokens * (share + evaluations * (not measured)))
+        total += todo
+        left = [f"{run.num_documents:,}", f"{todo:,}", state]
         rows.append((run.run_id[:8], run.config, _names(run.config), left))
     for number, configs in enumerate(refused.values(), start=1):
         for config in configs:
@@ -62,6 +66,10 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     tuning = " and the studies" if any(job.study is not None and not job.runs for job in jobs) else ""
     impossible = f" Cannot run: {sum(map(len, refused.values()))}." if refused else ""
     print(f"To run: {missing}, about {total:,} forward tokens{tuning}.{impossible}")
+    if references:
+        print(
+            f"Reference sets to make: {len(references)}, about {sum(references.values()):,.0f} forward tokens."
+        )
     if trainings:
         steps, tokens = (sum(work) for work in zip(*trainings.values(), strict=True))
         print(f"To train: {len(trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens.")
@@ -70,7 +78,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
 
 
 def _table(rows: Sequence[tuple[str, Config, list[str], list[str]]]) -> Table:
-    headings = ("documents", "forward tokens (estimated)", "state")
+    headings = ("documents", "forward tokens left (estimated)", "state")
     table = Table("run", "model", "method", "task", "seed", "settings", *headings)
     labels = settings([config.overrides for _, config, _, _ in rows], [0] * len(rows))
     for (name, _, names, left), label in zip(rows, labels, strict=True):

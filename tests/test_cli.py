@@ -20,8 +20,8 @@ from moe_lab.methods import get_method
 from moe_lab.paths import resource_folder
 from moe_lab.reports.experiment import find_experiments
 from moe_lab.reports.terminal import settings
-from moe_lab.results.estimate import estimates
-from tests.cli import FakeRun, FakeRuns, install, run_command
+from moe_lab.results.estimate import Asked, estimates
+from tests.cli import ASKED, FakeRun, FakeRuns, install, run_command
 
 
 @pytest.fixture
@@ -299,12 +299,12 @@ def test_the_untouched_model_stands_before_what_is_compared_with_it():
 
 def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     looked_at = []
-    monkeypatch.setattr(
-        "moe_lab.results.estimate.estimate_forward_tokens", lambda run: looked_at.append(run) or 1000
-    )
+    monkeypatch.setattr("moe_lab.results.estimate.asked_by", lambda run: looked_at.append(run) or ASKED)
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
     assert len(looked_at) == 1
     rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
     estimates(rows)
-    assert looked_at[1:] == rows[:2], "other rows are other work"
+    assert looked_at[1:] == rows[:1], "they ask the same"
+    with_answers = Asked(documents=10, requests=10, prompts=1000, answers=50)
+    assert [run.method.forward_tokens(with_answers) for run in rows] == [1100, 1400, 1100]

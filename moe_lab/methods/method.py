@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.results.estimate import Asked
 
 
 class Method(ABC):
@@ -93,6 +94,14 @@ class Method(ABC):
             free: lets the model in memory go.
         """
         return config
+
+    def forward_tokens(self, asked: Asked) -> float:
+        """Tokens that it puts through the model for what a run asks: every answer once per row."""
+        return asked.prompts + asked.answers * getattr(self.config, "n", 1)
+
+    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        """Reference sets to be made first, by name: tokens read. Called after `reads`; loads no weights."""
+        return {}
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         """Trainings to be made first, by name: optimizer steps, tokens read. Called after `reads`; loads no weights."""

@@ -86,7 +86,8 @@ def _dispatch(cells: list[Cell]) -> int:
     if mode == "doctor":
         from moe_lab.doctor import diagnose
 
-        print(diagnose(configs[0], _all_cells(configs, cells)))
+        for section in diagnose(configs[0], _all_cells(configs, cells)):
+            print(section, flush=True)
         return 0
     if mode == "prefetch":
         from moe_lab.prefetch import prefetch

@@ -269,7 +269,15 @@ def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp
     assert run_command(capsys, "-m", "method=pretrain,base").code == 2
 
 
-def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path):
+@pytest.fixture
+def few_tasks(monkeypatch):
+    """Documented tasks are these two: the survey of all takes half a minute."""
+    monkeypatch.setattr("moe_lab.help.options", lambda group, folders: ["svamp", "toy_math"])
+    monkeypatch.setattr("moe_lab.needs.code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr("moe_lab.doctor.code_execution", lambda: "possible, in a cage of x")
+
+
+def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, few_tasks):
     monkeypatch.chdir(tmp_path)
     ended = run_command(capsys, "mode=doctor", f"data_dir={tmp_path}")
     assert ended.code == 0
@@ -278,12 +286,22 @@ def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path)
         "cpu:",
         "HF_HUB_OFFLINE",
         "writable",
-        "Executing programs that a model wrote",
+        "Executing programs that a model wrote\n  possible",
         "svamp",
         f"{tmp_path}/svamp/test.jsonl is missing",
     ):
         assert text in ended.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys, few_tasks, tmp_path):
+    """Broken by two lines on the command that stand behind 38 on other tasks, and half a minute to look at these."""
+    ended = run_command(capsys, "mode=doctor", "task=toy_choice", f"output_dir={tmp_path}")
+    first, *rest = ended.out.splitlines()
+    assert first == "This command, without fetching anything"
+    assert any(line.startswith("  task toy_choice: ready") for line in rest[:8])
+    assert "svamp" not in ended.out and "Executing programs" not in ended.out
+    assert "Documented tasks" not in run_command(capsys, "mode=doctor", "experiment=roe/table1").out
 
 
 def test_the_untouched_model_stands_before_what_is_compared_with_it():

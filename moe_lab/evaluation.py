@@ -15,6 +15,7 @@ import yaml
 
 from moe_lab.asking import ask_again, evaluate_answers
 from moe_lab.judges.session import JUDGEMENTS, judgements_file
+from moe_lab.progress import naming
 from moe_lab.results.cost import cost_block
 from moe_lab.results.files import plain, write_atomically, write_json, writing
 from moe_lab.results.judged import judges_block
@@ -35,7 +36,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
 
     `before` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
     """
-    with _run_log(run):
+    with _run_log(run), naming(run.folder.name):
         return _evaluate_and_write(run, models, before)
 
 

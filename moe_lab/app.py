@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from moe_lab import __version__
 from moe_lab.errors import ConfigError
 from moe_lab.exits import exit_code, print_error, raise_on_sigterm
+from moe_lab.progress import without_bars_of_libraries
 
 if TYPE_CHECKING:
     from moe_lab.compose import Cell
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
     arguments = sys.argv[1:] if argv is None else argv
+    without_bars_of_libraries()
     try:
         return _main(list(arguments))
     except SystemExit as stop:  # argparse, and Hydra's flags that only print
@@ -86,7 +88,8 @@ def _dispatch(cells: list[Cell]) -> int:
     if mode == "doctor":
         from moe_lab.doctor import diagnose
 
-        print(diagnose(configs[0], _all_cells(configs, cells)))
+        for section in diagnose(configs[0], _all_cells(configs, cells)):
+            print(section, flush=True)
         return 0
     if mode == "prefetch":
         from moe_lab.prefetch import prefetch

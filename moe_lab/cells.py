@@ -15,6 +15,8 @@ from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.jobs import Job, job_after, job_of
 from moe_lab.reports.experiment import Experiment, find_experiments
+from moe_lab.reports.expert_rows import EXPERT
+from moe_lab.reports.table_files import typed_settings
 from moe_lab.values import did_you_mean
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 OURS = ("experiment", "scale", "mode")
 PROFILE = "profile"
 """As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
-
-NULL = "temperature 0"
-"""Of a method whose rows all route as the untouched model does: what it changes is rounding."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,29 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         pairs = zip(experiments, scales, strict=True)
         methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
         _check_method_keys(config.experiment, methods, base)
-    return [
+    typed = typed_settings([*_typed(base), *base.method_keys])
+    composed = [
         Composed(
-            experiment,
+            replace(experiment, typed=typed if scale.overrides() else []),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
             _compose(experiment, scale.profile, base)[1] if scale.profile else None,
         )
         for experiment, scale in zip(experiments, scales, strict=True)
     ]
+    for each in composed:
+        _check_metrics(each, config.scale)
+    return composed
+
+
+def _check_metrics(composed: Composed, scale: str) -> None:
+    """Raise ConfigError for a table of expert metrics none of whose cells measures them."""
+    experiment, configs = composed.experiment, [config for _, config in composed.cells]
+    shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
+    if shown and configs and all(config.metrics == "none" for config in configs):
+        raise ConfigError(
+            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which metrics=none does not "
+            "measure. Leave metrics=none out."
+        )
 
 
 def _check_method_keys(names: str, methods: list[dict[str, Any]], base: Cell) -> None:
@@ -183,19 +197,3 @@ def experiment_configs(config: Config, base: Cell) -> list[Config]:
         configs += [typed for _, typed in composed.cells]
         configs += [composed.study] if composed.study is not None else []
     return configs
-
-
-def coordinate(prepared: Prepared, key: str) -> str:
-    """What a cell is called on one axis: an option's name, or a dotted key's value; a dash where it has none."""
-    if key == "model":
-        return prepared.config.model.name
-    if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
-        return f"{prepared.cell.choices[key]}, {NULL}"
-    if key in prepared.cell.choices:
-        return prepared.cell.choices[key]
-    value: Any = prepared.cell.values
-    for part in key.split("."):
-        value = value.get(part)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "-" if value is None else str(value)

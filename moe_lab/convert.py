@@ -10,7 +10,7 @@ import yaml
 
 from moe_lab.compose import Cell, top_level_keys
 from moe_lab.config import GROUP_CONFIGS, Config
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, in_cell
 from moe_lab.methods import get_method
 from moe_lab.typed import build, unknown_key
 
@@ -19,11 +19,8 @@ def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configs of a grid; an error names its cell."""
     configs = []
     for cell in cells:
-        try:
+        with in_cell(cell.overrides, alone=len(cells) == 1):
             configs.append(to_config(cell))
-        except ConfigError as error:
-            where = f"In the cell {' '.join(cell.overrides)}:\n" if len(cells) > 1 else ""
-            raise ConfigError(f"{where}{error}") from error
     return configs
 
 

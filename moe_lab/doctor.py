@@ -1,40 +1,43 @@
-"""mode=doctor: what is installed, and what this command and the documented tasks lack."""
+"""mode=doctor: what this command lacks, what is installed and, where no task is named, what documented tasks lack."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moe_lab import __version__
 from moe_lab.config import Config
-from moe_lab.errors import MoeLabError
-from moe_lab.needs import command_needs, task_state
+from moe_lab.needs import code_execution, command_needs, task_state
 from moe_lab.offline import go_offline
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
+NAMES_TASKS = ("task=", "task.", "experiment=")
 OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
 
 
-def diagnose(config: Config, configs: Sequence[Config]) -> str:
-    """The report on a command as text; `configs`: all that it runs. Loads no weights, fetches and writes nothing."""
+def diagnose(config: Config, configs: Sequence[Config]) -> Iterator[str]:
+    """The report on a command, section by section; `configs`: all that it runs. Loads no weights, fetches and writes
+    nothing. All documented tasks are looked at where the command names neither a task nor an experiment."""
     flags = _flags(config)
     go_offline()
-    sections = {
-        "Versions": [f"moe_lab {__version__}, Python {platform.python_version()}", *_versions()],
-        "Devices": _devices(),
-        "Caches and offline": [*_caches(), *flags],
-        "Output folder": [_output(Path(config.output_dir))],
-        "Executing programs that a model wrote": [_code_execution()],
-        "This command, without fetching anything": command_needs(configs) or ["nothing: it has no runs"],
-        "Documented tasks, without fetching anything": _tasks(config),
-    }
-    return "\n".join(
-        f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in sections.items()
+    yield _section(
+        "This command, without fetching anything", command_needs(configs) or ["nothing: it has no runs"]
     )
+    yield _section("Output folder", [_output(Path(config.output_dir))])
+    yield _section("Devices", _devices())
+    yield _section("Versions", [f"moe_lab {__version__}, Python {platform.python_version()}", *_versions()])
+    yield _section("Caches and offline", [*_caches(), *flags])
+    if not any(override.lstrip("+").startswith(NAMES_TASKS) for override in config.overrides):
+        yield _section("Executing programs that a model wrote", [code_execution()])
+        yield _section("Documented tasks, without fetching anything", _tasks(config))
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def _versions() -> list[str]:
@@ -77,16 +80,6 @@ def _output(folder: Path) -> str:
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     writable = "writable" if os.access(existing, os.W_OK) else "NOT WRITABLE: choose another with output_dir="
     return f"{folder.absolute()}: {writable}"
-
-
-def _code_execution() -> str:
-    """Whether task.allow_code_execution=true could be granted here; harmless programs are executed to find out."""
-    from moe_lab.sandbox.programs import require_cage
-
-    try:
-        return f"possible, in a cage of {require_cage().name}"
-    except MoeLabError as error:
-        return "NOT POSSIBLE " + " ".join(str(error).split())
 
 
 def _tasks(config: Config) -> list[str]:

@@ -3,6 +3,9 @@
 Everything else that is raised is a defect of this package and keeps its traceback.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 
 class MoeLabError(Exception):
     """Base of all user-facing errors: a few lines that say what is wrong and what to do."""
@@ -40,3 +43,14 @@ class RunHeldError(MoeLabError):
     """The requested run is held by another live process."""
 
     exit_code = 3
+
+
+@contextmanager
+def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
+    """Let a user-facing error name the cell of a grid that it is about; a run that is alone needs no name."""
+    try:
+        yield
+    except MoeLabError as error:
+        if alone:
+            raise
+        raise type(error)(f"In the cell {' '.join(overrides)}:\n{error}") from error

@@ -15,6 +15,7 @@ import yaml
 
 from moe_lab.asking import ask_again, evaluate_answers
 from moe_lab.judges.session import JUDGEMENTS, judgements_file
+from moe_lab.progress import naming
 from moe_lab.results.cost import cost_block
 from moe_lab.results.files import plain, write_atomically, write_json, writing
 from moe_lab.results.judged import judges_block
@@ -35,7 +36,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
 
     `before` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
     """
-    with _run_log(run):
+    with _run_log(run), naming(run.folder.name):
         return _evaluate_and_write(run, models, before)
 
 
@@ -47,8 +48,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
     if run.judges and not again:
-        adopt_answers(run.folder, _header(run))
-    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
+        adopt_answers(run.folder, answers_header(run))
+    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, answers_header(run))
     if log.set_aside is not None:
         reason = "they are of another model commit or made with other versions"
         print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
@@ -99,7 +100,7 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
     path = run.folder / "expert_metrics" / f"{name}.jsonl"
     again = run.config.rerun
     log = ResponseLog(
-        path.with_suffix(".rerun.jsonl") if again else path, _header(run) | {"policy": policy.identity}
+        path.with_suffix(".rerun.jsonl") if again else path, answers_header(run) | {"policy": policy.identity}
     )
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
     print(f"{run.folder.name}: {name}", file=sys.stderr)
@@ -112,7 +113,8 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
     return samples, cost_block(log)
 
 
-def _header(run: Run) -> dict[str, Any]:
+def answers_header(run: Run) -> dict[str, Any]:
+    """What the log of a run's answers begins with: whose answers they are."""
     now = versions()
     return {
         "run_id": run.answers_id,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config
@@ -16,14 +17,17 @@ from moe_lab.figure_rows import equivalent_rows, recipe_rows, setup_rows
 from moe_lab.reports.experiment import Experiment
 from moe_lab.reports.figures.stored_study import StoredStudy, read_study
 from moe_lab.reports.figures.stored_traces import read_traces
-from moe_lab.reports.paper_table import file_stem
 from moe_lab.reports.recipe_table import write_recipe
 from moe_lab.reports.reference_table import write_references
 from moe_lab.reports.setup_table import write_setup
 from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.table_files import file_stem, title
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
+
+TITLE_WIDTH = 90
+"""Characters of a line above a figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +67,8 @@ def make_figure(
     if not shown[0]:
         return []
     write = getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}")
-    stem, title = f"{file_stem(experiment, scale)}-{kind}", f"{experiment.title} (scale {scale})"
-    return write(*shown, folder, stem, title)
+    heading = "\n".join(wrap(title(experiment, scale), TITLE_WIDTH))
+    return write(*shown, folder, f"{file_stem(experiment, scale)}-{kind}", heading)
 
 
 def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:

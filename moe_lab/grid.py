@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.exits import exit_code, print_error
-from moe_lab.jobs import Job, by_model, distinct_runs, job_of, repeated_studies, seeds_of
+from moe_lab.jobs import Job, distinct_runs, jobs_of, repeated_studies, seeds_of
 from moe_lab.methods import get_method
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run_grid(configs: Sequence[Config]) -> int:
 
     if any(get_method(config.method.name).trains for config in configs):
         return train(configs)
-    jobs = by_model([job_of(config) for config in configs])
+    jobs = jobs_of(configs)
     outcomes, failures = run_all(jobs, ModelPool())
     print_studies([study.folder for job in jobs for study in job.studies])
     if outcomes:
@@ -62,7 +62,7 @@ def plan_grid(configs: Sequence[Config]) -> int:
     """Print what would run; loads no weights and writes nothing."""
     from moe_lab.plan import print_plan
 
-    print_plan(by_model([job_of(config) for config in configs]))
+    print_plan(jobs_of(configs))
     return 0
 
 
@@ -74,7 +74,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     from moe_lab.results.summaries import summarize
     from moe_lab.run import execute
 
-    jobs = by_model([job_of(replace(config, rerun=False)) for config in configs])
+    jobs = jobs_of([replace(config, rerun=False) for config in configs])
     runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
     missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moe_lab.config import Config
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, in_cell
 from moe_lab.methods import get_method
 
 if TYPE_CHECKING:
@@ -62,6 +62,15 @@ def job_of(config: Config) -> Job:
 
     seeds = range(config.seed, config.seed + config.num_studies)
     return _tuned_job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
+
+
+def jobs_of(configs: Sequence[Config]) -> list[Job]:
+    """The jobs of a grid, `by_model`. Raises what `job_of` raises; the error names its cell."""
+    jobs = []
+    for config in configs:
+        with in_cell(config.overrides, alone=len(configs) == 1):
+            jobs.append(job_of(config))
+    return by_model(jobs)
 
 
 def job_after(study: Study, config: Config) -> Job:

@@ -31,7 +31,8 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
     methods = dict.fromkeys(line for config in configs for line in _method(config, free))
     states = [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
     judges = dict.fromkeys(line for config in configs for line in _judges(config))
-    return [line for block in blocks for line in block] + [*methods, *states, *judges]
+    programs = dict.fromkeys(line for config in tasks.values() for line in _programs(config))
+    return [line for block in blocks for line in block] + [*methods, *states, *judges, *programs]
 
 
 def task_state(config: Config) -> str:
@@ -43,6 +44,28 @@ def task_state(config: Config) -> str:
     except MoeLabError as error:
         return "MISSING " + one_line(error)
     return f"ready, {sum(len(task.task_docs) for task in tasks.values()):,} documents"
+
+
+def code_execution() -> str:
+    """Whether task.allow_code_execution=true could be granted here; harmless programs are executed to find out."""
+    from moe_lab.sandbox.programs import require_cage
+
+    try:
+        return f"possible, in a cage of {require_cage().name}"
+    except MoeLabError as error:
+        return "NOT POSSIBLE " + one_line(error)
+
+
+def _programs(config: Config) -> list[str]:
+    """Whether the programs that a model writes can be executed, for a task that is scored so."""
+    from moe_lab.tasks import load_tasks
+
+    try:
+        tasks = load_tasks(config)["tasks"].values()
+    except MoeLabError:
+        return []
+    executed = any(getattr(task, "UNSAFE_CODE", False) for task in tasks) and not config.predict_only
+    return [f"executing programs that the model writes: {code_execution()}"] if executed else []
 
 
 def _judges(config: Config) -> list[str]:

@@ -9,10 +9,12 @@ from rich.table import Table
 
 from moe_lab.config import Config
 from moe_lab.jobs import Job, distinct_runs
+from moe_lab.methods import get_method
 from moe_lab.methods.profile import read_profile
 from moe_lab.reports.printed import print_table
 from moe_lab.reports.terminal import settings, without_empty
 from moe_lab.results.expert_metrics import EVALUATIONS
+from moe_lab.run_state import run_state
 
 if TYPE_CHECKING:
     from moe_lab.run import Run
@@ -31,6 +33,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     """(id, configuration, names, what is left to do)"""
     missing = total = 0
     trainings: dict[str, tuple[int, int]] = {}
+    references: dict[str, float] = {}
     for study in {study.study_id: study for job in jobs for study in job.studies}.values():
         state, names = study_state(study), _names(study.config)
         documents = sum(map(len, study.samples.values()))
@@ -43,16 +46,18 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             rows.append(("-", job.config, names, ["-", "-", "missing"]))
             missing += job.config.num_seeds
     runs = with_baselines(distinct_runs(jobs))
-    for run, tokens in zip(runs, estimates(runs), strict=True):
-        done = run.done and not run.config.rerun
+    for run, asked in zip(runs, estimates(runs), strict=True):
+        state, share = run_state(run, asked)
+        tokens = run.method.forward_tokens(asked)
         measured = run.measured and not run.config.rerun
-        missing += not (done and measured)
-        trainings |= {} if done and measured else run.method.training_left(run.config, run.facts)
+        if state != "done":
+            missing += 1
+            trainings |= run.method.training_left(run.config, run.facts)
+            references |= run.method.references_left(run.config, run.facts)
         evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
-        total += tokens * ((not done) + evaluations * (not measured))
-        beside = "verdicts missing" if run.judges else "metrics missing"
-        state = "missing" if not done else "done" if measured else beside
-        left = [f"{run.num_documents:,}", f"{tokens:,}", state]
+        todo = round(tokens * (share + evaluations * (not measured)))
+        total += todo
+        left = [f"{run.num_documents:,}", f"{todo:,}", state]
         rows.append((run.run_id[:8], run.config, _names(run.config), left))
     for number, configs in enumerate(refused.values(), start=1):
         for config in configs:
@@ -61,6 +66,10 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     tuning = " and the studies" if any(job.studies and not job.runs for job in jobs) else ""
     impossible = f" Cannot run: {sum(map(len, refused.values()))}." if refused else ""
     print(f"To run: {missing}, about {total:,} forward tokens{tuning}.{impossible}")
+    if references:
+        print(
+            f"Reference sets to make: {len(references)}, about {sum(references.values()):,.0f} forward tokens."
+        )
     if trainings:
         steps, tokens = (sum(work) for work in zip(*trainings.values(), strict=True))
         print(f"To train: {len(trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens.")
@@ -69,7 +78,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
 
 
 def _table(rows: Sequence[tuple[str, Config, list[str], list[str]]]) -> Table:
-    headings = ("documents", "forward tokens (estimated)", "state")
+    headings = ("documents", "forward tokens left (estimated)", "state")
     table = Table("run", "model", "method", "task", "seed", "settings", *headings)
     labels = settings([config.overrides for _, config, _, _ in rows], [0] * len(rows))
     for (name, _, names, left), label in zip(rows, labels, strict=True):
@@ -102,4 +111,10 @@ def task_name(config: Config) -> str:
 
 
 def _names(config: Config) -> list[str]:
-    return [config.model.name, config.method.name, task_name(config), str(config.seed)]
+    random = get_method(config.method.name)(config.method).random
+    return [
+        config.model.name,
+        config.method.name,
+        task_name(config),
+        str(config.seed) if random else "-",
+    ]

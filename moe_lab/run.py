@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import Config
-from moe_lab.errors import MoeLabError
+from moe_lab.errors import ModelError, MoeLabError, ResultsError
 from moe_lab.memory import memory_errors
 from moe_lab.models.pool import ModelPool
 from moe_lab.results.expert_metrics import stored_metrics
@@ -144,10 +144,11 @@ def _needed_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
         try:
             results[name] = _first(other, models)
         except MoeLabError as error:
-            raise type(error)(
-                f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}\n"
-                "baseline=false leaves comparisons out."
-            ) from error
+            told = f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
+            alone = isinstance(error, ResultsError) or name != "baseline"
+            if alone and not isinstance(error, ModelError):  # else the run itself would fail alike
+                told += "\nbaseline=false leaves comparisons out."
+            raise type(error)(told) from error
     return results
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from moe_lab.cells import Prepared, compose_experiments, coordinate, prepare_cells
+from moe_lab.cells import Prepared, compose_experiments, prepare_cells
 from moe_lab.compose import Cell
 from moe_lab.config import Config
 from moe_lab.errors import ConfigError
+from moe_lab.exits import exit_code
 from moe_lab.grid import (
     NOTHING_STORED,
     Failure,
@@ -21,20 +22,22 @@ from moe_lab.grid import (
     report_failures,
     run_all,
 )
-from moe_lab.jobs import Job, by_model
+from moe_lab.jobs import Job, by_model, distinct_runs
+from moe_lab.places import placed, table_cells
 from moe_lab.plan import print_plan, task_name
-from moe_lab.reports.experiment import MEASURE, Experiment
-from moe_lab.reports.expert_rows import EXPERT
-from moe_lab.reports.paper_table import write_index, write_table
+from moe_lab.reports.experiment import Experiment
+from moe_lab.reports.paper_table import write_table
 from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.table_files import file_stem, measured_before, merged_text, remove_figure, write_index
 from moe_lab.reports.terminal import print_outcomes
-from moe_lab.results.expert_metrics import stored_metrics
 from moe_lab.results.store import check_writable
-from moe_lab.results.summaries import summary
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
     from moe_lab.run import Outcome, Run
+
+Filled = list[tuple[Experiment, list[TableCell]]]
+"""Experiments and the cells of their tables."""
 
 
 def run_experiments(config: Config, cell: Cell) -> int:
@@ -44,8 +47,13 @@ def run_experiments(config: Config, cell: Cell) -> int:
     composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
-    prepared = {each.experiment.name: prepare_cells(each, known) for each in composed}
-    everything = [one for cells in prepared.values() for one in cells]
+    prepared = [(each.experiment, prepare_cells(each, known)) for each in composed]
+    asked = [
+        (replace(experiment, merged=len(each.cells) - len(cells)), cells)
+        for each, (experiment, cells) in zip(composed, prepared, strict=True)
+    ]
+    _tell_merged(asked)
+    everything = [one for _, cells in asked for one in cells]
     jobs = by_model(list({id(one.job): one.job for one in everything if one.job is not None}.values()))
     errors = [one.error for one in everything if one.error is not None]
     refused: dict[str, list[Config]] = {}
@@ -62,22 +70,27 @@ def run_experiments(config: Config, cell: Cell) -> int:
     if outcomes:
         print_outcomes(beside_baselines(list(outcomes.values())))
         print_metrics(list(outcomes.values()))
-    experiments = [each.experiment for each in composed]
-    tables: dict[str, list[TableCell]] = {}
-    for each in experiments:
-        parts = (_table_cells(each, config.scale, one, outcomes, failures) for one in prepared[each.name])
-        tables[each.name] = [part for cell in parts for part in cell]
-    if config.mode == "report":
-        experiments = _with_results(experiments, tables)
-    _write(experiments, tables, config, models)
+    stored = outcomes | _stored_before(jobs, outcomes, models)
+    _write(_filled(asked, config.scale, stored, failures), config, models)
     if config.mode == "report":
         return 0
+    if errors and not jobs:
+        return exit_code(errors[0])
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
 
 
 def label(config: Config) -> str:
     """`model-method-task` of a cell, for messages."""
     return f"{config.model.name}-{config.method.name}-{task_name(config)}"
+
+
+def _tell_merged(asked: Sequence[tuple[Experiment, list[Prepared]]]) -> None:
+    for experiment, _ in asked:
+        if experiment.typed and experiment.merged:
+            print(
+                f"experiment={experiment.name}, {' '.join(experiment.typed)}:{merged_text(experiment)}",
+                file=sys.stderr,
+            )
 
 
 def _execute(
@@ -96,79 +109,81 @@ def _as_stored(run: Run) -> Run:
     return replace(run, config=replace(run.config, mode="report", rerun=False))
 
 
-def _with_results(experiments: Sequence[Experiment], tables: dict[str, list[TableCell]]) -> list[Experiment]:
-    """The experiments of which a run or study is stored, or that need none; the others are named on stderr.
+def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
+    """The stored results of runs that failed now, with rerun=true for example."""
+    from moe_lab.run import execute
 
-    Raises ConfigError where that is all of them.
+    return {
+        run.run_id: execute(_as_stored(run), models)
+        for run in distinct_runs(jobs)
+        if run.run_id not in outcomes and run.done
+    }
+
+
+def _filled(
+    asked: Sequence[tuple[Experiment, list[Prepared]]],
+    scale: str,
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
+) -> Filled:
+    """The cells of every table with what is measured of them."""
+    filled = []
+    for experiment, cells in asked:
+        table, places = placed(experiment, cells)
+        parts = (
+            table_cells(table, scale, one, place, outcomes, failures)
+            for one, place in zip(cells, places, strict=True)
+        )
+        filled.append((table, [part for cell in parts for part in cell]))
+    return filled
+
+
+def _write(filled: Filled, config: Config, models: ModelPool) -> None:
+    """Write the tables and figures. A table stays as it is where nothing of it is measured now, or where it has numbers
+    of a cell that failed; stderr says so.
+
+    Raises ConfigError where mode=report finds nothing stored of any.
     """
-    kept = [
-        each
-        for each in experiments
-        if not tables[each.name] or any(cell.results or cell.studies for cell in tables[each.name])
-    ]
-    if not kept:
+    folder = Path(config.output_dir) / "tables"
+    kept = {experiment.name: _why_kept(experiment, cells, config, folder) for experiment, cells in filled}
+    if config.mode == "report" and all(kept.values()):
         raise ConfigError(NOTHING_STORED)
-    for each in experiments:
-        if each not in kept:
-            print(f"experiment={each.name}: {NOTHING_STORED} Its files stay as they are.", file=sys.stderr)
-    return kept
+    for experiment, cells in filled:
+        if reason := kept[experiment.name]:
+            print(f"experiment={experiment.name}: {reason}", file=sys.stderr)
+        else:
+            _write_one(experiment, cells, config, models, folder)
+    if not all(kept.values()):
+        print(write_index(folder))
 
 
-def _write(
-    experiments: Sequence[Experiment], tables: dict[str, list[TableCell]], config: Config, models: ModelPool
+def _why_kept(experiment: Experiment, cells: Sequence[TableCell], config: Config, folder: Path) -> str | None:
+    """Why the files of a table stay as they are; None where they are written."""
+    if cells and not any(cell.results or cell.studies for cell in cells):
+        if config.mode != "report":
+            return "No cell is measured: no table is written."
+        return f"{NOTHING_STORED} Its files stay as they are."
+    table = folder / f"{file_stem(experiment, config.scale)}.csv"
+    wanted = [cell for cell in cells if not cell.results and (cell.problem or config.mode != "report")]
+    if lost := measured_before(table, wanted):
+        names = "; ".join(cell.name for cell in lost)
+        return f"{table.with_suffix('.md')} stays as it is: it has numbers of what has none now ({names})."
+    return None
+
+
+def _write_one(
+    experiment: Experiment, cells: Sequence[TableCell], config: Config, models: ModelPool, folder: Path
 ) -> None:
     from moe_lab.figures import TABLES, make_figure
     from moe_lab.loggers import open_logger
 
-    folder = Path(config.output_dir) / "tables"
-    for experiment in experiments:
-        cells = tables[experiment.name]
-        if cells and experiment.figure not in TABLES:
-            print(write_table(experiment, config.scale, cells, folder))
-        figures = make_figure(experiment, config.scale, cells, config, models, folder)
-        with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
-            for figure in figures:
-                print(figure)
-                if figure.suffix != ".md":
-                    logger.log_figure(figure)
-    print(write_index(folder))
-
-
-def _table_cells(
-    experiment: Experiment,
-    scale: str,
-    one: Prepared,
-    outcomes: dict[str, Outcome],
-    failures: Sequence[Failure],
-) -> list[TableCell]:
-    """One cell for each of the experiment's metrics; none for expert metrics that this one does not ask for."""
-    runs = one.job.runs if one.job is not None else []
-    ids = [run.run_id for run in runs]
-    studies = [study.folder for study in one.job.studies] if one.job is not None else []
-    names = [one.job.name] if one.job is not None and not runs else []
-    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
-    error = one.error or next(failed, None)
-    ended = [outcomes[run_id] for run_id in ids if run_id in outcomes]
-    place = {key: coordinate(one, key) for key in experiment.keys if key != MEASURE}
-    whole = TableCell(
-        coordinates=place,
-        run_id=ids[0] if ids else None,
-        results=[outcome.results for outcome in ended],
-        expert=[_expert_metrics(outcome) for outcome in ended],
-        summary=summary(ended) if len(ended) > 1 else None,
-        studies=[folder for folder in studies if (folder / "best.yaml").exists()],
-        problem=None if error is None else " ".join(str(error).split()),
-        config=one.config,
-        folder=runs[0].folder if runs else None,
-    )
-    several = MEASURE in experiment.keys
-    return [
-        replace(whole, metric=metric, coordinates=place | ({MEASURE: name} if several else {}))
-        for name, metric in experiment.metrics(scale).items()
-        if one.config.metrics != "none" or not metric.startswith(EXPERT)
-    ]
-
-
-def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:
-    run = outcome.run
-    return None if run.config.metrics == "none" else stored_metrics(run.folder, run.run_id, run.facts.commit)
+    if cells and experiment.figure not in TABLES:
+        print(write_table(experiment, config.scale, cells, folder))
+    figures = make_figure(experiment, config.scale, cells, config, models, folder)
+    if experiment.figure is not None and not figures:
+        remove_figure(folder, file_stem(experiment, config.scale), experiment.figure)
+    with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
+        for figure in figures:
+            print(figure)
+            if figure.suffix != ".md":
+                logger.log_figure(figure)

@@ -12,6 +12,7 @@ from moe_lab.app import main
 from moe_lab.config import Config
 from moe_lab.methods import get_method
 from moe_lab.results import statistics
+from moe_lab.results.estimate import Asked
 from moe_lab.results.schema import versions
 
 
@@ -141,10 +142,19 @@ def fake_results(run: FakeRun) -> dict[str, Any]:
     return {"results": {task: {"alias": task, "acc,none": 0.5, "acc_stderr,none": 0.1}}, "moe_lab": block}
 
 
+ASKED = Asked(documents=10, requests=10, prompts=1000)
+
+
+def fake_state(run: FakeRun) -> tuple[str, float]:
+    """`moe_lab.run_state.run_state` of a run without a folder."""
+    return ("done", 0.0) if run.done and not run.config.rerun else ("missing", 1.0)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.run`'s functions."""
     monkeypatch.setattr("moe_lab.prepare.prepare", runs.prepare)
     monkeypatch.setattr("moe_lab.run.execute", runs.execute)
     monkeypatch.setattr("moe_lab.results.summaries.summarize", runs.summarize)
-    monkeypatch.setattr("moe_lab.results.estimate.estimate_forward_tokens", lambda run: 1000)
+    monkeypatch.setattr("moe_lab.results.estimate.asked_by", lambda run: ASKED)
+    monkeypatch.setattr("moe_lab.plan.run_state", lambda run, asked: fake_state(run))
     return runs

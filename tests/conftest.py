@@ -92,7 +92,9 @@ def _built(family: str, seed: int, changes: str):
         common = _COMMON
     torch.manual_seed(seed)
     model = (
-        transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | json.loads(changes)))).float().eval()
+        transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | json.loads(changes))))
+        .float()
+        .eval()
     )
     with torch.no_grad():
         for parameter in model.parameters():

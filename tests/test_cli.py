@@ -13,14 +13,15 @@ import sys
 import pytest
 
 from moe_lab.config import Config
-from moe_lab.errors import ResultsError, RunHeldError
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.exits import Terminated
 from moe_lab.help import GROUPS, options
 from moe_lab.methods import get_method
 from moe_lab.paths import resource_folder
 from moe_lab.reports.experiment import find_experiments
-from moe_lab.results.estimate import estimates
-from tests.cli import FakeRun, FakeRuns, install, run_command
+from moe_lab.reports.terminal import settings
+from moe_lab.results.estimate import Asked, estimates
+from tests.cli import ASKED, FakeRun, FakeRuns, install, run_command
 
 
 @pytest.fixture
@@ -137,6 +138,33 @@ def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
     assert "seed=6" in ended.out, "the table tells the runs apart"
 
 
+def test_only_randomness_has_a_seed(capsys, runs):
+    """Broken by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that stands nowhere."""
+    assert settings([[], ["seed=3"]], [None, 3]) == ["", "seed=3"]
+    assert settings([[], []], [None, 0]) == ["", ""], "the default needs no telling"
+    assert settings([["seed=1"], ["seed=0"]], [1, 0]) == ["seed=1", "seed=0"]
+    plan = run_command(capsys, "-m", "mode=plan", "method=base,roe", "seed=3").out
+    seeds = {
+        line.split("│")[3].strip(): line.split("│")[5].strip() for line in plan.splitlines() if "│" in line
+    }
+    assert seeds == {"base": "-", "roe": "3"}
+
+
+def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
+    """Broken by "method.n=4 is for multiple-choice questions" beside two methods that have an n."""
+
+    def prepare(config):
+        if config.method.name == "c3po":
+            raise ConfigError("method.n=4 is for multiple-choice questions.")
+        return runs.prepare(config)
+
+    monkeypatch.setattr("moe_lab.prepare.prepare", prepare)
+    ended = run_command(capsys, "-m", "method=roe,c3po", "method.n=4")
+    assert ended.code == 2 and not runs.executed
+    assert "In the cell method=c3po method.n=4:\nmethod.n=4 is for multiple-choice" in ended.err
+    assert "In the cell" not in run_command(capsys, "method=c3po", "method.n=4").err
+
+
 def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch):
     seen = []
     execute = runs.execute
@@ -241,7 +269,15 @@ def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp
     assert run_command(capsys, "-m", "method=pretrain,base").code == 2
 
 
-def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path):
+@pytest.fixture
+def few_tasks(monkeypatch):
+    """Documented tasks are these two: the survey of all takes half a minute."""
+    monkeypatch.setattr("moe_lab.help.options", lambda group, folders: ["svamp", "toy_math"])
+    monkeypatch.setattr("moe_lab.needs.code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr("moe_lab.doctor.code_execution", lambda: "possible, in a cage of x")
+
+
+def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, few_tasks):
     monkeypatch.chdir(tmp_path)
     ended = run_command(capsys, "mode=doctor", f"data_dir={tmp_path}")
     assert ended.code == 0
@@ -250,12 +286,22 @@ def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path)
         "cpu:",
         "HF_HUB_OFFLINE",
         "writable",
-        "Executing programs that a model wrote",
+        "Executing programs that a model wrote\n  possible",
         "svamp",
         f"{tmp_path}/svamp/test.jsonl is missing",
     ):
         assert text in ended.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys, few_tasks, tmp_path):
+    """Broken by two lines on the command that stand behind 38 on other tasks, and half a minute to look at these."""
+    ended = run_command(capsys, "mode=doctor", "task=toy_choice", f"output_dir={tmp_path}")
+    first, *rest = ended.out.splitlines()
+    assert first == "This command, without fetching anything"
+    assert any(line.startswith("  task toy_choice: ready") for line in rest[:8])
+    assert "svamp" not in ended.out and "Executing programs" not in ended.out
+    assert "Documented tasks" not in run_command(capsys, "mode=doctor", "experiment=roe/table1").out
 
 
 def test_the_untouched_model_stands_before_what_is_compared_with_it():
@@ -271,12 +317,12 @@ def test_the_untouched_model_stands_before_what_is_compared_with_it():
 
 def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     looked_at = []
-    monkeypatch.setattr(
-        "moe_lab.results.estimate.estimate_forward_tokens", lambda run: looked_at.append(run) or 1000
-    )
+    monkeypatch.setattr("moe_lab.results.estimate.asked_by", lambda run: looked_at.append(run) or ASKED)
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
     assert len(looked_at) == 1
     rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
     estimates(rows)
-    assert looked_at[1:] == rows[:2], "other rows are other work"
+    assert looked_at[1:] == rows[:1], "they ask the same"
+    with_answers = Asked(documents=10, requests=10, prompts=1000, answers=50)
+    assert [run.method.forward_tokens(with_answers) for run in rows] == [1100, 1400, 1100]

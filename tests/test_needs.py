@@ -179,7 +179,7 @@ def test_a_training_that_is_stored_needs_no_memory(half_precision):
     method = get_method("finetune-freeze")(config.method)
     facts = model_facts(config.model, dtype="auto", device="cpu", offline=True)
     data = method.reads(config, facts)["data"]
-    content = training_content(config, config.method.recipe(), facts, data, method.numerics)
+    content = training_content(config, config.method.recipe(), facts, data, method.version)
     folder, digest = folder_of(config, content)
     (folder / "model").mkdir(parents=True)
     (folder / "training.json").write_text(json.dumps({"id": digest}))

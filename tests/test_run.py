@@ -19,7 +19,7 @@ from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, 
 from moe_lab.models.pool import ModelPool
 from moe_lab.prepare import prepare
 from moe_lab.reports.numbers import marks_of
-from moe_lab.results.estimate import estimate_forward_tokens
+from moe_lab.results.estimate import asked_by
 from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data
 from tests.tiers import by_family
@@ -89,8 +89,10 @@ def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
 
 
 def test_the_moe_lab_block(roe: Config) -> None:
-    outcome = run(replace(roe, limit=7))
+    outcome = run(replace(roe, limit=7, seed=3))
     block = outcome.results["moe_lab"]
+    untouched = outcome.run.needed["baseline"].stored()
+    assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
     assert set(block) == {
         *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
         *("versions", "statistics", "samples", "cost", "intervals", "baseline", "paired", "roe"),
@@ -390,7 +392,11 @@ def test_lm_evals_own_model_gives_the_same_scores(roe: Config, tiny_olmoe_dir: P
 def test_preparing_makes_nothing(roe: Config) -> None:
     one = prepare(roe)
     assert not one.done and one.num_documents == 10 and not one.partial
-    assert estimate_forward_tokens(one) > estimate_forward_tokens(one.baseline) > 1000  # type: ignore[arg-type]
+    assert one.baseline is not None
+    asked = [asked_by(each) for each in (one.baseline, one)]
+    plain, rows = (each.method.forward_tokens(asked_by(each)) for each in (one.baseline, one))
+    assert asked[0] == asked[1] and rows - asked[0].answers == plain > 1000, "two rows of each answer"
+    assert (asked[0].documents, asked[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from tqdm import tqdm
 
 from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
 from moe_lab.engine.encoding import Encoder
@@ -24,6 +23,7 @@ from moe_lab.engine.row_engine import RowEngine
 from moe_lab.engine.scoring import Budget, Question, Scores
 from moe_lab.engine.state_engine import StateEngine
 from moe_lab.errors import ConfigError
+from moe_lab.progress import Progress
 from moe_lab.routing.noise import document_key
 
 PASS_TOKENS = {"cpu": 2048}
@@ -169,12 +169,11 @@ class EngineLM(CountedHF):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
-        disable = None if self.progress else True
-        with tqdm(total=len(requests), desc=kind, unit="request", disable=disable) as bar:
+        with Progress(len(requests), kind, "request", shown=self.progress) as progress:
 
             def report(index: int, answer: Any) -> None:
                 on_answer(index, answer)
-                bar.update()
+                progress.update()
 
             if self._engine:
                 run(requests, report)

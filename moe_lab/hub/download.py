@@ -18,11 +18,17 @@ import httpx2
 from filelock import FileLock
 from huggingface_hub import constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+)
 
 from moe_lab.errors import ModelError
 from moe_lab.hub.headers import index_of, is_whole
 from moe_lab.hub.repository import File, NotCached, Repository, unreachable
+from moe_lab.progress import Progress
 
 WORKERS = 4
 """Files that are fetched at a time."""
@@ -162,15 +168,13 @@ def _receive(url: str, partial: Path, file: File, stop: Event) -> None:
         if response.status_code != 206:
             out.truncate(0)  # a server that knows no ranges sends the whole file
             had = 0
-        no_bar = file.size < BLOCK_BYTES or None  # None: as the user set it
-        with tqdm(
-            total=file.size, initial=had, unit="B", unit_scale=True, desc=file.name, disable=no_bar
-        ) as bar:
+        shown = file.size >= BLOCK_BYTES and not are_progress_bars_disabled()
+        with Progress(file.size, file.name, "B", initial=had, shown=shown) as progress:
             for chunk in response.iter_bytes():
                 if stop.is_set():
                     raise CancelledError
                 out.write(chunk)
-                bar.update(len(chunk))
+                progress.update(len(chunk))
 
 
 def _check(repository: Repository, file: File) -> None:

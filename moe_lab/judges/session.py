@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from moe_lab.judges.judge import Exchange, Judge, Verdict, verdict_key
 from moe_lab.judges.scoring import judged_by
+from moe_lab.progress import Progress
 from moe_lab.results.responses import ResponseLog, logs_beside, stored_answers
 
 if TYPE_CHECKING:
@@ -86,13 +85,13 @@ class Session:
         if ROOM * weight_bytes(judge) > free_memory(judge):
             self.free()
         with (
-            tqdm(total=len(keys), desc=f"judge {judge.name}", unit="answer") as bar,
+            Progress(len(keys), f"judge {judge.name}", "answer") as progress,
             judge.open() as judge_all,
         ):
 
             def keep(index: int, verdict: Verdict) -> None:
                 self.log.answer(keys[index], verdict, {})
-                bar.update()
+                progress.update()
 
             judge_all(list(missing.values()), keep)
         self.log.spend({judge.name: time.perf_counter() - start})

@@ -19,9 +19,11 @@ from moe_lab.values import at_least
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
+    from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments
     from moe_lab.methods.demonstrations import DemonstrationLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.results.estimate import Asked
 
 
 class ICL(Method):
@@ -50,6 +52,7 @@ class ICL(Method):
     def __init__(self, config: Any):
         super().__init__(config)
         self._folder: Path | None = None
+        self._documents: ReferenceDocuments | None = None
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
@@ -59,12 +62,22 @@ class ICL(Method):
 
         check_choice_questions(config)
         _check_prompts(config)
-        documents = reference_documents(config, self.config)
+        documents = self._documents = reference_documents(config, self.config)
         check_choices(config, documents.tasks)
         check_asked_enough(documents, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
             self.config.embeddings
         )
+
+    def forward_tokens(self, asked: Asked) -> float:
+        """With k demonstrations, each as long as the question, before every prompt."""
+        return super().forward_tokens(asked) + self.config.k * asked.prompts
+
+    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        from moe_lab.methods.c3po.references import references_left
+
+        assert self._documents is not None, "`reads` comes first"
+        return references_left(config, self.config, self._documents, facts)
 
     def keep_files_in(self, folder: Path) -> None:
         self._folder = folder

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.errors import ConfigError
+from moe_lab.methods.source import source_digest
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.results.estimate import Asked
 
 
 class Method(ABC):
@@ -31,7 +33,7 @@ class Method(ABC):
         name: str
 
     numerics: ClassVar[int] = 1
-    """Raised whenever the method's numbers may change: part of a run's identity."""
+    """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     needs_router: ClassVar[bool] = True
@@ -52,6 +54,14 @@ class Method(ABC):
         self.config = config
         self.opened: dict[str, Any] = {}
         """What `report` needs to know of `open`, as plain values: kept with the answers."""
+
+    @property
+    def version(self) -> int | str:
+        """`numerics`, and of a method of another package the hash of that package's source: part of every identity."""
+        package = type(self).__module__.partition(".")[0]
+        if package == "moe_lab":
+            return self.numerics
+        return f"{self.numerics}-{source_digest(package)}"
 
     @property
     def tuned_on(self) -> frozenset[str]:
@@ -84,6 +94,14 @@ class Method(ABC):
             free: lets the model in memory go.
         """
         return config
+
+    def forward_tokens(self, asked: Asked) -> float:
+        """Tokens that it puts through the model for what a run asks: every answer once per row."""
+        return asked.prompts + asked.answers * getattr(self.config, "n", 1)
+
+    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        """Reference sets to be made first, by name: tokens read. Called after `reads`; loads no weights."""
+        return {}
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         """Trainings to be made first, by name: optimizer steps, tokens read. Called after `reads`; loads no weights."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
+from moe_lab.progress import naming
 from moe_lab.values import at_least
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Pretrain(Method):
         place = RunFolder(folder, digest)
         with place.held():
             if not _is_done(folder, digest):
-                with place.status():
+                with place.status(), naming(folder.name):
                     self._train(config, folder, {"id": digest, **identity})
         return folder
 
@@ -100,7 +101,7 @@ class Pretrain(Method):
         tokenizer = load_tokenizer(config.model, offline=config.offline)
         return {
             "recipe": recipe,
-            "numerics": self.numerics,
+            "numerics": self.version,
             "world_version": WORLD_VERSION,
             "seed": config.seed,
             "architecture": {

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.progress import naming
 from moe_lab.results.files import write_json
 from moe_lab.results.identity import run_id
 from moe_lab.results.store import RunFolder
@@ -34,7 +35,7 @@ def trained_once(
             record = _record(folder, digest, made)
             if record is None:
                 (folder / "training.json").unlink(missing_ok=True)
-                with store.status():
+                with store.status(), naming(folder.name):
                     record = train(folder, digest) | {"id": digest, **content}
                     write_json(folder / "training.json", record)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.errors import ResultsError
+from moe_lab.progress import Progress
 from moe_lab.results.files import write_atomically, writing
 from moe_lab.tasks.toy.corpus import documents
 
@@ -83,13 +84,29 @@ class Log(TrainerCallback):
             torch.distributed.barrier()
 
 
-class Progress(ProgressCallback):
-    """A bar with the last loss on it; the Trainer's own prints every line of the log as well."""
+class Steps(TrainerCallback):
+    """Progress by steps, with the last loss; the Trainer's own prints every line of the log as well."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        shown = state.is_world_process_zero
+        self._progress = Progress(state.max_steps, "training", "step", initial=state.global_step, shown=shown)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._progress is not None:
+            self._progress.at(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.training_bar is not None and logs:
-            seen = {key: logs[key] for key in ("loss", "validation_loss") if key in logs}
-            self.training_bar.set_postfix(seen, refresh=False)
+        told = [f"{key}={logs[key]:.3f}" for key in ("loss", "validation_loss") if key in (logs or {})]
+        if self._progress is not None and told:
+            self._progress.at(state.global_step, " ".join(told))
+
+    def close(self) -> None:
+        """Called however the training ends."""
+        if self._progress is not None:
+            self._progress.close()
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -126,8 +143,15 @@ class MoeTrainer(Trainer):
     def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
         super().__init__(**options)
         self.schedule = schedule
+        self._steps = Steps()
         self.remove_callback(ProgressCallback)
-        self.add_callback(Progress)
+        self.add_callback(self._steps)
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().train(*args, **options)
+        finally:
+            self._steps.close()
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.schedule)

@@ -38,6 +38,8 @@ FIGURES = (
 """Kinds of figures (`moe_lab.figures`)."""
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
+SETTINGS = "settings"
+"""The axis that tells cells apart which what was typed puts in one place."""
 AVERAGE = "average"
 """What an averaged cell is called on the axis that it averages over."""
 
@@ -108,6 +110,10 @@ class Experiment:
     """What is drawn of the cells: one of FIGURES."""
     average: str | None = None
     """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
+    typed: list[str] = field(default_factory=list)
+    """What was typed beside `experiment=` and changes what it shows."""
+    merged: int = 0
+    """How many cells that made equal to others."""
 
     def __post_init__(self) -> None:
         if self.figure is not None and self.figure not in FIGURES:

@@ -11,7 +11,7 @@ from moe_lab.reports.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.numbers import MARKS, Row
 from moe_lab.reports.paper_csv import csv_text
 from moe_lab.reports.table_cell import TableCell, compared_names, published_of
-from moe_lab.results.files import write_atomically, writing
+from moe_lab.reports.table_files import file_stem, title, typed_lines, write_file
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
@@ -20,41 +20,15 @@ NOT_COMPARABLE = {
 
 
 def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
-    """Write `<name>-<scale>.md` and `.csv` and return the path of the first."""
+    """Write `<stem>.md` and `.csv` (`file_stem`) and return the path of the first."""
     stem = file_stem(experiment, scale)
-    _write(folder / f"{stem}.csv", csv_text(experiment, cells))
-    return _write(folder / f"{stem}.md", markdown(experiment, scale, cells))
-
-
-def file_stem(experiment: Experiment, scale: str) -> str:
-    """What the files of an experiment are called: `<folder>-<name>-<scale>`."""
-    return f"{experiment.name.replace('/', '-')}-{scale}"
-
-
-def write_index(folder: Path) -> Path:
-    """Write `index.md`: every table in the folder with its title, and its figures."""
-    lines = ["# Tables", ""]
-    for file in sorted(folder.glob("*.md")):
-        if file.name != "index.md":
-            title = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-            figures = "".join(
-                f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"
-                for figure in sorted(folder.glob(f"{file.stem}-*.png"))
-            )
-            lines.append(f"- [{title}]({file.name}) ([csv]({file.with_suffix('.csv').name})){figures}")
-    return _write(folder / "index.md", "\n".join(lines) + "\n")
-
-
-def _write(path: Path, text: str) -> Path:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
+    write_file(folder / f"{stem}.csv", csv_text(experiment, cells))
+    return write_file(folder / f"{stem}.md", markdown(experiment, scale, cells))
 
 
 def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> str:
     """The whole Markdown file."""
-    lines = [f"# {experiment.title} (scale {scale})", "", experiment.source, ""]
+    lines = [f"# {title(experiment, scale)}", "", experiment.source, "", *typed_lines(experiment)]
     if scale in NOT_COMPARABLE:
         lines += [NOT_COMPARABLE[scale], ""]
     measured = [row for cell in cells if (row := cell.row())]

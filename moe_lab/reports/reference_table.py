@@ -9,8 +9,8 @@ from typing import Any
 from moe_lab.reports.experiment import Experiment
 from moe_lab.reports.figures.style import write_table
 from moe_lab.reports.numbers import rows_of
-from moe_lab.reports.paper_table import file_stem
 from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.table_files import file_stem, title, typed_lines
 from moe_lab.results.files import write_atomically
 
 COLUMNS = {
@@ -81,10 +81,11 @@ def _markdown(
     experiment: Experiment, scale: str, rows: Sequence[dict[str, Any]], cells: Sequence[TableCell]
 ) -> str:
     lines = [
-        f"# {experiment.title} (scale {scale})",
+        f"# {title(experiment, scale)}",
         "",
         experiment.source,
         "",
+        *typed_lines(experiment),
         f"| {' | '.join(COLUMNS.values())} |",
         "|" + " --- |" * len(COLUMNS),
         *(f"| {' | '.join(_text(row[key]) for key in COLUMNS)} |" for row in rows),

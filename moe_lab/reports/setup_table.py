@@ -8,7 +8,7 @@ from typing import Any
 
 from moe_lab.reports.experiment import Experiment
 from moe_lab.reports.figures.style import write_table
-from moe_lab.reports.paper_table import file_stem
+from moe_lab.reports.table_files import file_stem
 from moe_lab.results.files import write_atomically
 
 HEADINGS = {

@@ -28,8 +28,11 @@ def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
         print(line)
 
 
-def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[str]:
-    """What tells each run of a grid from the others of its method, beside its model and task."""
+def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
+    """What tells each run of a grid from the others of its method, beside its model and task.
+
+    `seeds` are None for methods without randomness; the others are shown unless all are 0.
+    """
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
     shared = {
         method: set.intersection(
@@ -40,7 +43,7 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[s
     labels = []
     for typed, seed, method in zip(overrides, seeds, methods, strict=True):
         own = [text for text in typed if text not in shared[method] and not text.startswith(NAMED_ELSEWHERE)]
-        labels.append(" ".join([*own, f"seed={seed}"] if len(set(seeds)) > 1 else own))
+        labels.append(" ".join(own if seed is None or not any(seeds) else [*own, f"seed={seed}"]))
     return labels
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from moe_lab.config import Config
     from moe_lab.run import Run
 
 LOOKED_AT = 8
@@ -14,65 +16,96 @@ NEW_TOKENS = 256
 """lm-eval's number of generated tokens where a task names none."""
 
 
-def estimates(runs: Sequence[Run]) -> list[int]:
-    """The estimate of every run; runs that ask the same of a model, as those of a grid do, are looked at once."""
-    known: dict[tuple[Any, ...], int] = {}
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a model, estimated from a few documents of each task."""
+
+    documents: float = 0
+    requests: float = 0
+    """Scored and generated answers."""
+    prompts: float = 0
+    """Tokens of all prompts; a prompt counts once for all its answer choices."""
+    answers: float = 0
+    """Tokens of all answers; for generated ones the most that there can be."""
+
+    def __add__(self, other: Asked) -> Asked:
+        return Asked(**{name: getattr(self, name) + getattr(other, name) for name in vars(self)})
+
+    def __mul__(self, factor: float) -> Asked:
+        return Asked(**{name: amount * factor for name, amount in vars(self).items()})
+
+    @property
+    def prompt(self) -> float:
+        """Tokens of a document's prompts, in the mean."""
+        return self.prompts / max(1, self.documents)
+
+    @property
+    def answer(self) -> float:
+        """Tokens of an answer, in the mean."""
+        return self.answers / max(1, self.requests)
+
+
+def estimates(runs: Sequence[Run]) -> list[Asked]:
+    """What every run asks; runs that ask the same of a model, as those of a grid do, are looked at once."""
+    known: dict[tuple[Any, ...], Asked] = {}
     found = []
     for run in runs:
-        config, rows = run.config, getattr(run.config.method, "n", 1)
+        config = run.config
         framed = (config.fewshot_seed, config.system_instruction, config.offline)
-        asked = (id(run.tasks), str(run.samples), repr(config.model), rows, *framed)
-        if asked not in known:
-            known[asked] = estimate_forward_tokens(run)
-        found.append(known[asked])
+        key = (id(run.tasks), str(run.samples), repr(config.model), *framed)
+        if key not in known:
+            known[key] = asked_by(run)
+        found.append(known[key])
     return found
 
 
-def estimate_forward_tokens(run: Run) -> int:
-    """Tokens that a run puts through the model, from a few prompts: an upper estimate for generation.
+def asked_by(run: Run) -> Asked:
+    """What a run asks of its model."""
+    return asked_of_tasks(run.tasks["tasks"], run.samples, run.config)
 
-    A prompt counts once for all its answer choices, every scored or generated token once per row of the method.
-    """
+
+def asked_of_tasks(tasks: Mapping[str, Any], samples: Mapping[str, list[int]], config: Config) -> Asked:
+    """What the documents `samples` of lm-eval's tasks ask of the model of `config`."""
     from moe_lab.models.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(run.config.model, offline=run.config.offline)
-    rows = getattr(run.config.method, "n", 1)
-    return sum(
-        _task_tokens(task, run.samples[name], tokenizer, rows, run)
-        for name, task in run.tasks["tasks"].items()
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    parts = (
+        _of_task(task, samples[name], tokenizer, config) for name, task in tasks.items() if samples[name]
     )
+    return sum(parts, start=Asked())
 
 
-def _task_tokens(task: Any, numbers: list[int], tokenizer: Any, rows: int, run: Run) -> int:
+def _of_task(task: Any, numbers: list[int], tokenizer: Any, config: Config) -> Asked:
     step = max(1, len(numbers) // LOOKED_AT)
     looked_at = numbers[::step][:LOOKED_AT]
-    task.set_fewshot_seed(run.config.fewshot_seed)
-    tokens = [_document_tokens(task, task.task_docs[number], tokenizer, rows, run) for number in looked_at]
-    return round(sum(tokens) / len(looked_at) * len(numbers))
+    task.set_fewshot_seed(config.fewshot_seed)
+    found = (_of_document(task, task.task_docs[number], tokenizer, config) for number in looked_at)
+    return sum(found, start=Asked()) * (len(numbers) / len(looked_at))
 
 
-def _document_tokens(task: Any, document: Any, tokenizer: Any, rows: int, run: Run) -> int:
+def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> Asked:
     def count(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False).input_ids)
 
     context = task.fewshot_context(
         document,
         num_fewshot=task.get_config("num_fewshot"),
-        system_instruction=run.config.system_instruction,
+        system_instruction=config.system_instruction,
         gen_prefix=task.doc_to_prefix(document),
     )
-    requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, 0, 1))
+    built = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, 0, 1))
+    repeats = task.get_config("repeats") or 1
     prompts: dict[str, int] = {}
-    answers = 0
-    for request in requests if isinstance(requests, list) else [requests]:
+    answers = requests = 0
+    for request in built if isinstance(built, list) else [built]:
+        generated = request.request_type == "generate_until"
+        requests += repeats if generated else 1
         if request.request_type == "loglikelihood_rolling":
             answers += count(request.args[0])
             continue
         prompts.setdefault(request.args[0], count(request.args[0]))
-        if request.request_type == "generate_until":
-            answers += int(request.args[1].get("max_gen_toks", NEW_TOKENS)) * (
-                task.get_config("repeats") or 1
-            )
+        if generated:
+            answers += int(request.args[1].get("max_gen_toks", NEW_TOKENS)) * repeats
         else:
             answers += count(request.args[1])
-    return sum(prompts.values()) + answers * rows
+    return Asked(documents=1, requests=requests, prompts=sum(prompts.values()), answers=answers)

@@ -63,7 +63,7 @@ def identity(
     return {
         "model": model,
         "dtype": facts.dtype,
-        "method": {"config": method.identity(facts), "numerics": method.numerics}
+        "method": {"config": method.identity(facts), "numerics": method.version}
         | ({"reads": reads} if reads else {}),
         "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
         "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},

@@ -113,6 +113,16 @@ def stored_answers(path: Path) -> dict[str, Any]:
     return {line["key"]: line["response"] for line in lines if "key" in line and "response" in line}
 
 
+def answers_in(path: Path, header: dict[str, Any]) -> int:
+    """How many answers a log has that `ResponseLog` would continue; 0 where there is none of this header."""
+    if not path.is_file():
+        return 0
+    lines = _readable(path.read_bytes())
+    if not lines or lines[0].get(HEADER) != header:
+        return 0
+    return len({line["key"] for line in lines if "key" in line and "response" in line})
+
+
 def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
     """Copy the answers of a run beside `folder` that asks the same, judged by others, where the folder has none."""
     path = folder / "responses.jsonl"

@@ -74,7 +74,7 @@ def moe_lab_block(
             "tasks": list(tasks),
             "metric": _headline(config, evaluated, list(tasks)),
         },
-        "seed": config.seed,
+        "seed": config.seed if run.method.random else None,
         "overrides": list(config.overrides),
         "versions": versions(),
         "statistics": VERSION,

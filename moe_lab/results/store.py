@@ -72,6 +72,21 @@ class RunFolder:
         finally:
             lock.release()
 
+    def is_held(self) -> bool:
+        """Whether a living process holds the run."""
+        from filelock import FileLock, Timeout
+
+        file = self.path / ".lock"
+        if not file.exists():
+            return False
+        lock = FileLock(file, is_singleton=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
     @contextmanager
     def status(self) -> Iterator[None]:
         """Keep status.json: started, then success, error or interrupted."""

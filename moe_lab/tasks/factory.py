@@ -15,6 +15,7 @@ from moe_lab.errors import TaskError
 from moe_lab.tasks.held_out import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
+from moe_lab.tasks.own_files import has_own_files
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -65,7 +66,7 @@ class TaskSettings:
 
 def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) -> TaskDict:
     """Load tasks, groups or tags by name or YAML file. Raises TaskError."""
-    manager._factory = _Factory(settings)  # the one place where lm-eval builds a task from its YAML
+    factory = manager._factory = _Factory(settings)  # the one place where lm-eval builds a task from its YAML
     try:
         tasks = manager.load(specs)
     except ImportError as error:
@@ -73,8 +74,9 @@ def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) 
             f"task.name={', '.join(specs)} needs a package that is not installed: {error}"
         ) from error
     for name, task in tasks["tasks"].items():
-        own = _source(task.get_config("custom_dataset"))
-        if settings.data_dir is not None and not isinstance(own, LocalData) and not _generated(own):
+        source = _source(task.get_config("custom_dataset"))
+        brought = name in factory.with_own_files or _generated(source)
+        if settings.data_dir is not None and not isinstance(source, LocalData) and not brought:
             raise TaskError(f"Task {name} is defined inside its group: data_dir cannot replace its data.")
     return tasks
 
@@ -85,11 +87,15 @@ class _Factory(TaskFactory):
         self._settings = settings
         self._datasets: dict[str, Any] = {}
         """`custom_dataset` by task."""
+        self.with_own_files: set[str] = set()
+        """Tasks of the user's own that `data_dir` leaves alone (`own_files.py`)."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         config = super()._load_full_config(entry, overrides)
         if "task" not in config or isinstance(config["task"], list):
             return config
+        if has_own_files(entry.yaml_path, config):
+            self.with_own_files.add(config["task"])
         split = self._settings.fewshot_split
         if split is not None:
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
@@ -101,11 +107,11 @@ class _Factory(TaskFactory):
             _check_hub(config)
         holdout = self._settings.holdout
         if self._settings.splits:
-            place = str(self._folder(config)) if self._settings.data_dir else "its data set"
+            place = str(self._folder(config)) if self._from_data_dir(config) else "its data set"
             config["test_split"] = first_split(config, self._settings.splits, self._exists(config), place)
         if holdout is not None:
             config["test_split"] = source_split(config, self._exists(config))
-        if self._settings.data_dir is not None and not _generated(config.get("custom_dataset")):
+        if self._from_data_dir(config):
             config["custom_dataset"] = self._local_data(config)
         if holdout is not None:
             load = config.get("custom_dataset") or partial(_from_hub, config)
@@ -113,9 +119,14 @@ class _Factory(TaskFactory):
         self._datasets[entry.name] = config.get("custom_dataset")
         return config
 
+    def _from_data_dir(self, config: dict[str, Any]) -> bool:
+        """Whether the documents are files in `data_dir`."""
+        brought = config["task"] in self.with_own_files or _generated(config.get("custom_dataset"))
+        return self._settings.data_dir is not None and not brought
+
     def _exists(self, config: dict[str, Any]) -> Callable[[str], bool]:
         """Whether a split can be had: files can be looked for, a hub data set is taken by its word."""
-        if self._settings.data_dir is None or _generated(config.get("custom_dataset")):
+        if not self._from_data_dir(config):
             return lambda split: True
         folder = self._folder(config)
         return lambda split: (folder / f"{split}.jsonl").exists()
@@ -173,6 +184,8 @@ class _Factory(TaskFactory):
         from moe_lab.hub.failures import known_reason
 
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        if name in self.with_own_files:
+            return f"Task {name} cannot use the data that its own YAML names: {reason}"
         if self._settings.data_dir is not None:
             folder = self._folder({"task": name})
             return f"Task {name} cannot use the files in {folder}: {reason}\nThey need the hub data set's columns."

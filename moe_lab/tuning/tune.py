@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.memory import memory_errors
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.profile import Profile
+from moe_lab.progress import Progress, naming
 from moe_lab.results.files import write_atomically, write_json, writing
 from moe_lab.tuning.objective import Pruned, objective
 
@@ -43,7 +44,8 @@ def _tune(study: Study, models: ModelPool) -> Profile:
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=None)
         )
-        _run_trials(study, trials, models, logger)
+        with naming(study.folder.name):
+            _run_trials(study, trials, models, logger)
         with trials.locked():
             write_trials(study, trials)
             figures = write_study_figures(study.folder)
@@ -57,10 +59,9 @@ def _tune(study: Study, models: ModelPool) -> Profile:
 
 
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
-    from tqdm import tqdm
-
     loaded = None
-    with tqdm(total=study.search.n_trials, desc=study.folder.name, unit="trial", disable=None) as bar:
+    initial = len(trials.finished())
+    with Progress(study.search.n_trials, "tuning", "trial", initial=initial) as progress:
         while (claimed := trials.claim()) is not None:
             if loaded is None:
                 loaded = models.get(study.config)
@@ -74,7 +75,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             with trials.locked():
                 write_trials(study, trials)
             logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
-            _show(bar, trials)
+            _show(progress, trials)
 
 
 def _open(study: Study, loaded: Any) -> EngineLM:
@@ -116,12 +117,10 @@ def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
         return None
 
 
-def _show(bar: Any, trials: Trials) -> None:
-    bar.n = len(trials.finished())
+def _show(progress: Progress, trials: Trials) -> None:
     best = trials.best()
-    if best is not None:
-        bar.set_postfix(best=f"{best.value:.5g}", trial=best.number)
-    bar.refresh()
+    told = None if best is None else f"best={best.value:.5g} in trial {best.number}"
+    progress.at(len(trials.finished()), told)
 
 
 def write_study(study: Study) -> None:

@@ -6,6 +6,8 @@ Broken by: a stored cell that is run again, a failed cell that stops the others,
 from __future__ import annotations
 
 import csv
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +16,7 @@ from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
 from moe_lab.jobs import Job
 from moe_lab.reports.experiment import Scale, find_experiments, load_experiment
+from moe_lab.reports.table_files import file_stem, remove_figure, typed_settings, write_index
 from tests.cli import FakeRuns, install, run_command
 
 EXPERIMENT = """\
@@ -127,6 +130,112 @@ def test_a_temperature_that_is_typed_takes_the_place_of_the_profile(monkeypatch,
     assert run_command(capsys, "experiment=table_p", "method.temperature=0.3").code == 0
     assert {config.method.temperature for config in runs.asked} == {0.3}
     assert len(runs.prepared) == 2, "temperatures 0 and profile are one cell now"
+
+
+def csv_rows(file):
+    with file.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
+    """Broken by a table of other settings that replaces the first one, and by one that does not say them."""
+    same = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]
+    assert run_command(capsys, "experiment=table_t", *same).code == 0
+    first = tables / "paper-table_t-tiny.md"
+    plain = first.read_text()
+    assert "Typed" not in plain
+    for typed in (["limit=4", "method.n=2"], ["method.n=2", "limit=4"], ["limit=5"]):
+        assert run_command(capsys, "experiment=table_t", *typed).code == 0
+    assert first.read_text() == plain
+    names = sorted(file.name for file in tables.glob("*-tiny-*.md"))
+    assert [name[:-12] for name in names] == [
+        "paper-table_t-tiny-limit-4-method.n-2",
+        "paper-table_t-tiny-limit-5",
+    ]
+    text = (tables / names[0]).read_text()
+    assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
+    assert "Typed beside `experiment=`: `limit=4`, `method.n=2`.\n" in text
+    assert f"[Table T (scale tiny, limit=5)]({names[1]})" in (tables / "index.md").read_text()
+
+
+def test_names_of_tables_tell_long_settings_apart():
+    [experiment] = find_experiments("roe/figure6")
+    temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
+    stems = [
+        file_stem(replace(experiment, typed=typed_settings(["data_dir=/a b/c", one])), "tiny")
+        for one in temperatures
+    ]
+    assert len(set(stems)) == 2
+    for stem in stems:
+        assert re.fullmatch(r"roe-figure6-tiny-data_dir-c-method.temperature-0[.0-9-]+-[0-9a-f]{8}", stem)
+        assert len(stem) < 100
+
+
+def test_what_failed_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
+    """Broken by measured cells that a failed run, or a cell that cannot run any more, replaces by "failed"."""
+    assert run_command(capsys, "experiment=table_t").code == 0
+    before = {file: file.read_bytes() for file in tables.iterdir()}
+    runs.errors["tiny-base-toy_math-0"] = ResultsError("the disk is full")
+    runs.done.discard("tiny-base-toy_math-0")
+    ended = run_command(capsys, "experiment=table_t")
+    assert ended.code == 1
+    assert "paper-table_t-tiny.md stays as it is: it has numbers of what has none now" in ended.err
+    assert "(tiny, toy_math, base)" in ended.err
+    assert {file: file.read_bytes() for file in tables.iterdir()} == before
+    runs.errors["tiny-base-toy_math-0"] = KeyboardInterrupt()
+    assert run_command(capsys, "experiment=table_t").code == 130
+    assert {file: file.read_bytes() for file in tables.iterdir()} == before
+
+
+def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, monkeypatch):
+    """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
+    assert run_command(capsys, "experiment=table_t").code == 0
+
+    def execute(run, models):
+        if run.config.rerun and run.config.task.name == "toy_math":
+            raise ResultsError("the disk is full")
+        return runs.execute(run, models)
+
+    monkeypatch.setattr("moe_lab.run.execute", execute)
+    assert run_command(capsys, "experiment=table_t", "rerun=true").code == 1
+    text = (tables / "paper-table_t-tiny.md").read_text()
+    assert "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
+
+
+def test_a_table_of_nothing_is_not_written(runs, tables, capsys, monkeypatch):
+    def prepare(config):
+        raise TaskError("no data here")
+
+    monkeypatch.setattr("moe_lab.prepare.prepare", prepare)
+    ended = run_command(capsys, "experiment=table_t")
+    assert ended.code == 2, "the request is wrong: no cell can run"
+    assert "No cell is measured: no table is written." in ended.err
+    assert not tables.exists()
+
+
+def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsys):
+    """Broken by two cells that what was typed puts in one place: the later one hid the other."""
+    typed = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
+    assert run_command(capsys, *typed, "method.n=2").code == 0
+    [table] = tables.glob("*.csv")
+    assert len(csv_rows(table)) == 1 and "settings" not in csv_rows(table)[0]
+    table.unlink()
+    assert run_command(capsys, *typed).code == 0
+    [table] = tables.glob("*.csv")
+    assert [row["settings"] for row in csv_rows(table)] == ["method.n=4", "method.n=8"]
+    lines = [line for line in table.with_suffix(".md").read_text().splitlines() if "| tiny |" in line]
+    assert len(lines) == 2
+
+
+def test_a_picture_of_an_earlier_table_does_not_stay_beside_another(tmp_path):
+    [experiment] = find_experiments("roe/figure6")
+    for name in ("a", "a-limit-4-01234567"):
+        (tmp_path / f"{name}.md").write_text("# Title\n")
+        (tmp_path / f"{name}-sweep.png").touch()
+    index = write_index(tmp_path).read_text()
+    assert index.count("[figure](a-sweep.png)") == index.count("[figure](a-limit-4-01234567-sweep.png)") == 1
+    remove_figure(tmp_path, "a", "sweep")
+    assert "a-sweep.png" not in write_index(tmp_path).read_text()
 
 
 def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
@@ -249,6 +358,18 @@ def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
+def test_a_table_of_expert_metrics_needs_them(runs, capsys, tmp_path):
+    """Broken by trainings whose table is never written."""
+    text = EXPERIMENT.replace("columns: [method]", "columns: [measure]\nmetric: {Load: expert.load_balance}")
+    text = text.replace("set: [limit=10]", "set: [limit=10, metrics=expert]").replace("[base, roe]", "[base]")
+    (tmp_path / "experiments" / "paper" / "table_e.yaml").write_text(text.partition("paper:")[0])
+    for mode in ("run", "plan"):
+        ended = run_command(capsys, "experiment=table_e", "metrics=none", f"mode={mode}")
+        assert ended.code == 2 and not runs.prepared
+        assert "shows expert metrics (Load), which metrics=none does not measure." in ended.err
+    assert run_command(capsys, "experiment=table_e", "mode=plan").code == 0
+
+
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
     assert run_command(capsys, "experiment=table_t").code == 0
@@ -363,7 +484,7 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     scores = {"acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}}
     told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
-    monkeypatch.setattr("moe_lab.tables.summary", lambda outcomes: told)
+    monkeypatch.setattr("moe_lab.places.summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models):
@@ -374,10 +495,11 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     monkeypatch.setattr("moe_lab.run.execute", execute)
     assert run_command(capsys, "experiment=table_t", "seeds=3").code == 0
     assert len(runs.executed) == 2 + 2 * 3, "base has no randomness: one run"
-    text = (tables / "paper-table_t-tiny.md").read_text()
+    [table] = tables.glob("paper-table_t-tiny-seeds-3-????????.md")
+    text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000]" in text and "standard deviation over seeds" in text
     assert "+0.1000 [-0.2500, +0.7500]" in text and "(p=" not in text, "no McNemar over several runs"
-    row = list(csv.DictReader((tables / "paper-table_t-tiny.csv").open()))[1]
+    row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
     assert row["run_id"].split() == list(values)
@@ -415,10 +537,12 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys
     assert {getattr(config.method, "k", None) for config in seen} == {None, 5}
 
 
-@pytest.mark.parametrize("mode, function", [("doctor", "doctor.diagnose"), ("prefetch", "prefetch.prefetch")])
-def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function):
+@pytest.mark.parametrize(
+    "mode, function, told", [("doctor", "doctor.diagnose", []), ("prefetch", "prefetch.prefetch", 0)]
+)
+def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function, told):
     seen = []
-    monkeypatch.setattr(f"moe_lab.{function}", lambda *given: seen.extend(given[-1]) or 0)
+    monkeypatch.setattr(f"moe_lab.{function}", lambda *given: seen.extend(given[-1]) or told)
     assert run_command(capsys, "experiment=table_u", "method.k=5", f"mode={mode}").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 
@@ -450,8 +574,11 @@ def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
     assert run_command(capsys, "experiment=table_t", "scale=small", "mode=plan").code == 0
     assert len(runs.prepared) == 2
     runs.prepared.clear()
-    assert run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan").code == 0
+    ended = run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan")
+    assert ended.code == 0
     assert len(runs.prepared) == 1
+    said = "This makes 1 cell equal to another; equal cells stand here once."
+    assert f"experiment=paper/table_t, method.n=2: {said}" in ended.err
 
 
 def test_without_an_experiment_a_setting_is_the_runs_own(runs, capsys):

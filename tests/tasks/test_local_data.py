@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 
 from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.tasks import load_tasks
 from moe_lab.tasks.local_data import shown_columns
+from moe_lab.tasks.own_files import has_own_files
 from tests.runs import choices, small_data, sums, write_jsonl
 
 
@@ -161,3 +163,53 @@ def test_tasks_without_a_hub_data_set_say_where_the_data_are_from() -> None:
 
 def test_generated_tasks_need_no_files(tmp_path: Path) -> None:
     assert len(load(tmp_path, "toy_math").task_docs) > 100
+
+
+MINE = """
+task: my_sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: exact_match}]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
+    """A task of the user's own with two documents, beside a data_dir that has three of its name."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    own = tmp_path / "mine"
+    write_jsonl(own / "sums.jsonl", sums(2, start=50))
+    (own / "my_sums.yaml").write_text(MINE.replace("FILE", str(own / "sums.jsonl")))
+    write_jsonl(tmp_path / "data" / "my_sums" / "test.jsonl", sums(3))
+    return TaskConfig(name="my_sums", include_path=str(own))
+
+
+@pytest.mark.slow  # lm-eval indexes all tasks for an include_path
+def test_a_tasks_own_files_win(tmp_path: Path, mine: TaskConfig) -> None:
+    """Broken by a file in data_dir that takes the place of what the user's own YAML names."""
+    for data in (None, tmp_path / "data"):
+        documents = load(data, task_config=mine).task_docs
+        assert [document["answer"] for document in documents] == ["52", "53"]
+
+
+@pytest.mark.slow  # lm-eval indexes all tasks for an include_path
+def test_own_files_that_are_missing_are_not_sought_in_data_dir(tmp_path: Path, mine: TaskConfig) -> None:
+    (tmp_path / "mine" / "sums.jsonl").unlink()
+    with pytest.raises(TaskError, match="my_sums cannot use the data that its own YAML names"):
+        load(tmp_path / "data", task_config=mine)
+
+
+def test_what_a_packages_yaml_names_is_replaced(tmp_path: Path) -> None:
+    local = {"dataset_path": "json", "dataset_kwargs": {"data_files": "a.json"}}
+    remote = {"dataset_path": "json", "dataset_kwargs": {"data_files": "https://host/a.json"}}
+    own = tmp_path / "a.yaml"
+    assert has_own_files(own, local) and has_own_files(own, {"dataset_path": str(tmp_path)})
+    assert not has_own_files(own, remote) and not has_own_files(own, {"dataset_path": "owner/name"})
+    assert not has_own_files(Path(lm_eval.__file__).parent / "tasks" / "a.yaml", local)
+    assert not has_own_files(own, {"custom_dataset": load_tasks}) and has_own_files(
+        own, {"custom_dataset": load}
+    )

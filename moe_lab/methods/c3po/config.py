@@ -24,6 +24,8 @@ AT_LEAST = {
     **dict.fromkeys(("steps", "shifts", "negative", "temperature"), 0),
 }
 ABOVE_0 = ("epsilon", "bandwidth", "abstain")
+ALPHAS_TRIED = 11
+"""Shares that `optimizer=kernel_regression` tries where `alpha` is null."""
 OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
 OF_REFERENCES = {
     *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
@@ -92,6 +94,14 @@ class C3POConfig(Method.Config):
         else:
             unread |= OF_DESCENT | ({"shifts"} if self.optimizer == "kernel_regression" else set())
         return unread | ({"k"} if self.epsilon and self.optimizer != "mode_finding" else set())
+
+    @property
+    def passes(self) -> int:
+        """How often a question's neighbours are put through the later layers."""
+        if self.optimizer == "kernel_regression":
+            return 2 if self.alpha is not None else 2 + ALPHAS_TRIED
+        steps = self.shifts if self.optimizer == "mode_finding" else self.steps
+        return (steps + 1) * (2 if self.negative else 1)
 
     def _check_combinations(self) -> None:
         if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):

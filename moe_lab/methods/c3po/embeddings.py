@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from moe_lab.errors import ConfigError
 from moe_lab.offline import is_offline
+from moe_lab.progress import Progress
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
@@ -92,13 +92,13 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     budget = PASS_TOKENS.get(model.device.type, 16384)
     found: dict[int, Tensor] = {}
-    with tqdm(total=len(ids), desc="embeddings", unit="text", disable=len(ids) < SHOWN or None) as bar:
+    with Progress(len(ids), "embeddings", "text", shown=len(ids) >= SHOWN) as progress:
         while len(found) < len(ids):
             width = len(ids[order[len(found)]])
             batch = order[len(found) : len(found) + max(1, budget // width)]
             means = _means([ids[i] for i in batch], model)
             found.update(zip(batch, means, strict=True))
-            bar.update(len(batch))
+            progress.update(len(batch))
     return torch.stack([found[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)
 
 

@@ -16,14 +16,17 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
+from moe_lab.methods.c3po.tokens import named_tokens
 from moe_lab.methods.choice_questions import check_one_process
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
     from moe_lab.config import Config as RunConfig
     from moe_lab.methods.c3po.lm import C3POLM, GoldOf
+    from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.results.estimate import Asked
 
 
 class C3PO(Method):
@@ -38,6 +41,7 @@ class C3PO(Method):
         super().__init__(config)
         self.random = config.n > 1
         self._folder: Path | None = None
+        self._documents: ReferenceDocuments | None = None
 
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for layers that the model lacks, and for routers that choose by other than logits."""
@@ -68,7 +72,7 @@ class C3PO(Method):
         _check_tasks(config, self.config)
         if self.config.optimizer == "oracle":
             return {}
-        documents = reference_documents(config, self.config)
+        documents = self._documents = reference_documents(config, self.config)
         check_asked_enough(documents, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
             self.config.embeddings
@@ -78,6 +82,27 @@ class C3PO(Method):
         """`layers` as the numbers that they resolve to; keys that the optimizer does not read are left out."""
         named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
         return {key: value for key, value in named.items() if key not in self.config.unread}
+
+    def forward_tokens(self, asked: Asked) -> float:
+        """With what the optimization reads: the neighbours once, then the tails of their prompts, pass by pass."""
+        from moe_lab.methods.c3po.reference_files import ANSWER_TOKENS
+
+        settings = self.config
+        neighbours = 1 if settings.optimizer == "oracle" else settings.k
+        answer = min(ANSWER_TOKENS, asked.answer)
+        read = neighbours * (asked.prompt + answer)
+        span = named_tokens(settings.tokens)
+        length = max(round(asked.prompt), span.size)
+        tail = length - span.start(length) + answer - 1
+        passed = neighbours * settings.passes * tail
+        return super().forward_tokens(asked) + asked.documents * (read + passed)
+
+    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        from moe_lab.methods.c3po.references import references_left
+
+        if self._documents is None:
+            return {}  # the oracle has none
+        return references_left(config, self.config, self._documents, facts)
 
     def keep_files_in(self, folder: Path) -> None:
         self._folder = folder

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save
-from tqdm import tqdm
 
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods.c3po.reference_questions import Graded, Question, answered, reference_questions
 from moe_lab.methods.c3po.tokens import check_length, named_tokens
+from moe_lab.progress import Progress
 from moe_lab.results.files import write_atomically, write_json
 from moe_lab.results.schema import versions
 
@@ -72,13 +72,13 @@ def build(
     questions = reference_questions(config, documents)
     parts = folder / "parts"
     parts.mkdir(exist_ok=True)
-    with tqdm(total=len(questions), desc="references", unit="question") as bar:
+    with Progress(len(questions), "references", "question") as progress:
         for first in range(0, len(questions), PORTION):
             portion = questions[first : first + PORTION]
             part = parts / f"{first:08}.safetensors"
             if not part.exists():
                 _ask(part, portion, tokens, model, lm)
-            bar.update(len(portion))
+            progress.update(len(portion))
     _join(folder, parts)
     with (folder / "references.jsonl").open(encoding="utf-8") as file:
         correct = Counter(line["task"] for line in map(json.loads, file) if line["correct"])

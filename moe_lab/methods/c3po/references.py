@@ -22,6 +22,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.embeddings import embed, embedding_identity, hidden_states
 from moe_lab.methods.c3po.reference_files import build, is_complete, read
 from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments, reference_documents
+from moe_lab.results.estimate import asked_of_tasks
 from moe_lab.results.files import write_atomically
 from moe_lab.results.identity import HASHED, run_id, task_settings
 from moe_lab.results.schema import DECISIVE, versions
@@ -86,10 +87,7 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     """
     documents = reference_documents(config, settings)
     content = reference_content(config, settings, documents, model.facts)
-    now = versions()
-    made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
-    digest = run_id(content | made_with)
-    folder = Path(config.output_dir) / "references" / _folder_name(config, documents, digest)
+    folder, digest = folder_of(config, documents, content, model.facts)
     store = RunFolder(folder, digest)
     if not is_complete(folder, digest):
         with store.held(wait=True):
@@ -100,6 +98,28 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     _check_enough(found["counts"], settings, config)
     embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
     return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=settings.embeddings, mean_X=mean)
+
+
+def folder_of(
+    config: Config, documents: ReferenceDocuments, content: dict[str, Any], facts: ModelFacts
+) -> tuple[Path, str]:
+    """Where a set is kept, and its id; `content` is `reference_content`'s."""
+    now = versions()
+    made_with = {"commit": facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    digest = run_id(content | made_with)
+    return Path(config.output_dir) / "references" / _folder_name(config, documents, digest), digest
+
+
+def references_left(
+    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
+) -> dict[str, float]:
+    """Tokens that asking the questions of a set takes, by its folder's name; nothing where it is there."""
+    content = reference_content(config, settings, documents, facts)
+    folder, digest = folder_of(config, documents, content, facts)
+    if is_complete(folder, digest):
+        return {}
+    asked = asked_of_tasks(documents.tasks, documents.samples, config)
+    return {folder.name: asked.prompts + asked.answers}
 
 
 def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:

@@ -129,7 +129,7 @@ class FinetuneFreeze(Method):
         from moe_lab.methods.finetune_freeze.trained import load_or_train, training_content
 
         recipe = self.config.recipe()
-        content = training_content(config, recipe, facts, self._prepared.data.digest, self.numerics)
+        content = training_content(config, recipe, facts, self._prepared.data.digest, self.version)
         self._record = load_or_train(config, recipe, content, self._prepared, facts, free)
         model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
         return replace(config, model=model, dtype=facts.dtype)
@@ -138,7 +138,7 @@ class FinetuneFreeze(Method):
         from moe_lab.methods.finetune_freeze.trained import training_content, work_left
 
         recipe = self.config.recipe()
-        content = training_content(config, recipe, facts, self._prepared.data.digest, self.numerics)
+        content = training_content(config, recipe, facts, self._prepared.data.digest, self.version)
         return work_left(config, recipe, content, self._prepared)
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:

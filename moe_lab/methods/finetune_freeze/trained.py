@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def training_content(
-    config: Config, recipe: Recipe, facts: ModelFacts, data: str, numerics: int
+    config: Config, recipe: Recipe, facts: ModelFacts, data: str, version: int | str
 ) -> dict[str, Any]:
     """What determines the weights: model, computing precision, recipe, data, seed and the libraries' versions."""
     from moe_lab.models.hub import model_source
@@ -45,7 +45,7 @@ def training_content(
     now = versions()
     return {
         "method": "finetune-freeze",
-        "numerics": numerics,
+        "numerics": version,
         "recipe": recipe.identity(),
         "data": data,
         "seed": config.seed,

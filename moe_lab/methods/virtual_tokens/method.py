@@ -71,7 +71,7 @@ class VirtualTokens(Method):
         check_choices(config, documents.tasks)
         recipe = {key: getattr(self.config, key) for key in RECIPE}
         asked = questions_content(config, documents, facts)
-        self._content = {"method": recipe | {"numerics": self.numerics}, "seed": config.seed, **asked}
+        self._content = {"method": recipe | {"numerics": self.version}, "seed": config.seed, **asked}
         return asked
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:

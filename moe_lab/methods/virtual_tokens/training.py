@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from moe_lab.errors import MoeLabError
+from moe_lab.progress import Progress
 from moe_lab.results.files import write_atomically
 
 SAVE_SECONDS = 30.0
@@ -72,15 +72,12 @@ def train(wrapped: Any, examples: Sequence[Example], recipe: Recipe, folder: Pat
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=recipe.learning_rate)
     losses: list[float] = _resume(checkpoint, adapter, optimizer) if checkpoint.exists() else []
     count, saved = len(examples), time.monotonic()
-    with tqdm(
-        total=recipe.steps(count), initial=len(losses), desc="training", unit="step", disable=None
-    ) as bar:
+    with Progress(recipe.steps(count), "training", "step", initial=len(losses)) as progress:
         while len(losses) < recipe.steps(count):
             step = len(losses)
             optimizer.param_groups[0]["lr"] = recipe.rate(step, count)
             losses.append(_step(wrapped, optimizer, [examples[i] for i in recipe.batch(step, count)], step))
-            bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-            bar.update()
+            progress.at(len(losses), f"loss={losses[-1]:.3f}")
             if time.monotonic() - saved >= SAVE_SECONDS:
                 _keep(checkpoint, adapter, optimizer, losses)
                 saved = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from moe_lab.checks import check_code_execution
 from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import TaskError
+from moe_lab.methods import get_method
+from moe_lab.needs import command_needs
 from moe_lab.sandbox.programs import require_cage
 from moe_lab.tasks import load_tasks
 from moe_lab.tasks.code.programs import program, score
@@ -156,3 +159,11 @@ def test_a_machine_without_a_cage_is_told_before_anything_runs(
     allowed = config(data)
     with pytest.raises(TaskError, match="cannot be confined"):
         check_code_execution(allowed, load_tasks(allowed))
+
+
+def test_doctor_tells_whether_programs_can_be_executed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moe_lab.needs.code_execution", lambda: "possible, in a cage of x")
+    wanted = "executing programs that the model writes: possible, in a cage of x"
+    asked = replace(config(data), method=get_method("base").Config(name="base"), offline=True)
+    assert wanted in command_needs([asked])
+    assert wanted not in command_needs([replace(asked, predict_only=True)])

@@ -1,0 +1,42 @@
+"""What has become of a run so far: done, running, interrupted or missing, and what is left to do."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from moe_lab.results.responses import answers_in
+
+if TYPE_CHECKING:
+    from moe_lab.results.estimate import Asked
+    from moe_lab.run import Run
+
+
+def run_state(run: Run, asked: Asked) -> tuple[str, float]:
+    """(the state in words, the share of its answers that is left). Reads the run's folder, and writes nothing."""
+    if run.done and not run.config.rerun:
+        beside = "verdicts missing" if run.judges else "metrics missing"
+        return ("done" if run.measured else beside), 0.0
+    held, answered = run.store.is_held(), _answered(run)
+    if not held and not answered:
+        return "missing", 1.0
+    word = "running" if held else _ended(run)
+    requests = max(round(asked.requests), answered)
+    return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
+
+
+def _answered(run: Run) -> int:
+    """How many answers the same command would not compute again."""
+    from moe_lab.evaluation import answers_header
+
+    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
+    return answers_in(run.folder / name, answers_header(run))
+
+
+def _ended(run: Run) -> str:
+    """`failed` where an error ended it, else `interrupted`."""
+    try:
+        status = json.loads((run.folder / "status.json").read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "interrupted"
+    return "failed" if status == "error" else "interrupted"

@@ -1,0 +1,34 @@
+"""Tasks of the user's own whose YAML names its data: files, a folder or a function. `data_dir` leaves them alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+
+PACKAGES = (Path(__file__).resolve().parent, Path(lm_eval.__file__).resolve().parent)
+"""Folders whose YAMLs are not the user's own."""
+
+
+def has_own_files(yaml_path: Path | None, config: dict[str, Any]) -> bool:
+    """Whether a task configuration comes from a YAML outside of the packages and names local data itself."""
+    if yaml_path is None or any(folder in Path(yaml_path).resolve().parents for folder in PACKAGES):
+        return False
+    function = config.get("custom_dataset")
+    if function is not None:
+        return not str(getattr(function, "__module__", "")).startswith(
+            "moe_lab."
+        )  # else of a YAML it includes
+    path = config.get("dataset_path")
+    if path is None:
+        return False
+    return _names_files(path, config.get("dataset_kwargs") or {}) or Path(path).is_dir()
+
+
+def _names_files(path: str, options: dict[str, Any]) -> bool:
+    """Whether it is a file format of `datasets` with files that are not on the network."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
+
+    files = options.get("data_files") or options.get("data_dir")
+    return path in FORMATS and files is not None and "://" not in str(files)

@@ -1,0 +1,108 @@
+"""Breaks when a log stays empty for minutes, or a line or bar does not say what it is about."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from moe_lab import progress
+from moe_lab.progress import Progress, naming, without_bars_of_libraries
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines every 20 milliseconds."""
+    monkeypatch.setattr(progress, "INTERVAL", 0.02)
+
+
+def wait_for(capsys: pytest.CaptureFixture[str], lines: int) -> list[str]:
+    """What stood on stderr once it had that many lines."""
+    seen, end = "", time.monotonic() + 5
+    while seen.count("\n") < lines and time.monotonic() < end:
+        time.sleep(0.01)
+        seen += capsys.readouterr().err
+    return seen.splitlines()
+
+
+def test_without_a_terminal_lines_come_by_themselves(often: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also while one request takes longer than the interval."""
+    with (
+        naming("tiny-roe-toy_math-01234567"),
+        Progress(4000, "generate_until", "request", initial=1000) as it,
+    ):
+        first = wait_for(capsys, 2)
+        it.update(1000)
+        it.at(it.done, "loss=2.500")
+        later = wait_for(capsys, 2)
+        it.at(4000)
+    assert first[0] == "tiny-roe-toy_math-01234567: generate_until, 1,000 of 4,000 requests"
+    assert later[-1].startswith(f"{first[0].replace('1,000', '2,000')}, loss=2.500, about 00:0")
+    assert later[-1].endswith(" left") and "\r" not in "".join(later)
+    last = capsys.readouterr().err.splitlines()
+    assert last[-1].endswith("4,000 of 4,000 requests, loss=2.500, took 00:00")
+    time.sleep(0.05)
+    assert capsys.readouterr().err == "", "nothing follows the end"
+
+
+def test_what_is_short_or_hidden_says_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, often: None
+) -> None:
+    with Progress(3, "loglikelihood", "request", shown=False) as it:
+        it.update(2)
+        time.sleep(0.05)
+    assert it.done == 2
+    monkeypatch.setattr(progress, "INTERVAL", 30.0)
+    with Progress(3, "loglikelihood", "request") as it:
+        it.update(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_bytes_are_told_in_gigabytes() -> None:
+    it = Progress(4_000_000_000, "model.safetensors", "B", initial=500_000_000, shown=False)
+    assert it.line() == "model.safetensors, 0.50 GB of 4.00 GB"
+
+
+def test_an_error_ends_the_lines(often: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError), Progress(2, "training", "step"):
+        wait_for(capsys, 1)
+        raise ValueError
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_names_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with naming("tiny-roe-toy_math-01234567"), Progress(4, "loglikelihood", "request") as it:
+        it.update(3)
+        it.at(4, "best=1.5")
+    shown: Any = sys.stderr
+    assert "tiny-roe-toy_math-01234567: loglikelihood: 100%" in shown.getvalue() and "4/4" in shown.getvalue()
+
+
+def test_names_end_with_their_block() -> None:
+    with naming("a"):
+        with naming("b"):
+            assert Progress(1, "x", "step", shown=False).title == "b: x"
+        assert Progress(1, "x", "step", shown=False).title == "a: x"
+    assert Progress(1, "x", "step", shown=False).title == "x"
+
+
+def test_bars_of_libraries_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    without_bars_of_libraries()
+    assert "TQDM_DISABLE" not in progress.os.environ
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    without_bars_of_libraries()
+    assert progress.os.environ["TQDM_DISABLE"] == "1"
+    del progress.os.environ["TQDM_DISABLE"]

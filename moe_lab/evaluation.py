@@ -50,7 +50,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         adopt_answers(run.folder, _header(run))
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, _header(run))
     if log.set_aside is not None:
-        reason = "they are of another model commit or made with other versions"
+        reason = "they are of another model commit, made with other versions, or damaged"
         print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.embeddings import embed, embedding_identity, hidden_states
-from moe_lab.methods.c3po.reference_files import build, is_complete, read
+from moe_lab.methods.c3po.reference_files import build, is_whole, read
 from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments, reference_documents
 from moe_lab.results.files import write_atomically
 from moe_lab.results.identity import HASHED, run_id, task_settings
@@ -91,9 +91,9 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     digest = run_id(content | made_with)
     folder = Path(config.output_dir) / "references" / _folder_name(config, documents, digest)
     store = RunFolder(folder, digest)
-    if not is_complete(folder, digest):
+    if not is_whole(folder, digest):
         with store.held(wait=True):
-            if not is_complete(folder, digest):
+            if not is_whole(folder, digest):
                 with store.status():
                     build(folder, digest, config, settings.tokens, documents, model, lm)
     found = read(folder, correct=True)

@@ -16,9 +16,10 @@ import yaml
 from moe_lab.asking import ask_again, evaluate_answers
 from moe_lab.judges.session import JUDGEMENTS, judgements_file
 from moe_lab.results.cost import cost_block
-from moe_lab.results.files import plain, write_atomically, write_json, writing
+from moe_lab.results.files import plain, write_atomically, write_json
 from moe_lab.results.judged import judges_block
 from moe_lab.results.responses import ResponseLog, adopt_answers
+from moe_lab.results.run_log import RunLog
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ def _header(run: Run) -> dict[str, Any]:
 @contextmanager
 def _run_log(run: Run) -> Iterator[None]:
     """What this package logs, and the traceback of what stops the run, in the run's own run.log."""
-    with writing(run.folder / "run.log"):
-        handler = logging.FileHandler(run.folder / "run.log", encoding="utf-8")
+    handler = RunLog(run.folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

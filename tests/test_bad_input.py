@@ -66,9 +66,6 @@ WRONG = {
     ),
     "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
     "a method's key without a value in a table": (["experiment=roe/figure3", "method.n"], "--help"),
-        ["method=c3po", "task=toy_choice", "method.reference=5"],
-        "method.reference",
-    ),
     "references that are nested": (
         ["method=icl", "task=toy_choice", "method.reference=[[a]]"],
         "method.reference[0]=['a']: expected text",

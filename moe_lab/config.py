@@ -173,7 +173,7 @@ class Config:
     batch_size: int | str = "auto"
     max_batch_size: int | None = None
     max_length: int | None = None
-    gen_kwargs: dict[str, Any] | None = None
+    gen_kwargs: dict[str, bool | int | float | str | list[str] | None] | None = None
     apply_chat_template: bool | str | None = None
     """Null: `task.chat_template`; it is never null in a `Config`."""
     system_instruction: str | None = None

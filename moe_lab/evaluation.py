@@ -17,9 +17,10 @@ from moe_lab.asking import ask_again, evaluate_answers
 from moe_lab.judges.session import JUDGEMENTS, judgements_file
 from moe_lab.progress import naming
 from moe_lab.results.cost import cost_block
-from moe_lab.results.files import plain, write_atomically, write_json, writing
+from moe_lab.results.files import plain, write_atomically, write_json
 from moe_lab.results.judged import judges_block
 from moe_lab.results.responses import ResponseLog, adopt_answers
+from moe_lab.results.run_log import RunLog
 from moe_lab.results.schema import DECISIVE, moe_lab_block, versions
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         adopt_answers(run.folder, answers_header(run))
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, answers_header(run))
     if log.set_aside is not None:
-        reason = "they are of another model commit or made with other versions"
+        reason = "they are of another model commit, made with other versions, or damaged"
         print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
@@ -126,8 +127,7 @@ def answers_header(run: Run) -> dict[str, Any]:
 @contextmanager
 def _run_log(run: Run) -> Iterator[None]:
     """What this package logs, and the traceback of what stops the run, in the run's own run.log."""
-    with writing(run.folder / "run.log"):
-        handler = logging.FileHandler(run.folder / "run.log", encoding="utf-8")
+    handler = RunLog(run.folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -18,6 +18,7 @@ from moe_lab.models.pool import ModelPool
 from moe_lab.results.expert_metrics import stored_metrics
 from moe_lab.results.judged import waiting
 from moe_lab.results.store import RunFolder, older_intervals, version_marks
+from moe_lab.results.stored import DamagedError, tell_once
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from moe_lab.judges.judge import Judge
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
+
+
+FROM_ANSWERS = "It is made again from the stored answers."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +127,9 @@ def execute(run: Run, models: ModelPool) -> Outcome:
             name in block.get("compared", {}) for name in run.compared
         )
         measured = all(each.measured for each in (run, *run.needed.values()))
-        if (compared and measured) or run.config.mode == "report":
+        if run.config.mode == "report":
+            return stored
+        if compared and measured and _has_samples(run, stored.results):
             return stored
     with run.store.held(), run.store.status(), memory_errors(run):
         results = evaluate_run(run, models, _needed_results(run, models))
@@ -136,6 +142,18 @@ def _stored_outcome(run: Run) -> Outcome | None:
         return None
     marks = version_marks(results["moe_lab"])
     return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json", marks=marks)
+
+
+def _has_samples(run: Run, results: dict[str, Any]) -> bool:
+    """Whether the logs of samples beside a results.json have all lines; they are derived from the stored answers."""
+    from moe_lab.results.samples import check_samples
+
+    try:
+        check_samples(run.folder, results)
+    except DamagedError as error:
+        tell_once(f"{error.told}. {FROM_ANSWERS}")
+        return False
+    return True
 
 
 def _needed_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
@@ -157,12 +175,27 @@ def _first(run: Run, models: ModelPool) -> dict[str, Any]:
     from moe_lab.evaluation import evaluate_run
     from moe_lab.results.samples import read_samples
 
-    results = run.stored()
-    if results is None or not run.measured:
+    found = _stored_with_samples(run)
+    if found is None:
         with run.store.held(wait=True):
-            results = run.stored()
-            if results is None or not run.measured:
+            found = _stored_with_samples(run)
+            if found is None:
                 with run.store.status():
                     results = evaluate_run(run, models, _needed_results(run, models))
-    samples = read_samples(run.folder, list(run.tasks["tasks"]))
+                found = results, read_samples(run.folder, results)
+    results, samples = found
     return {"run_id": run.run_id, "results": results["results"], "samples": samples}
+
+
+def _stored_with_samples(run: Run) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """A run's results.json and its logs of samples; None where the run is to be evaluated, the first time or again."""
+    from moe_lab.results.samples import read_samples
+
+    results = run.stored()
+    if results is None or not run.measured:
+        return None
+    try:
+        return results, read_samples(run.folder, results)
+    except DamagedError as error:
+        tell_once(f"{error.told}. {FROM_ANSWERS}")
+        return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from moe_lab.results.responses import answers_in
+from moe_lab.results.store import older_intervals
+from moe_lab.results.stored import whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.results.estimate import Asked
@@ -15,14 +16,21 @@ if TYPE_CHECKING:
 def run_state(run: Run, asked: Asked) -> tuple[str, float]:
     """(the state in words, the share of its answers that is left). Reads the run's folder, and writes nothing."""
     if run.done and not run.config.rerun:
-        beside = "verdicts missing" if run.judges else "metrics missing"
-        return ("done" if run.measured else beside), 0.0
+        return ("done" if run.measured else _missing(run)), 0.0
     held, answered = run.store.is_held(), _answered(run)
     if not held and not answered:
         return "missing", 1.0
     word = "running" if held else _ended(run)
     requests = max(round(asked.requests), answered)
     return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
+
+
+def _missing(run: Run) -> str:
+    """What the same command adds to a stored result."""
+    stored = run.stored()
+    if stored is not None and older_intervals(stored["moe_lab"]):
+        return "intervals to make anew"
+    return "verdicts missing" if run.judges else "metrics missing"
 
 
 def _answered(run: Run) -> int:
@@ -35,8 +43,5 @@ def _answered(run: Run) -> int:
 
 def _ended(run: Run) -> str:
     """`failed` where an error ended it, else `interrupted`."""
-    try:
-        status = json.loads((run.folder / "status.json").read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "interrupted"
-    return "failed" if status == "error" else "interrupted"
+    status = whole_mapping(run.folder / "status.json") or {}
+    return "failed" if status.get("status") == "error" else "interrupted"

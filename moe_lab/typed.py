@@ -1,7 +1,8 @@
-"""Plain values to dataclasses: every key known, every value of its annotated type, or a ConfigError that says so."""
+"""Plain values to dataclasses: every key known, every value of its annotated type and finite, or a ConfigError."""
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -50,6 +51,8 @@ def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
     """`value` as its annotation wants it (an int becomes a float where one is wanted), or ConfigError."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value}: must be a finite number.")
     for choice in _alternatives(annotation):
         fits, result = _fit(value, choice, key)
         if fits:

@@ -45,8 +45,8 @@ WRONG = {
         "seed=99999999999999999999999 is too large",
     ),
     "a sample_seed that no generator takes": (["sample_seed=9223372036854775808"], "is too large"),
-    "a limit that is no number": (["limit=nan"], "limit=nan is no number of documents"),
-    "an infinite limit": (["limit=1e400"], "limit=inf is no number of documents"),
+    "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
+    "an infinite limit": (["limit=1e400"], "limit=inf: must be a finite number"),
     "a key of another method": (
         ["-m", "method=base,roe", "method.n=4"],
         "method=roe have it, and method=base does not",
@@ -66,6 +66,17 @@ WRONG = {
     ),
     "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
     "a method's key without a value in a table": (["experiment=roe/figure3", "method.n"], "--help"),
+    "references that are nested": (
+        ["method=icl", "task=toy_choice", "method.reference=[[a]]"],
+        "method.reference[0]=['a']: expected text",
+    ),
+    "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
+    "a setting of generation that is no number": (
+        ["gen_kwargs=temperature=.nan"],
+        "gen_kwargs.temperature=nan: must be a finite number",
+    ),
+    "an infinite setting of generation": (["gen_kwargs={top_p:1e999}"], "gen_kwargs.top_p=inf"),
+    "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "selects nothing"),

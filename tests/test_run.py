@@ -169,6 +169,27 @@ def test_runs_share_a_baseline(roe: Config, calls: Callable[[], list[str]]) -> N
     assert other.results["moe_lab"]["baseline"] == run(roe).results["moe_lab"]["baseline"]
 
 
+@pytest.mark.parametrize("lines", [0, 7])
+@pytest.mark.parametrize("whose", ["run", "baseline"])
+def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(
+    roe: Config, calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], whose: str, lines: int
+) -> None:
+    whole = run(roe)
+    computed = len(calls())
+    damaged = prepare(roe) if whose == "run" else prepare(roe).baseline
+    assert damaged is not None
+    file = damaged.folder / "samples_arc_easy.jsonl"
+    text = file.read_text()
+    file.write_text("".join(text.splitlines(keepends=True)[:lines]))
+    if whose == "baseline":
+        whole.path.unlink()
+    again = run(roe)
+    assert numbers(again.results) == numbers(whole.results)
+    assert again.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
+    assert file.read_text() == text and len(calls()) == computed
+    assert f"{file} is damaged: {lines} lines" in capsys.readouterr().err
+
+
 def test_base_is_its_own_run(roe: Config) -> None:
     baseline = prepare(roe).baseline
     base = prepare(replace(roe, method=baseline.config.method))  # type: ignore[union-attr]

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from moe_lab.results.samples import read_samples, reported
+from moe_lab.results.stored import read_mapping
 
 Table = tuple[list[str], list[list[Any]]]
 """Columns, and rows."""
@@ -52,8 +51,8 @@ def marks(results: dict[str, Any]) -> list[str]:
 
 
 def samples(results: dict[str, Any], folder: Path) -> dict[str, Table]:
-    """A table per task of what lm-eval logged: `samples/<task>`. Raises ResultsError where a log is damaged."""
-    logs = read_samples(folder, results["moe_lab"]["task"]["tasks"])
+    """A table per task of what lm-eval logged: `samples/<task>`. Raises DamagedError where a log is damaged."""
+    logs = read_samples(folder, results)
     return {f"samples/{task}": _samples_table(lines) for task, lines in logs.items()}
 
 
@@ -83,8 +82,8 @@ def trial(number: int, value: float | None, temperatures: Sequence[float], state
 
 def study(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """study.json, and of best.yaml what belongs into a summary: scores and the temperature of every layer."""
-    content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    best = yaml.safe_load((folder / "best.yaml").read_text(encoding="utf-8"))
+    content = read_mapping(folder / "study.json") or {}
+    best = read_mapping(folder / "best.yaml") or {}
     names = ("score", "untuned_score", "trial", "trials", "temperature")
     return content, {f"best/{name}": best[name] for name in names}
 

@@ -16,6 +16,7 @@ from moe_lab.measure.generation import NEW_TOKENS, PROMPT, REPETITIONS, measure_
 from moe_lab.methods import get_method
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.schema import versions
+from moe_lab.results.stored import DamagedError, read_mapping, set_aside
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +38,13 @@ def measured(
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
     path = Path(config.output_dir) / "measurements" / _file_name(config, key)
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
-    if stored_only:
-        return None
+    try:
+        stored = read_mapping(path)
+    except DamagedError as error:
+        set_aside(path, error.told)
+        stored = None
+    if stored is not None or stored_only:
+        return stored
     found = key | _measure(config, models.get(config), method, key["equivalent_layers"])
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

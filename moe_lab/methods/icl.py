@@ -37,7 +37,7 @@ class ICL(Method):
 
         name: str = "icl"
         k: int = 3
-        reference: Any = None
+        reference: str | list[str] | None = None
         reference_size: int | None = None
         embeddings: str | None = None
         most_similar: float = 0.95

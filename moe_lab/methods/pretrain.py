@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.progress import naming
+from moe_lab.results.stored import whole_mapping
 from moe_lab.values import at_least
 
 if TYPE_CHECKING:
@@ -171,8 +172,7 @@ class Pretrain(Method):
 
 def _is_done(folder: Path, digest: str) -> bool:
     """Whether the record of a whole training, which is written last, is there and of this identity."""
-    record = folder / "training.json"
-    return record.exists() and json.loads(record.read_text())["id"] == digest
+    return (whole_mapping(folder / "training.json") or {}).get("id") == digest
 
 
 def _label(config: RunConfig) -> str:

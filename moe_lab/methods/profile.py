@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from moe_lab.errors import ConfigError
+from moe_lab.results.stored import DamagedError, read_mapping
 from moe_lab.typed import build
 
 
@@ -58,16 +59,14 @@ class Profile:
 def read_profile(path: str | Path) -> Profile:
     """Read a profile. Raises ConfigError for a missing file and for one that is no profile."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
+        values = read_mapping(Path(path))
+    except DamagedError as error:
+        raise ConfigError(f"method.temperature={path} is no temperature profile: {error.told}.") from error
+    if values is None:
         raise ConfigError(
-            f"method.temperature={path}: {error.strerror}. Give a number, a list, or the best.yaml of a study "
+            f"method.temperature={path}: no such file. Give a number, a list, or the best.yaml of a study "
             "(tuning=tpe makes one)."
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"method.temperature={path} is no YAML file.") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"method.temperature={path} is no temperature profile.")
+        )
     try:
         profile: Profile = build(Profile, values, "")
     except (ConfigError, TypeError) as error:

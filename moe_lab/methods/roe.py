@@ -45,7 +45,7 @@ class RoE(Method):
 
         name: str = "roe"
         n: int = 32
-        temperature: Any = 0.1
+        temperature: float | list[float] | str = 0.1
         """A number for all MoE layers not skipped, a list with one entry per MoE layer, or a profile's path."""
         skip_layers: int | None = None
         """L: MoE layers without noise at either end; null: 1 for a number, else what the list or profile says."""

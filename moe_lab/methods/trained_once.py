@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from moe_lab.progress import naming
 from moe_lab.results.files import write_json
 from moe_lab.results.identity import run_id
 from moe_lab.results.store import RunFolder
+from moe_lab.results.stored import whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -55,14 +55,6 @@ def is_trained(config: Config, content: dict[str, Any], made: str) -> bool:
 
 
 def _record(folder: Path, digest: str, made: str) -> dict[str, Any] | None:
-    record = read_json(folder / "training.json")
+    record = whole_mapping(folder / "training.json")
     done = record is not None and record.get("id") == digest and (folder / made).is_dir()
     return record if done else None
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A file's content; None where it is absent or torn."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from moe_lab.metrics.correlations import correlations, values_of
 from moe_lab.metrics.rows import Row
 from moe_lab.results.files import plain, write_atomically, writing
+from moe_lab.results.stored import read_lines
 
 FILE = "expert_metrics.jsonl"
 
@@ -62,10 +63,7 @@ class ExpertMetrics(TrainerCallback):
 
 def read_measurements(folder: Path) -> list[dict[str, Any]]:
     """The lines of a training's expert_metrics.jsonl; none where there is no such file."""
-    path = folder / FILE
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_lines(folder / FILE) or []
 
 
 def summary(folder: Path) -> dict[str, Any] | None:

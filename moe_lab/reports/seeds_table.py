@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.table import Table
 from moe_lab.reports.numbers import headline, marks_of
 from moe_lab.reports.printed import print_table
 from moe_lab.reports.terminal import interval, number, settings, without_empty
+from moe_lab.results.stored import read_mapping
 
 HEAD = ("model", "method", "task", "settings", "metric")
 
@@ -27,7 +27,7 @@ Row = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
 
 def print_summaries(files: Sequence[Path]) -> None:
     """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
-    rows = list(_rows([json.loads(file.read_text(encoding="utf-8")) for file in files]))
+    rows = list(_rows([summary for file in files if (summary := read_mapping(file)) is not None]))
     if rows:
         print_table(without_empty(_table(rows), HEAD.index("settings")))
     for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):

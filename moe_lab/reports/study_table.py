@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from rich.table import Table
 
 from moe_lab.reports.printed import print_table
 from moe_lab.reports.terminal import number
+from moe_lab.results.stored import read_mapping
 
 
 def print_studies(folders: Sequence[Path]) -> None:
     """One row per study that has a profile: the untuned and the best score on the tuning documents, and the profile."""
     profiles = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
-    found = [file for file in profiles if file.exists()]
+    found = {file: profile for file in profiles if (profile := read_mapping(file)) is not None}
     if not found:
         return
     table = Table("model", "task", "metric", title="Tuning (on documents that the test leaves out)")
     for heading in ("documents", "trials", "best trial", "untuned", "tuned"):
         table.add_column(heading, justify="right")
     table.add_column("temperature per MoE layer")
-    for file in found:
-        profile = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for profile in found.values():
         documents = f"{sum(map(len, profile['samples'].values())):,}"
         if references := profile.get("references"):
             documents = f"{references['correct']:,} solved of {references['asked']:,}"

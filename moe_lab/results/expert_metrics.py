@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from moe_lab.results.stored import whole_mapping
 
 SCHEMA_VERSION = 2
 FILE = "expert_metrics.json"
@@ -21,9 +22,8 @@ EVALUATIONS = len(SEEDS) + len(PRUNED)
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
     """The content of a run's expert_metrics.json, if it is whole and of this run and hub commit; else None."""
-    try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        mine = found["run_id"] == run_id and found["schema_version"] == SCHEMA_VERSION
-        return found if mine and found["commit"] == commit else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # absent, torn by another program, or not ours: it is computed
+    found = whole_mapping(folder / FILE) or {}
+    wanted = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
+    wanted = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
+    mine = {key: found.get(key) for key in wanted} == wanted
+    return found if mine else None  # absent, damaged, or not ours: it is computed

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 
 from moe_lab.errors import ResultsError
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FULL_DISK = ("No space left on device", "inline_container", "PytorchStreamWriter")
 """How safetensors and torch.save say it, in errors of their own."""
 
@@ -61,7 +63,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Values that JSON can hold: no NaN, no numpy scalars, no sets; anything else as its string."""
+    """Values that JSON can hold: no NaN, no numpy scalars, no sets.
+
+    A function is its name, anything else its string, without addresses: equal runs give equal texts.
+    """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     if isinstance(value, float):
@@ -72,4 +77,6 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return ADDRESS.sub("", str(value))

@@ -11,13 +11,15 @@ import errno
 import hashlib
 import json
 import os
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from moe_lab.results.files import write_atomically, writing
+from moe_lab.results.stored import free_name
 
 HEADER = "header"
+PARTS = {HEADER: dict, "key": str, "cost": dict, "environment": dict, "opened": dict}
+"""What a line may have, beside the response."""
 
 
 def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
@@ -44,7 +46,7 @@ class ResponseLog:
             lines = _whole_lines(path) if path.exists() else []
             ours = bool(lines) and lines[0].get(HEADER) == header
             if lines and not ours:
-                self.set_aside = _free_name(path)
+                self.set_aside = free_name(path)
                 path.rename(self.set_aside)
             # unbuffered: what could not be written is not tried again when the file is closed
             self._file = path.open("ab" if ours else "wb", buffering=0)
@@ -104,7 +106,7 @@ class ResponseLog:
 def logs_beside(folder: Path, name: str) -> list[Path]:
     """The logs of this name of other runs of the same model, method and task."""
     found = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{name}")
-    return sorted(path for path in found if path.parent != folder)
+    return sorted(path for path in found if path.parent != folder and path.is_file())
 
 
 def stored_answers(path: Path) -> dict[str, Any]:
@@ -129,9 +131,9 @@ def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
     if path.exists():
         return
     for other in logs_beside(folder, path.name):
-        with other.open(encoding="utf-8") as lines:
+        with other.open("rb") as lines:
             first = lines.readline()
-        if first == json.dumps({HEADER: header}) + "\n":
+        if first == (json.dumps({HEADER: header}) + "\n").encode():
             write_atomically(path, other.read_bytes())
             return
 
@@ -139,12 +141,6 @@ def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
 def _answer(response: Any) -> Any:
     """JSON has no tuples: lm-eval's (log-likelihood, is greedy) comes back as one."""
     return tuple(response) if isinstance(response, list) else response
-
-
-def _free_name(path: Path) -> Path:
-    """`responses.1.old.jsonl` and so on, beside `path`."""
-    names = (path.with_name(f"{path.stem}.{number}.old{path.suffix}") for number in count(1))
-    return next(name for name in names if not name.exists())
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
@@ -161,8 +157,10 @@ def _readable(content: bytes) -> list[dict[str, Any]]:
     for line in content.splitlines():
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # a damaged line is a missing answer: it is asked again
-        if isinstance(value, dict):
+        if isinstance(value, dict) and all(
+            isinstance(value.get(key, kind()), kind) for key, kind in PARTS.items()
+        ):
             lines.append(value)
     return lines

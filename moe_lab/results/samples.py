@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import ResultsError
 from moe_lab.results.files import write_atomically
+from moe_lab.results.stored import damaged, read_lines
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate
@@ -46,19 +46,45 @@ def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> Non
         write_atomically(samples_file(folder, task), "".join(text))
 
 
-def read_samples(folder: Path, tasks: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """The logs of a finished run. Raises ResultsError where one is gone or damaged."""
+def read_samples(folder: Path, results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The logs of a finished run, checked against its results.json, which is `results`.
+
+    Raises DamagedError where one is gone, cannot be read, or lacks a document.
+    """
+    advice = f"Remove {folder / 'results.json'}; the run's command makes both again from the stored answers."
     samples = {}
-    for task in tasks:
+    for task, documents in results["moe_lab"]["samples"].items():
         file = samples_file(folder, task)
-        try:
-            with file.open(encoding="utf-8") as lines:  # not splitlines: answers may hold U+2028 and the like
-                samples[task] = [json.loads(line) for line in lines]
-        except (OSError, ValueError) as error:
-            raise ResultsError(
-                f"{file} cannot be read. The command of that run with rerun=true makes it again."
-            ) from error
+        lines = read_lines(file, advice)
+        if lines is None:
+            raise damaged(file, "it is gone", advice)
+        found: dict[str, set[int]] = {name: set() for name in _filters(results, task)}
+        for line in lines:
+            if not line.keys() >= {"doc_id", "filter", "metrics", *line.get("metrics", ())}:
+                raise damaged(file, "a line lacks fields", advice)
+            found.setdefault(line["filter"], set()).add(line["doc_id"])
+        if not found or any(logged != set(documents) for logged in found.values()):
+            raise damaged(file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice)
+        samples[task] = lines
     return samples
+
+
+def check_samples(folder: Path, results: dict[str, Any]) -> None:
+    """Raise DamagedError where a log of a finished run is gone, or its lines are fewer than the documents."""
+    for task, documents in results["moe_lab"]["samples"].items():
+        file, expected = samples_file(folder, task), len(documents) * max(1, len(_filters(results, task)))
+        try:
+            with file.open("rb") as content:
+                lines = sum(block.count(b"\n") for block in iter(lambda: content.read(2**20), b""))
+        except OSError as error:
+            raise damaged(file, error) from error
+        if lines != expected:
+            raise damaged(file, f"{lines:,} lines, and {expected:,} are expected")
+
+
+def _filters(results: dict[str, Any], task: str) -> set[str]:
+    """lm-eval's filters of a task, from the `metric,filter` keys of its scores."""
+    return {key.partition(",")[2] for key in results["results"].get(task, {}) if "," in key}
 
 
 def metric_values(samples: list[dict[str, Any]]) -> Values:

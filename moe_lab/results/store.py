@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -14,10 +13,13 @@ from typing import Any
 
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
-from moe_lab.results.files import write_json
+from moe_lab.results.files import write_json, writing
 from moe_lab.results.schema import DECISIVE, SCHEMA_VERSION, versions
+from moe_lab.results.stored import tidy, whole_mapping
 
 LEAST_FREE_BYTES = 64 * 2**20
+BLOCKS = ("results", "moe_lab")
+"""Mappings that every results.json has."""
 
 
 class RunFolder:
@@ -29,20 +31,19 @@ class RunFolder:
 
     def stored(self, commit: str | None = None) -> dict[str, Any] | None:
         """The finished result: complete, of this identity and, for a hub model, of this commit; else None."""
-        try:
-            results = json.loads((self.path / "results.json").read_text(encoding="utf-8"))
-            block = results["moe_lab"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # absent, torn by another program, or not ours: the run is computed
+        results = whole_mapping(self.path / "results.json") or {}
+        block = results.get("moe_lab")
+        if not isinstance(block, dict) or not all(isinstance(results.get(key), dict) for key in BLOCKS):
+            return None  # absent, damaged, or not ours: the run is computed
         mine = block.get("run_id") == self.run_id and block.get("schema_version") == SCHEMA_VERSION
-        if not mine or block.get("status") != "success":
+        if not mine or block.get("status") != "success" or not isinstance(block.get("model"), dict):
             return None
-        other = block.get("model", {}).get("commit")
+        other = block["model"].get("commit")
         return None if commit and other and commit != other else results
 
     @contextmanager
     def held(self, *, wait: bool = False) -> Iterator[None]:
-        """Hold the run: one process at a time, its end or death sets it free.
+        """Hold the run: one process at a time, its end or death sets it free. What is left of a kill is cleared.
 
         Raises RunHeldError naming the holder, unless `wait`; ConfigError where the folder cannot be made.
         """
@@ -68,6 +69,8 @@ class RunFolder:
         except OSError as error:  # Timeout is one, too
             raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
         try:
+            with writing(self.path):
+                tidy(self.path)
             yield
         finally:
             lock.release()
@@ -115,11 +118,10 @@ class RunFolder:
             # the error that brought us here is the one to tell
 
     def _holder(self) -> str:
-        try:
-            status = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
-            return f"process {status['pid']} on {status['host']} since {status['started']}"
-        except (OSError, ValueError, KeyError):
+        status = whole_mapping(self.path / "status.json") or {}
+        if not {"pid", "host", "started"} <= status.keys():
             return "another process"
+        return f"process {status['pid']} on {status['host']} since {status['started']}"
 
 
 def version_marks(block: dict[str, Any]) -> list[str]:

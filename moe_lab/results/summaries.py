@@ -156,7 +156,9 @@ def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
 
 
 def _values(run: Run, task: str) -> Values:
-    return metric_values(read_samples(run.folder, [task])[task])
+    stored = run.stored()
+    assert stored is not None
+    return metric_values(read_samples(run.folder, stored)[task])
 
 
 def _list(interval: Interval | None) -> list[float] | None:

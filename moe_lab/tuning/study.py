@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.profile import Profile, read_profile
+from moe_lab.results.stored import whole_mapping
 from moe_lab.tuning.search import Search, resolve
 from moe_lab.tuning.worked import (
     NUMERICS,
@@ -66,12 +66,13 @@ class Study:
 
     def profile(self) -> Profile | None:
         """What has been found with all trials; None before the study is finished, its figures included."""
+        finished = (whole_mapping(self.folder / "status.json") or {}).get("trials")
+        if not isinstance(finished, int) or finished < self.search.n_trials:
+            return None
         try:
-            finished = json.loads((self.folder / "status.json").read_text(encoding="utf-8"))["trials"]
-            profile = read_profile(self.folder / "best.yaml")
-        except (OSError, ValueError, KeyError, ConfigError):
-            return None  # absent, or torn by another program: made again from the storage
-        return profile if finished >= self.search.n_trials else None
+            return read_profile(self.folder / "best.yaml")
+        except ConfigError:
+            return None  # absent or damaged: made again from the storage
 
     def tuned_config(self) -> Config:
         """The configuration of the evaluation that follows, with the profile's path as its temperature."""

@@ -6,9 +6,10 @@ end or death sets free. A trial whose process is gone is taken over, with the pa
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ResultsError
+from moe_lab.results.files import writing
+from moe_lab.results.stored import damaged, tidy
 from moe_lab.tuning.search import Search
 
 WORKER = "worker"
 """User attribute of a trial: the number of the process that computes it."""
 STARTUP_TRIALS = 10
 """Random trials before the sampler's model decides."""
+STORAGE = "storage.db"
+ANEW = "Move the study's folder away; the same command starts it again."
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
 
@@ -38,9 +43,8 @@ def storage_errors(folder: Path) -> Iterator[None]:
     except (StorageInternalError, SQLAlchemyError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ResultsError(
-            f"{folder / 'storage.db'} could not be read or written: {reason}\n"
-            "Free some disk space, and the same command continues. A damaged file: remove the study's folder to start "
-            "it again."
+            f"{folder / STORAGE} could not be read or written: {reason}\n"
+            f"Free some disk space, and the same command continues. A damaged file: {ANEW[0].lower()}{ANEW[1:]}"
         ) from error
 
 
@@ -53,11 +57,14 @@ class Trials:
 
     def __enter__(self) -> Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / ".workers").mkdir(exist_ok=True)
+        with writing(self.folder):
+            (self.folder / ".workers").mkdir(parents=True, exist_ok=True)
         with self.locked():
+            with writing(self.folder):
+                tidy(self.folder)
+            check_storage(self.folder / STORAGE)
             self.worker, self._mine = self._register()
-            storage = optuna.storages.RDBStorage(_sqlite(self.folder / "storage.db"))
+            storage = optuna.storages.RDBStorage(_sqlite(self.folder / STORAGE))
             self.study = optuna.create_study(
                 storage=storage,
                 study_name="study",
@@ -65,6 +72,7 @@ class Trials:
                 sampler=self._sampler([self.seed], others=False),
                 load_if_exists=True,
             )
+            self._read_all()
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -110,6 +118,13 @@ class Trials:
         if len(values) < STARTUP_TRIALS:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
+
+    def _read_all(self) -> None:
+        """Raise DamagedError where a stored trial cannot be read."""
+        try:
+            self.study.get_trials(deepcopy=False)
+        except Exception as error:  # whatever Optuna makes of a damaged row
+            raise damaged(self.folder / STORAGE, repr(error), ANEW) from error
 
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
@@ -176,6 +191,19 @@ class Trials:
 
     def _worker_file(self, worker: int) -> Path:
         return self.folder / ".workers" / f"{worker}.lock"
+
+
+def check_storage(path: Path) -> None:
+    """Raise DamagedError for a file that is no whole SQLite database. One that is absent is made."""
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            [(found,), *_] = connection.execute("PRAGMA integrity_check").fetchall()
+    except sqlite3.Error as error:
+        raise damaged(path, error, ANEW) from error
+    if found != "ok":
+        raise damaged(path, found, ANEW)
 
 
 def _sqlite(path: Path) -> str:

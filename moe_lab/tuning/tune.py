@@ -9,7 +9,7 @@ from moe_lab.memory import memory_errors
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.profile import Profile
 from moe_lab.progress import Progress, naming
-from moe_lab.results.files import write_atomically, write_json, writing
+from moe_lab.results.files import write_atomically, write_json
 from moe_lab.tuning.objective import Pruned, objective
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def _tune(study: Study, models: ModelPool) -> Profile:
     from moe_lab.reports.figures import write_study_figures
     from moe_lab.tuning.trials import Trials, storage_errors
 
-    write_study(study)
     with ExitStack() as stack:
         stack.enter_context(memory_errors(study))
         stack.enter_context(storage_errors(study.folder))
@@ -44,6 +43,8 @@ def _tune(study: Study, models: ModelPool) -> Profile:
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=None)
         )
+        with trials.locked():
+            write_study(study)
         with naming(study.folder.name):
             _run_trials(study, trials, models, logger)
         with trials.locked():
@@ -146,9 +147,7 @@ def write_study(study: Study) -> None:
         "num_samples": sum(map(len, study.samples.values())),
         "references": study.references(),
     }
-    with writing(study.folder / "study.json"):
-        study.folder.mkdir(parents=True, exist_ok=True)
-        write_json(study.folder / "study.json", content)
+    write_json(study.folder / "study.json", content)
 
 
 def write_trials(study: Study, trials: Trials) -> None:

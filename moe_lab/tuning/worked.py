@@ -10,7 +10,6 @@ steps (AddSub: `#### 15`), the model is asked once, and what it solves is scored
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from moe_lab.results.files import write_json
 from moe_lab.results.responses import ResponseLog
 from moe_lab.results.schema import DECISIVE, versions
 from moe_lab.results.store import RunFolder
+from moe_lab.results.stored import whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
@@ -44,19 +44,15 @@ class WorkedReferences:
 
     def stored(self) -> dict[str, Any] | None:
         """The content of references.json: `asked`, `correct` and `solutions`; None before it is written."""
-        try:
-            content = json.loads((self.folder / "references.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None  # absent, or torn by another program: made again from the stored answers
-        return content if self._is_whole(content) else None
+        content = whole_mapping(self.folder / "references.json")
+        return content if content is not None and self._is_whole(content) else None
 
-    def _is_whole(self, content: Any) -> bool:
+    def _is_whole(self, content: dict[str, Any]) -> bool:
         """Whether it is what `_make` writes for this id: as many solutions as it says, each with its prompt."""
-        if not isinstance(content, dict) or content.get("id") != self.digest:
-            return False
         solutions = content.get("solutions")
         return (
-            isinstance(content.get("asked"), int)
+            content.get("id") == self.digest
+            and isinstance(content.get("asked"), int)
             and isinstance(solutions, list)
             and len(solutions) == content.get("correct")
             and all(isinstance(one, dict) and {"prompt", "solution"} <= one.keys() for one in solutions)

@@ -26,6 +26,7 @@ RESULTS: dict[str, Any] = {
         "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
         "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
         "paired": {"toy": {"acc,none": {"difference": 0.1}}},
+        "samples": {"toy": [3]},
         "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
     },
 }

@@ -73,7 +73,7 @@ def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
     "text, message",
     [
         ("- 1\n", "is no temperature profile"),
-        ("temperature: [0, 1", "is no YAML file"),
+        ("temperature: [0, 1", "is no temperature profile"),
         ("temperature: [0.1]\n", "is no temperature profile"),
         (PROFILE.text() + "more: 1\n", "more"),
         (replace(PROFILE, documents=[]).text(), "could not be left out"),

@@ -56,5 +56,6 @@ def test_json_holds_no_nan(tmp_path: Path) -> None:
         tmp_path / "x.json", {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1}, 4: print}
     )
     content = json.loads((tmp_path / "x.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert content == {"a": None, "b": [None, 3], "c": [1], "4": "<built-in function print>"}
+    assert content == {"a": None, "b": [None, 3], "c": [1], "4": "builtins.print"}
     assert plain((True, None, "x", np.bool_(True))) == [True, None, "x", True]
+    assert plain([write_json, object()]) == ["moe_lab.results.files.write_json", "<object object>"]

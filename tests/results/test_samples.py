@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe_lab.errors import ResultsError
-from moe_lab.results.samples import metric_values, read_samples, write_samples
+from moe_lab.results.samples import check_samples, metric_values, read_samples, write_samples
+from moe_lab.results.stored import DamagedError
+
+
+def results_of(documents: Iterable[int]) -> dict[str, Any]:
+    """What of a results.json a log is checked against."""
+    scores = {"alias": "t", "acc,none": 1.0, "acc_stderr,none": 0.1}
+    return {"results": {"t": scores}, "moe_lab": {"samples": {"t": list(documents)}}}
 
 
 def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
@@ -19,7 +26,7 @@ def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
 def test_answers_with_odd_line_breaks_come_back(tmp_path: Path) -> None:
     texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9", "\ud83d alone"]
     write_samples(tmp_path, {"t": [sample(i, text, acc=1.0) for i, text in enumerate(texts)]})
-    again = read_samples(tmp_path, ["t"])["t"]
+    again = read_samples(tmp_path, results_of(range(len(texts))))["t"]
     assert [one["filtered_resps"][0] for one in again] == texts
     assert [one["arguments"]["gen_args_0"]["arg_0"] for one in again] == texts
 
@@ -29,12 +36,41 @@ def test_values_per_document_and_filter(tmp_path: Path) -> None:
     expected = {"acc,none": {3: 1, 5: 0}, "ppl,none": {3: (-2.5, 4), 5: (-1.5, 2)}}
     assert metric_values(lines) == expected
     write_samples(tmp_path, {"t": lines})
-    assert metric_values(read_samples(tmp_path, ["t"])["t"]) == expected, "tuples come back as tuples"
+    assert metric_values(read_samples(tmp_path, results_of([3, 5]))["t"]) == expected, (
+        "tuples come back as tuples"
+    )
 
 
-def test_a_lost_or_damaged_log_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match=r"samples_t\.jsonl cannot be read.*rerun=true"):
-        read_samples(tmp_path, ["t"])
-    (tmp_path / "samples_t.jsonl").write_text("{")
-    with pytest.raises(ResultsError, match="cannot be read"):
-        read_samples(tmp_path, ["t"])
+LINE = '{"doc_id": %d, "filter": "none", "metrics": ["acc"], "acc": 1.0}\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "{",
+        LINE % 0,
+        LINE % 0 + "[]\n",
+        LINE % 0 + "[" * 100_000 + "\n",
+        LINE % 0 + '{"doc_id": 1}\n',
+        LINE % 0 + LINE % 0,
+        (LINE % 0 + LINE % 1).replace("none", "other"),
+    ],
+)
+def test_a_log_that_lacks_a_document_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "samples_t.jsonl").write_text(content)
+    with pytest.raises(DamagedError, match=r"samples_t\.jsonl is damaged: .*Remove .*results\.json"):
+        read_samples(tmp_path, results_of([0, 1]))
+
+
+def test_missing_lines_are_counted_without_parsing(tmp_path: Path) -> None:
+    results = results_of([0, 1])
+    with pytest.raises(DamagedError, match="No such file"):
+        check_samples(tmp_path, results)
+    (tmp_path / "samples_t.jsonl").write_text(LINE % 0)
+    with pytest.raises(DamagedError, match="1 lines, and 2 are expected"):
+        check_samples(tmp_path, results)
+    (tmp_path / "samples_t.jsonl").write_text(LINE % 0 + LINE % 1)
+    check_samples(tmp_path, results)

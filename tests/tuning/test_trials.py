@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.errors import ResultsError
+from moe_lab.results.stored import DamagedError
 from moe_lab.tuning.search import Search
 from moe_lab.tuning.trials import Trials, storage_errors
 
@@ -96,7 +96,7 @@ def test_a_storage_that_cannot_be_used_is_named(tmp_path):
     run(tmp_path, search(2))
     (tmp_path / "storage.db").write_bytes(b"no database at all" * 100)
     with (
-        pytest.raises(ResultsError, match="storage.db could not be read or written"),
+        pytest.raises(DamagedError, match=r"storage\.db is damaged: .*Move the study's folder away"),
         storage_errors(tmp_path),
     ):
         run(tmp_path, search(3))

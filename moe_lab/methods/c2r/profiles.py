@@ -20,6 +20,7 @@ from moe_lab.results.files import write_atomically, write_json
 from moe_lab.results.identity import run_id
 from moe_lab.results.schema import DECISIVE, versions
 from moe_lab.results.store import RunFolder
+from moe_lab.results.stored import whole_mapping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,9 +101,7 @@ def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:
 
 
 def _is_complete(folder: Path, digest: str) -> bool:
-    from moe_lab.methods.trained_once import read_json
-
-    return (read_json(folder / "profile.json") or {}).get("id") == digest
+    return (whole_mapping(folder / "profile.json") or {}).get("id") == digest
 
 
 def _record(

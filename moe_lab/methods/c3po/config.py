@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.tokens import named_tokens
@@ -39,7 +38,7 @@ class C3POConfig(Method.Config):
 
     name: str = "c3po"
     optimizer: str = "ngd"
-    layers: Any = "last5"
+    layers: str | list[int] = "last5"
     core_experts: int | None = 20
     tokens: str = "last1"
     k: int = 3
@@ -55,7 +54,7 @@ class C3POConfig(Method.Config):
     loss: str = "cross_entropy"
     alpha: float | None = None
     shifts: int = 10
-    reference: Any = None
+    reference: str | list[str] | None = None
     reference_size: int | None = None
     embeddings: str | None = None
     most_similar: float = 0.95

@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from moe_lab.errors import ConfigError, ResultsError
+from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.reference_questions import Graded, Question, answered, reference_questions
 from moe_lab.methods.c3po.tokens import check_length, named_tokens
 from moe_lab.progress import Progress
 from moe_lab.results.files import write_atomically, write_json
 from moe_lab.results.schema import versions
+from moe_lab.results.stored import DamagedError, damaged, read_lines, read_mapping, whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -36,21 +39,29 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = 32
 """First tokens of an answer that are kept: what losses are of."""
+COUNTS = {"label", "asked", "correct", "dropped", "sources"}
+"""What references.json tells of a set."""
+FIELDS = {"task", "text", "answer", "correct", "prompt_ids", "answer_ids"}
+"""What a line of references.jsonl has."""
 PORTION = 256
 """Documents that are asked, and kept, together: what a killed command computes again at most."""
 
 
-def is_complete(folder: Path, digest: str) -> bool:
-    """Whether the folder holds the set `digest`. Raises ConfigError where it holds another one."""
-    try:
-        stored = json.loads((folder / "references.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def is_whole(folder: Path, digest: str) -> bool:
+    """Whether the folder holds the set `digest`, undamaged. Raises ConfigError where it holds another one."""
+    stored = whole_mapping(folder / "references.json")
+    if stored is None:
         return False
     if stored.get("id") != digest:
         raise ConfigError(
             f"{folder} holds the references of another model, prompt or choice of documents, which this run cannot "
             "use.\nRemove that folder, or give another output_dir=."
         )
+    try:
+        read(folder, correct=True)
+    except DamagedError as error:
+        print(f"{error.told}. The set is made again.", file=sys.stderr)
+        return False
     return True
 
 
@@ -76,12 +87,12 @@ def build(
         for first in range(0, len(questions), PORTION):
             portion = questions[first : first + PORTION]
             part = parts / f"{first:08}.safetensors"
-            if not part.exists():
+            if not _is_finished(part):
                 _ask(part, portion, tokens, model, lm)
             progress.update(len(portion))
     _join(folder, parts)
-    with (folder / "references.jsonl").open(encoding="utf-8") as file:
-        correct = Counter(line["task"] for line in map(json.loads, file) if line["correct"])
+    lines = read_lines(folder / "references.jsonl") or []
+    correct = Counter(line["task"] for line in lines if line["correct"])
     counts = {"asked": len(questions), "correct": correct.total(), "dropped": documents.dropped}
     sources = [
         source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
@@ -92,6 +103,15 @@ def build(
         folder / "references.json", summary | {"versions": versions(), "last_session_seconds": seconds}
     )
     shutil.rmtree(parts)
+
+
+def _is_finished(part: Path) -> bool:
+    """Whether a portion is there, its lines and pathways belonging together."""
+    try:
+        pathways = len(load_file(part)["pathway"]) if part.exists() else None
+        return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways
+    except (OSError, SafetensorError, KeyError, DamagedError):
+        return False  # damaged by another program: asked again
 
 
 def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
@@ -138,20 +158,18 @@ def _join(folder: Path, parts: Path) -> None:
 def read(folder: Path, correct: bool) -> dict[str, Any]:
     """Fields of a ReferenceSet of the questions that were answered correctly, or of those that were not.
 
-    Raises ResultsError where a file is damaged.
+    Raises DamagedError where a file is gone or damaged, or the files do not belong together.
     """
+    summary = read_mapping(folder / "references.json") or {}
+    lines = read_lines(folder / "references.jsonl") or []
     try:
-        summary = json.loads((folder / "references.json").read_text(encoding="utf-8"))
-        with (folder / "references.jsonl").open(encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
         pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
-        whole = len(lines) == len(pathway_RWME) and summary["correct"] == sum(x["correct"] for x in lines)
-    except Exception as error:
-        raise ResultsError(
-            f"{folder} is damaged: {error}. Remove it; the same command builds it anew."
-        ) from error
-    if not whole:
-        raise ResultsError(f"{folder} is damaged: its files differ in length. Remove it to build it anew.")
+    except (OSError, SafetensorError, KeyError) as error:
+        raise damaged(folder / "pathways.safetensors", error) from error
+    if not COUNTS <= summary.keys() or not all(FIELDS <= line.keys() for line in lines):
+        raise damaged(folder / "references.jsonl", "fields are missing")
+    if len(lines) != len(pathway_RWME) or summary["correct"] != sum(line["correct"] for line in lines):
+        raise damaged(folder / "references.jsonl", "the set's files differ in length")
     wanted = [i for i, line in enumerate(lines) if line["correct"] == correct]
     return {
         "texts": [lines[i]["text"] for i in wanted],
@@ -159,5 +177,5 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
         "prompts": [lines[i]["prompt_ids"] for i in wanted],
         "golds": [lines[i]["answer_ids"] for i in wanted],
         "pathway_RWME": pathway_RWME[wanted],
-        "counts": {key: summary[key] for key in ("label", "asked", "correct", "dropped", "sources")},
+        "counts": {key: summary[key] for key in sorted(COUNTS)},
     }

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from moe_lab.errors import ConfigError
 
+LONGEST_NAME = 200
+"""Characters of a task's name."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -51,6 +54,9 @@ def reference_sources(task: str | list[str], reference: str | list[str] | None) 
     """(label, sources) of an evaluated task, or of several: what `reference` names, else the paper's, else its own."""
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
+        for name in names:
+            if len(name) > LONGEST_NAME:
+                raise ConfigError(f"method.reference={name[:LONGEST_NAME]}...: no task has so long a name.")
         if not names:
             raise ConfigError("method.reference=[] names no task. Leave it out, or name an lm-eval task.")
         return "method.reference", [Source(name, (name,)) for name in names]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.embeddings import embed, embedding_identity, hidden_states
-from moe_lab.methods.c3po.reference_files import build, is_complete, read
+from moe_lab.methods.c3po.reference_files import build, is_whole, read
 from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments, reference_documents
 from moe_lab.results.estimate import asked_of_tasks
 from moe_lab.results.files import write_atomically
@@ -89,9 +89,9 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     content = reference_content(config, settings, documents, model.facts)
     folder, digest = folder_of(config, documents, content, model.facts)
     store = RunFolder(folder, digest)
-    if not is_complete(folder, digest):
+    if not is_whole(folder, digest):
         with store.held(wait=True):
-            if not is_complete(folder, digest):
+            if not is_whole(folder, digest):
                 with store.status():
                     build(folder, digest, config, settings.tokens, documents, model, lm)
     found = read(folder, correct=True)
@@ -116,7 +116,7 @@ def references_left(
     """Tokens that asking the questions of a set takes, by its folder's name; nothing where it is there."""
     content = reference_content(config, settings, documents, facts)
     folder, digest = folder_of(config, documents, content, facts)
-    if is_complete(folder, digest):
+    if is_whole(folder, digest):
         return {}
     asked = asked_of_tasks(documents.tasks, documents.samples, config)
     return {folder.name: asked.prompts + asked.answers}

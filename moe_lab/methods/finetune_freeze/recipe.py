@@ -41,7 +41,7 @@ class FinetuneConfig:
 
     name: str = "finetune-freeze"
     schedule: str = "none"
-    phases: Any = None
+    phases: list[dict[str, Any]] | None = None
     dataset: str = "toy"
     dataset_size: int | None = None
     validation_size: int | None = None

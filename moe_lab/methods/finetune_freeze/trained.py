@@ -12,7 +12,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.recipe import Recipe
 from moe_lab.methods.finetune_freeze.validation import LOSS
-from moe_lab.methods.trained_once import folder_of, is_trained, read_json, trained_once
+from moe_lab.methods.trained_once import folder_of, is_trained, trained_once
 from moe_lab.processes import num_processes, sharded
 from moe_lab.results.files import write_json, writing
 from moe_lab.results.schema import DECISIVE, versions
+from moe_lab.results.stored import read_lines, whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.config import Config
@@ -94,19 +94,19 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Write down whose folder it is; refuse one with checkpoints of another training, or for other processes."""
     from moe_lab.methods.training import last_checkpoint
 
-    owner = read_json(folder / "identity.json")
+    owner = whole_mapping(folder / "identity.json")
     begun = last_checkpoint(folder / "checkpoints") is not None
-    others = begun if owner is None else owner["id"] != identity["id"]
+    others = begun if owner is None else owner.get("id") != identity["id"]
     if others:
         raise ConfigError(
             f"{folder} holds the checkpoints of another model, schedule or recipe. Move it away, or choose another "
             "output_dir=."
         )
     for key in ("processes", "sharded"):
-        if begun and owner is not None and owner[key] != identity[key]:
+        if begun and owner is not None and owner.get(key) != identity[key]:
             raise ConfigError(
-                f"{folder} holds the checkpoints of a training with {key}={owner[key]}, and now it is {identity[key]}. "
-                "Continue as it began, or remove its checkpoints/."
+                f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
+                f"{identity[key]}. Continue as it began, or remove its checkpoints/."
             )
     write_json(folder / "identity.json", identity)
 
@@ -194,7 +194,7 @@ def _draw(folder: Path) -> None:
     """The loss curve, with the loss on held-out conversations where there are any."""
     from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, panels, write_figure
 
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(folder / "log.jsonl") or []
     columns = ("step", "phase", "loss", "learning_rate", LOSS)
     rows = [{key: line.get(key) for key in columns} for line in lines]
 
@@ -206,7 +206,7 @@ def _draw(folder: Path) -> None:
                 axis.plot(
                     *zip(*points, strict=True), color=color, label=label, marker="o" if key == LOSS else ""
                 )
-        for before, after in pairwise(row for row in rows if row["phase"] is not None):
+        for before, after in pairwise(row for row in lines if row.get("phase") is not None):
             if before["phase"] != after["phase"]:
                 axis.axvline(before["step"], color=GREY, ls="--", lw=1)
         axis.set(xlabel="optimizer step", ylabel="loss per answer token")

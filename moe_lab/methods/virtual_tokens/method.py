@@ -36,7 +36,7 @@ class VirtualTokensConfig:
     learning_rate: float
     epochs: int = 5
     batch_size: int = 8
-    reference: Any = None
+    reference: str | list[str] | None = None
     reference_size: int | None = None
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from moe_lab.metrics.correlations import values_of
 from moe_lab.reports.experiment import MEASURE
 from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels, write_figure
 from moe_lab.reports.table_cell import TableCell
+from moe_lab.results.stored import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +49,7 @@ def _measurements(cell: TableCell) -> list[dict[str, Any]]:
     if trained is None or cell.folder is None:
         return []
     path = cell.folder.parent.parent / "models" / trained["model"] / "expert_metrics.jsonl"
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
+    return read_lines(path) or []
 
 
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from moe_lab.results.stored import read_mapping
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
 METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation accuracy"}
@@ -82,9 +81,8 @@ class StoredStudy:
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml may be missing as long as trial 0 has not ended."""
-    info = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    profile = folder / "best.yaml"
-    best = yaml.safe_load(profile.read_text(encoding="utf-8")) if profile.exists() else {}
+    info = read_mapping(folder / "study.json") or {}
+    best = read_mapping(folder / "best.yaml") or {}
     with (folder / "trials.csv").open(encoding="utf-8", newline="") as file:
         trials = [_trial(row) for row in csv.DictReader(file) if row["state"] in (COMPLETE, PRUNED)]
     return StoredStudy(

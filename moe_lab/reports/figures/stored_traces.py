@@ -7,7 +7,6 @@ S = states: the untouched pathway, then that after every step.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.samples import read_samples
+from moe_lab.results.stored import read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,11 +85,11 @@ def read_traces(folder: Path, results: dict[str, Any]) -> StoredTraces | None:
     Raises ResultsError where a document has no trace.
     """
     path = folder / FILE
-    if not path.exists():
+    traces = read_lines(path, "The run's command with rerun=true makes it again.")
+    if traces is None:
         return None
-    with path.open(encoding="utf-8") as file:
-        by_prompt = {trace["prompt"]: trace for trace in map(json.loads, file)}  # of doubled lines the last
-    samples = read_samples(folder, results["moe_lab"]["task"]["tasks"])
+    by_prompt = {trace.get("prompt"): trace for trace in traces}  # of doubled lines the last
+    samples = read_samples(folder, results)
     found = StoredTraces(results, [], [], [], [])
     for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one["doc_id"])):
         asked = [(given["arg_0"], given["arg_1"]) for given in sample["arguments"].values()]

@@ -36,7 +36,8 @@ def write_traced_run(
     for number, states in enumerate(answers):
         prompt = f"Question: {number}?\nAnswer:"
         arguments = {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {x}"} for i, x in enumerate("AB")}
-        samples.append({"doc_id": number, "target": "0", "arguments": arguments})
+        line = {"doc_id": number, "filter": "none", "metrics": [], "target": "0", "arguments": arguments}
+        samples.append(line)
         line = {
             "prompt": hashlib.sha256(prompt.encode()).hexdigest(),
             "layers": [3, 4],

@@ -1,0 +1,52 @@
+"""Breaks if run.log loses a record, or if a full disk under it prints a traceback or stops the run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.results.run_log import RunLog
+
+
+@pytest.fixture
+def logger() -> logging.Logger:
+    found = logging.Logger("test")
+    return found
+
+
+def test_records_are_appended(tmp_path: Path, logger: logging.Logger) -> None:
+    for text in ("one", "half a pair \ud83d"):
+        handler = RunLog(tmp_path / "run.log")
+        logger.addHandler(handler)
+        logger.info(text)
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "run.log").read_text() == "one\nhalf a pair \\ud83d\n"
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path,
+    logger: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full:
+        def write(self, content: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    handler: Any = RunLog(tmp_path / "run.log")
+    handler._file.close()
+    handler._file = Full()
+    logger.addHandler(handler)
+    logger.info("one")
+    logger.info("two")
+    handler.close()
+    told = capsys.readouterr().err
+    assert told == f"{tmp_path / 'run.log'} could not be written: No space left on device. The run goes on.\n"

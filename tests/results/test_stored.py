@@ -1,0 +1,83 @@
+"""Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moe_lab.results.stored import (
+    DamagedError,
+    read_lines,
+    read_mapping,
+    set_aside,
+    tidy,
+    whole_mapping,
+)
+
+WRONG = {
+    "empty": b"",
+    "torn": b'{"a": ',
+    "list": b"[]",
+    "null": b"null",
+    "string": b'"text"',
+    "nested": b"[" * 100_000,
+    "no UTF-8": b'{"a": "\xff"}',
+}
+
+
+@pytest.mark.parametrize("name", ["results.json", "best.yaml"])
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
+def test_a_damaged_file_is_one_message_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as found:
+        read_mapping(tmp_path / name)
+    assert "\n" not in str(found.value) and len(str(found.value)) < 400
+    assert found.value.exit_code == 2
+
+
+def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.json"
+    assert read_mapping(path) is None and read_lines(path) is None
+    path.write_text('{"a": 1}')
+    assert read_mapping(path) == {"a": 1} == whole_mapping(path) and read_lines(path) == [{"a": 1}]
+    (tmp_path / "x.json").mkdir()
+    for read in (read_mapping, read_lines):
+        with pytest.raises(DamagedError, match="Is a directory"):
+            read(tmp_path / "x.json")
+    assert whole_mapping(tmp_path / "x.json") is None and whole_mapping(tmp_path / "x.json") is None
+    assert capsys.readouterr().err.count("x.json is damaged: Is a directory. It is not used.") == 1
+
+
+@pytest.mark.parametrize("line", [b"[]", b"null", b'{"a"', b"[" * 100_000, b'{"a": "\xe9"}'])
+def test_a_damaged_line_is_not_skipped(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"a": 1}\n' + line + b"\n")
+    with pytest.raises(DamagedError, match=r"log\.jsonl is damaged"):
+        read_lines(tmp_path / "log.jsonl")
+
+
+def test_a_held_folder_is_tidied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {"results.json": "{}", "samples_t.jsonl": "torn", ".lock": "", "results.1.old.json": "["}
+    for name, content in whole.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "expert_metrics").mkdir()
+    for stale in (".status.json.a1b2c3_4", "expert_metrics/.counts.safetensors.abcdefgh"):
+        (tmp_path / stale).write_text("half")
+    (tmp_path / "status.json").write_text("[]")
+    (tmp_path / "run.log").mkdir()
+    tidy(tmp_path)
+    kept = {path.name for path in tmp_path.rglob("*")}
+    assert kept == {*whole, "expert_metrics", "status.1.old.json", "run.1.old.log"}
+    told = capsys.readouterr().err
+    assert "status.json is kept as status.1.old.json and made again" in told
+    assert "run.log is a folder. run.log is kept as run.1.old.log and made again" in told
+
+
+def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / "a.json").write_text(str(number))
+        set_aside(tmp_path / "a.json", "why")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "a.1.old.json": "1",
+        "a.2.old.json": "2",
+    }

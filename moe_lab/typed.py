@@ -51,13 +51,14 @@ def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
     """`value` as its annotation wants it (an int becomes a float where one is wanted), or ConfigError."""
-    if isinstance(value, float) and not math.isfinite(value):
+    choices = _alternatives(annotation)
+    if isinstance(value, float) and not math.isfinite(value) and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
-    for choice in _alternatives(annotation):
+    for choice in choices:
         fits, result = _fit(value, choice, key)
         if fits:
             return result
-    expected = " or ".join(_describe(choice) for choice in _alternatives(annotation))
+    expected = " or ".join(_describe(choice) for choice in choices)
     shown = "null" if value is None else value
     raise ConfigError(f"{key}={shown}: expected {expected}.")
 

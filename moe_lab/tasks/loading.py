@@ -124,7 +124,15 @@ def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager
         raise TaskError(
             f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
         )
-    manager = _full_index(include_path)
+    try:
+        manager = _full_index(include_path)
+    except Exception as error:  # whatever lm-eval makes of a YAML that is no task's
+        if include_path is None:
+            raise
+        raise TaskError(
+            f"task.include_path={include_path}: lm-eval cannot read the YAML files in it ({error}). Name a folder that "
+            "holds task YAMLs alone."
+        ) from error
     for name in names:
         if name not in manager.task_index:
             raise TaskError(_unknown_task(name, manager.all_tasks))

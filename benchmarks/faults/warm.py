@@ -1,0 +1,52 @@
+"""What children find done already: the composed command line, the tasks' documents, the embedded model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+OUTPUT = "output_dir="
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[None]:
+    """Within this, what a command of this process composed or loaded is there in all children that come later."""
+    import moe_lab.compose as composing
+    import moe_lab.models.load as loading
+    import moe_lab.tasks.loading as tasks
+
+    compose, load, keep = composing.compose, loading.load_model, tasks.keeping_tasks
+    cells: dict[tuple[str, ...], Any] = {}
+    models: dict[str, Any] = {}
+
+    def composed(argv: list[str]) -> Any:
+        known = tuple(each for each in argv if not each.startswith(OUTPUT))
+        output = [each.removeprefix(OUTPUT) for each in argv if each.startswith(OUTPUT)]
+        if len(output) != 1 or len(known) == len(argv):
+            return compose(argv)
+        if known not in cells:
+            cells[known] = compose(argv)
+        return [_with_output(cell, output[0]) for cell in cells[known]]
+
+    def loaded(model: Any, **options: Any) -> Any:
+        if model.path is not None:
+            return load(model, **options)
+        key = f"{model} {options}"
+        if key not in models:
+            models[key] = load(model, **options)
+        return replace(models[key], model=copy.deepcopy(models[key].model))
+
+    composing.compose, loading.load_model, tasks.keeping_tasks = composed, loaded, contextlib.nullcontext
+    try:
+        with keep():
+            yield
+    finally:
+        composing.compose, loading.load_model, tasks.keeping_tasks = compose, load, keep
+
+
+def _with_output(cell: Any, output: str) -> Any:
+    overrides = [f"{OUTPUT}{output}" if each.startswith(OUTPUT) else each for each in cell.overrides]
+    return replace(cell, values=cell.values | {"output_dir": output}, overrides=overrides)

@@ -1,0 +1,97 @@
+"""The attack runs, sees what is wrong, and finds nothing wrong. Broken by: a check that no violation fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.child import Ended
+from benchmarks.faults.damage import DAMAGES
+from benchmarks.faults.kinds import Kind, difference, results_in
+from benchmarks.faults.lines import _problem
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = {"results": {"t": {"acc,none": 0.5}}, "date": 1.0, "moe_lab": {"cost": {"wall_seconds": 2.0}}}
+
+
+def stored(folder: Path, results: dict, name: str = "run") -> Path:
+    run = folder / "runs" / name
+    run.mkdir(parents=True)
+    (run / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def ended(code: int = 0, output: str = "") -> Ended:
+    return Ended(code, output, 1.0)
+
+
+def test_a_lost_wrong_or_left_thing_is_seen(tmp_path: Path) -> None:
+    whole = stored(tmp_path / "whole", RESULTS)
+    kind = Kind("roe", expected=results_in(whole))
+    assert kind.problems(ended(), whole) == []
+    assert kind.problems(ended(), stored(tmp_path / "later", RESULTS | {"date": 2.0})) == []
+    wrong = stored(tmp_path / "wrong", RESULTS | {"results": {"t": {"acc,none": 0.25}}})
+    assert "results differ: /run/results/t/acc,none: 0.5 and 0.25" in kind.problems(ended(), wrong)[0]
+    assert "only one has run" in kind.problems(ended(), tmp_path / "none")[0]
+    assert kind.problems(ended(1, "why"), whole) == ["ended with 1: why"]
+    assert kind.problems(ended(0, "Traceback (most recent call last):"), whole)
+    (whole / "runs" / "run" / ".status.json.abcdefgh").touch()
+    assert "is left" in kind.problems(ended(), whole)[0]
+
+
+def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "out", RESULTS)
+    kind = Kind("roe", expected=results_in(folder))
+    path = folder / "runs" / "run" / "results.json"
+    path.write_text("[")
+    assert kind.problems(ended(), folder)
+    assert kind.problems(ended(output=f"{path} is damaged: Expecting value. It is not used."), folder) == []
+
+
+def test_differences_are_named() -> None:
+    assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "/a/b: 1 and 2"
+    assert difference({"a": 1}, {}) == ": only one has a"
+
+
+def test_endings_of_lines() -> None:
+    assert _problem("2", "Error: no", None) is None and _problem("accepted", "", None) is None
+    assert _problem("1", "Error: no", None)
+    assert _problem("2", "Traceback (most recent call last):", None)
+    assert _problem("accepted", "", "method.n") and _problem("2", "Error: no", "method.n")
+    assert _problem("2", "Unknown key 'method.m'. Did you mean 'method.n'?", "method.n") is None
+
+
+def test_damages_change_a_file() -> None:
+    from random import Random
+
+    assert all(damage(b'{"a": 1}', Random(0)) != b'{"a": 1}' for damage in DAMAGES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="failing writes need a C compiler")
+def test_a_short_attack_finds_nothing() -> None:
+    counts = [
+        "--kills",
+        "4",
+        "--writes",
+        "2",
+        "--damaged",
+        "9",
+        "--lines",
+        "25",
+        "--kinds",
+        "roe",
+        "tuning",
+        "judged",
+    ]
+    command = [sys.executable, "-m", "benchmarks.faults", *counts]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = [line.split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row[0].strip("| ") for row in rows] == ["undisturbed", "kills", "writes", "damaged", "lines"]
+    assert all(row[2] == "0" for row in rows)

@@ -18,6 +18,7 @@ from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.pool import ModelPool
 from moe_lab.prepare import prepare
+from moe_lab.progress import Progress
 from moe_lab.results.estimate import asked_by
 from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data
@@ -112,6 +113,21 @@ def test_the_moe_lab_block(roe: Config) -> None:
     assert cost["tokens_in"] > 0 and cost["wall_seconds"] > 0 and cost["peak_memory_bytes"] > 0
     assert cost["device"] == "cpu" and cost["energy_joules"] is None
     assert not {"c3po", "tuning"} & set(block)
+
+
+def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken by bars of a run and its baseline that nobody can tell apart."""
+    titles = []
+
+    class Noted(Progress):
+        def __init__(self, *given: Any, **keys: Any):
+            super().__init__(*given, **keys)
+            titles.append(self.title)
+
+    monkeypatch.setattr("moe_lab.engine.lm.Progress", Noted)
+    done = run(replace(roe, limit=2)).run
+    assert done.baseline is not None
+    assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
 
 
 def test_predict_only_has_no_score(roe: Config) -> None:

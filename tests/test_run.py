@@ -19,6 +19,7 @@ from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, 
 from moe_lab.models.pool import ModelPool
 from moe_lab.prepare import prepare
 from moe_lab.reports.numbers import marks_of
+from moe_lab.progress import Progress
 from moe_lab.results.estimate import asked_by
 from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data
@@ -131,6 +132,21 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(
     assert (len(calls()), len(loads)) == (asked, loaded)
     assert numbers(again) == numbers(first.results)
     assert "older-intervals" not in marks_of(again["moe_lab"])
+
+
+def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken by bars of a run and its baseline that nobody can tell apart."""
+    titles = []
+
+    class Noted(Progress):
+        def __init__(self, *given: Any, **keys: Any):
+            super().__init__(*given, **keys)
+            titles.append(self.title)
+
+    monkeypatch.setattr("moe_lab.engine.lm.Progress", Noted)
+    done = run(replace(roe, limit=2)).run
+    assert done.baseline is not None
+    assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
 
 
 def test_predict_only_has_no_score(roe: Config) -> None:

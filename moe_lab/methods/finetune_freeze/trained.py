@@ -59,13 +59,23 @@ def training_content(
 def work_left(
     config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
 ) -> dict[str, tuple[int, int]]:
-    """Optimizer steps and tokens of the training by its folder's name; nothing where it is done."""
+    """Optimizer steps and tokens that are left of the training, by its folder's name; nothing where it is done."""
     if is_trained(config, content, "model"):
         return {}
-    rows = prepared.train.rows
-    steps = recipe.steps(len(rows))
+    rows, folder = prepared.train.rows, folder_of(config, content)[0]
+    steps = max(0, recipe.steps(len(rows)) - _steps_kept(folder / "checkpoints"))
     tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
-    return {folder_of(config, content)[0].name: (steps, round(tokens))}
+    return {folder.name: (steps, round(tokens))}
+
+
+def _steps_kept(checkpoints: Path) -> int:
+    """The steps that a killed training does not make again."""
+    if not checkpoints.is_dir():
+        return 0
+    from moe_lab.methods.training import last_checkpoint
+
+    last = last_checkpoint(checkpoints)
+    return 0 if last is None else int(last.name.rpartition("-")[2])
 
 
 def load_or_train(

@@ -1,7 +1,7 @@
 """Several processes of torchrun or `accelerate launch`: the first does what a single one does, the others follow it.
 
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
-    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe method.dataset=lima task=arc_easy
+    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
 Process 0 alone reads what is stored, evaluates and writes. Where all are needed it tells the others to call the same
 function: with `model.tp_plan`, where each holds a part of every layer, to load a model and to answer requests; with

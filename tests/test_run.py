@@ -18,8 +18,8 @@ from moe_lab.config import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.pool import ModelPool
 from moe_lab.prepare import prepare
-from moe_lab.reports.numbers import marks_of
 from moe_lab.progress import Progress
+from moe_lab.reports.numbers import marks_of
 from moe_lab.results.estimate import asked_by
 from moe_lab.run import Outcome, execute
 from tests.runs import config, small_data

@@ -82,6 +82,36 @@ MIXTRAL = {
     "vocab_size": 32000,
 }
 
+OLMOE = {
+    "architectures": ["OlmoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "clip_qkv": None,
+    "eos_token_id": 50279,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 4096,
+    "model_type": "olmoe",
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "output_router_logits": False,
+    "pad_token_id": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "router_aux_loss_coef": 0.01,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 50304,
+}
+
 QWEN3 = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "attention_bias": False,
@@ -118,5 +148,11 @@ QWEN3 = {
     "vocab_size": 151936,
 }
 
-PUBLISHED = {"gpt-oss": GPT_OSS, "mixtral": MIXTRAL, "deepseek-moe": DEEPSEEK, "qwen3-moe": QWEN3}
+PUBLISHED = {
+    **dict.fromkeys(("olmoe", "olmoe-base", "olmoe-0125-instruct"), OLMOE),
+    "gpt-oss": GPT_OSS,
+    "mixtral": MIXTRAL,
+    "deepseek-moe": DEEPSEEK,
+    "qwen3-moe": QWEN3,
+}
 """By option of conf/model."""

@@ -20,6 +20,7 @@ from tests.cli import run_command
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
     tiny_olmoe_dir, tmp_path, capsys, loads, monkeypatch
 ):

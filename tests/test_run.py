@@ -72,6 +72,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
     return lambda: file.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
     outcome = run(replace(roe, overrides=["method=roe"]))
     folder = outcome.run.folder
@@ -89,6 +90,7 @@ def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
     assert len((folder / "responses.jsonl").read_text().splitlines()) >= 31
 
 
+@pytest.mark.slow
 def test_the_moe_lab_block(roe: Config) -> None:
     outcome = run(replace(roe, limit=7, seed=3))
     block = outcome.results["moe_lab"]
@@ -149,6 +151,7 @@ def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -
     assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
 
 
+@pytest.mark.slow
 def test_predict_only_has_no_score(roe: Config) -> None:
     asked = replace(roe, task=TaskConfig(name="addsub"), gen_kwargs={"max_gen_toks": 4}, num_fewshot=0)
     block = run(replace(asked, limit=2, predict_only=True)).results["moe_lab"]
@@ -156,6 +159,7 @@ def test_predict_only_has_no_score(roe: Config) -> None:
     assert not {"baseline", "paired"} & set(block)
 
 
+@pytest.mark.slow
 def test_a_stored_result_is_returned_without_a_model(roe: Config, calls: Callable[[], list[str]]) -> None:
     first = run(roe)
     assert len(calls()) == 60
@@ -165,6 +169,7 @@ def test_a_stored_result_is_returned_without_a_model(roe: Config, calls: Callabl
     assert len(calls()) == 60
 
 
+@pytest.mark.slow
 def test_without_a_baseline_and_with_one_later(roe: Config, calls: Callable[[], list[str]]) -> None:
     alone = run(replace(roe, baseline=False))
     assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
@@ -178,6 +183,7 @@ def test_without_a_baseline_and_with_one_later(roe: Config, calls: Callable[[], 
     assert run(replace(roe, baseline=False)).stored
 
 
+@pytest.mark.slow
 def test_runs_share_a_baseline(roe: Config, calls: Callable[[], list[str]]) -> None:
     run(roe)
     other = run(replace(roe, seed=1))
@@ -212,6 +218,7 @@ def test_base_is_its_own_run(roe: Config) -> None:
     assert base.baseline is None and base.run_id == baseline.run_id  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_rerun_computes_again(roe: Config, calls: Callable[[], list[str]]) -> None:
     first = run(roe)
     again = run(replace(roe, rerun=True))
@@ -220,6 +227,7 @@ def test_rerun_computes_again(roe: Config, calls: Callable[[], list[str]]) -> No
     assert not list(again.run.folder.glob("*rerun*"))
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_once_and_freed_for_the_next(
     roe: Config, tiny_olmoe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +289,7 @@ def _killed(one: Config, kill: str, file: Path) -> None:
     run(one)
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_and_the_same_command(
     roe: Config, tmp_path: Path, calls: Callable[[], list[str]]
 ) -> None:
@@ -319,6 +328,7 @@ def _execute(one: Config, ready: Any, go: Any) -> None:
     run(one)
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_run(roe: Config, calls: Callable[[], list[str]]) -> None:
     """The second is refused; another run that needs the same baseline waits for it."""
     context = multiprocessing.get_context("fork")
@@ -339,6 +349,7 @@ def test_two_processes_with_one_run(roe: Config, calls: Callable[[], list[str]])
     assert run(roe).stored and run(replace(roe, seed=1)).stored
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_interrupted_and_continues(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     from moe_lab.engine.lm import EngineLM
 
@@ -354,6 +365,7 @@ def test_ctrl_c_leaves_interrupted_and_continues(roe: Config, monkeypatch: pytes
     assert not run(roe).stored
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_running_keeps_what_was_answered(
     roe: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +389,7 @@ def test_a_full_disk_while_running_keeps_what_was_answered(
     assert not run(roe).stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["mixtral", "qwen3_moe"]))
 def test_a_local_folder_of_another_family(roe: Config, tmp_path: Path, family: str) -> None:
     from tests.conftest import make_model, make_tokenizer
@@ -388,6 +401,7 @@ def test_a_local_folder_of_another_family(roe: Config, tmp_path: Path, family: s
     assert outcome.results["moe_lab"]["roe"]["changed_fraction"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["addsub", "gsm8k"])
 def test_generation(roe: Config, task: str, calls: Callable[[], list[str]]) -> None:
     outcome = run(
@@ -396,6 +410,7 @@ def test_generation(roe: Config, task: str, calls: Callable[[], list[str]]) -> N
     assert len(calls()) == 6 and outcome.results["moe_lab"]["cost"]["tokens_out"] > 0
 
 
+@pytest.mark.slow
 def test_several_tasks_in_one_run(roe: Config) -> None:
     both = TaskConfig(name=["arc_easy", "addsub"], metric="acc,none")
     outcome = run(replace(roe, task=both, limit=3, gen_kwargs={"max_gen_toks": 4}))
@@ -404,6 +419,7 @@ def test_several_tasks_in_one_run(roe: Config) -> None:
     assert outcome.run.folder.name.startswith("small-roe-arc_easy-addsub-")
 
 
+@pytest.mark.slow
 def test_lm_evals_own_model_gives_the_same_scores(roe: Config, tiny_olmoe_dir: Path) -> None:
     """The whole path against `lm_eval.simple_evaluate` on the same documents and few-shot examples."""
     from lm_eval.evaluator import simple_evaluate
@@ -463,6 +479,7 @@ def test_what_is_refused_before_weights_load(
         assert refused.value.exit_code == 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_dense_model_runs_with_base_only(roe: Config, tmp_path: Path) -> None:
     from tests.conftest import make_model, make_tokenizer
 
@@ -477,6 +494,7 @@ def test_a_dense_model_runs_with_base_only(roe: Config, tmp_path: Path) -> None:
     assert run(replace(dense, method=base.config.method, limit=2)).results["results"]
 
 
+@pytest.mark.slow
 def test_answers_made_with_other_versions_are_kept_aside(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def raised(error: BaseException) -> Callable[[], None]:
     return short
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "short",
     [raised(torch.OutOfMemoryError("CUDA out of memory")), raised(MemoryError()), allocate_too_much],
@@ -91,6 +92,7 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers(
     assert not execute(run, ModelPool()).stored
 
 
+@pytest.mark.slow
 def test_another_runtime_error_keeps_its_class(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     from moe_lab.engine.lm import EngineLM
 

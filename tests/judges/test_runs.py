@@ -325,6 +325,7 @@ def test_wrong_requests_end_before_weights_load(
     assert not loads and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_plan_and_doctor_know_of_judges(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ Python's own hash (another one in every process).
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from moe_lab.config import Config
 from moe_lab.judges.judge import Exchange
@@ -28,6 +29,7 @@ def test_it_tells_harm_on_subjects_that_it_was_not_trained_on() -> None:
     assert flagged[harm == 1].mean() > 0.78 and flagged[harm == 0].mean() < 0.06
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_weights_that_are_stored() -> None:
     """Up to rounding, which other machines do otherwise."""
     from safetensors.torch import load_file

@@ -14,6 +14,7 @@ from moe_lab.loggers.expert_tables import expert_layers, expert_scores
 from tests.loggers.test_wandb import REPOSITORY, Logged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "c2r"])
 def test_expert_metrics_can_be_read_back(method: str, tmp_path: Path) -> None:
     keys = f"method={method} task=toy_choice limit=6 metrics=expert logger=wandb baseline=false"

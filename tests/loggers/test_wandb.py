@@ -116,6 +116,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged],
     return {one.summary["name"]: one for one in runs}, ended.stderr, folder
 
 
+@pytest.mark.slow
 def test_trials_can_be_read_back(logged: tuple[dict[str, Logged], str, Path]) -> None:
     study = logged[0]["study-1"]
     trials = [item for item in study.history if "trial" in item]

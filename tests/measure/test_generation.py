@@ -48,6 +48,7 @@ def opened(model, tokenizer, order: list[str], name: str):
     return setting
 
 
+@pytest.mark.slow
 def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer) -> None:
     order: list[str] = []
     settings = {name: opened(olmoe, tokenizer, order, name) for name in ("a", "b")}
@@ -97,6 +98,7 @@ def test_another_depth_is_the_same_architecture(roe: Config) -> None:
     assert [scaled_depth(16, ratio) for ratio in (0.01, 0.9, 1.5)] == [1, 14, 24]
 
 
+@pytest.mark.slow
 def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(
     roe: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def prompts(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_command_shows_references_that_were_answered_correctly(tmp_path, capsys):
     ended = command(capsys, tmp_path, "task=toy_choice", "limit=6", "method.reference_size=64")
     assert ended.code == 0, ended.err
@@ -125,6 +126,7 @@ def arc(folder: Path, letters: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_test_labels_reach_no_prompt(tmp_path, capsys):
     asked = []
     for letters in ("ABCABC", "CABBCA"):
@@ -135,6 +137,7 @@ def test_test_labels_reach_no_prompt(tmp_path, capsys):
     assert asked[0] == asked[1]
 
 
+@pytest.mark.slow
 def test_the_reference_set_is_c3pos(tmp_path, capsys):
     keys = ["task=toy_choice", "limit=2", "method.reference_size=32", f"output_dir={tmp_path}"]
     for method in ("c3po", "icl"):

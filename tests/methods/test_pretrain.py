@@ -94,6 +94,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
     architecture, tmp_path, monkeypatch
 ):

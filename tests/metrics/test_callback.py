@@ -68,6 +68,7 @@ def same_weights(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
     plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
@@ -92,6 +93,7 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
     assert told["last"]["load_balance"] == lines[-1]["load_balance"]["value"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [3, 5])
 def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last: int, tmp_path: Path) -> None:
     """Stopped before the fourth step (an epoch's end is measured, the checkpoint is of the second), and the sixth."""
@@ -154,6 +156,7 @@ def test_correlations_say_how_many_points_they_have() -> None:
     assert three[0]["pearson"] is not None and three[0]["ci95"] is None
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def without(found: dict[str, Any]) -> dict[str, Any]:
 TASKS = [("arc_easy", {}), ("addsub", {"gen_kwargs": {"max_gen_toks": 6}})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "keys"), TASKS)
 def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_once(
     task: str, keys: dict[str, Any], tiny_olmoe_dir: Path, data: Path, tmp_path: Path, loads: list[str]
@@ -93,6 +94,7 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
     assert loads == []
 
 
+@pytest.mark.slow
 def test_answers_under_a_policy_are_not_asked_twice(
     tiny_olmoe_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ def test_answers_under_a_policy_are_not_asked_twice(
     assert (run.folder / "expert_metrics.json").exists()
 
 
+@pytest.mark.slow
 def test_the_command_writes_files_that_agree_with_each_other(
     tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +152,7 @@ def test_the_command_writes_files_that_agree_with_each_other(
     assert reported.out == ended.out
 
 
+@pytest.mark.slow
 def test_several_tasks_have_their_documents_together_too(
     tiny_olmoe_dir: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +204,7 @@ def folder_of(out: str) -> Path:
     return Path(out.splitlines()[-1]).parent
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def balanced_questions(tokenizer: Any) -> list[dict[str, Any]]:
     return [row | {"choices": {"text": [read + c for c in "xyz"], "label": list("ABC")}} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
     k: int, tokenizer: Any, tmp_path: Path
@@ -118,6 +119,7 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
         assert found["collaboration"][phase]["value"] == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
     k: int, tokenizer: Any, tmp_path: Path
@@ -133,6 +135,7 @@ def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
         assert found["collaboration"][phase]["value"] == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
 def test_capacity_is_what_a_model_without_that_expert_loses(
     family: str, tokenizer: Any, tmp_path: Path
@@ -148,6 +151,7 @@ def test_capacity_is_what_a_model_without_that_expert_loses(
         assert loss["difference"] == pytest.approx(loss["base"] - edited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_a_model_whose_experts_are_copies_of_one_has_no_specialization(
     family: str, tokenizer: Any, tmp_path: Path

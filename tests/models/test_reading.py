@@ -32,6 +32,7 @@ print(weight_bytes(loaded.model), peak_memory_bytes(cpu) - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_peak_is_the_model_and_the_parts_of_a_layer(dtype, tmp_path):
     """Without `reading_once` it is more than twice the model."""

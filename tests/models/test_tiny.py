@@ -62,6 +62,7 @@ def test_every_expert_is_used_on_held_out_documents(tiny):
     assert -(share * share.log2()).sum(1).min() > 3.2
 
 
+@pytest.mark.slow
 def test_questions_are_answered_neither_by_chance_nor_perfectly(tiny):
     """300 of 500 test questions: chance is 25%, the band of the whole set 30% to 75%."""
     import torch
@@ -77,6 +78,7 @@ def test_questions_are_answered_neither_by_chance_nor_perfectly(tiny):
     assert 0.30 <= right / 300 <= 0.75
 
 
+@pytest.mark.slow
 def test_problems_are_solved_neither_never_nor_always(tiny):
     import torch
 

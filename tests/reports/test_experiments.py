@@ -296,6 +296,7 @@ def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, tables, capsy
     assert any(line.startswith("| tiny | toy_math | true |") for line in lines) is shown
 
 
+@pytest.mark.slow
 def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
     runs.errors["tiny-base-toy_choice-0"] = KeyboardInterrupt()
     assert run_command(capsys, "experiment=table_t").code == 130
@@ -308,6 +309,7 @@ def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
     assert runs.executed == ["tiny-base-toy_choice-0", "tiny-roe-toy_choice-0"]
 
 
+@pytest.mark.slow
 def test_a_failed_cell_does_not_stop_the_others(runs, tables, capsys):
     runs.errors["tiny-base-toy_math-0"] = ResultsError("the disk\nis full")
     assert run_command(capsys, "experiment=table_t").code == 1
@@ -370,6 +372,7 @@ def test_a_table_of_expert_metrics_needs_them(runs, capsys, tmp_path):
     assert run_command(capsys, "experiment=table_e", "mode=plan").code == 0
 
 
+@pytest.mark.slow
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
     assert run_command(capsys, "experiment=table_t").code == 0
@@ -398,6 +401,7 @@ def test_a_table_that_needs_no_runs_is_written_in_a_report(capsys, tmp_path):
     assert (tmp_path / "tables" / "moe_bench-table1-tiny.md").exists()
 
 
+@pytest.mark.slow
 def test_an_experiment_without_runs_needs_nothing(capsys):
     ended = run_command(capsys, "experiment=moe_bench/table1", "mode=doctor")
     assert ended.code == 0 and "it has no runs" in ended.out
@@ -451,6 +455,7 @@ def test_names_are_found_with_and_without_their_folder(runs, tmp_path):
         find_experiments("table_t")
 
 
+@pytest.mark.slow
 def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
     """Broken by an option or key that does not exist; what cannot run for want of data is another matter.
 
@@ -519,6 +524,7 @@ def other(runs, tmp_path):
     (tmp_path / "experiments" / "paper" / "table_u.yaml").write_text(OTHER)
 
 
+@pytest.mark.slow
 def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys, monkeypatch):
     """Broken by base cells that lose their name, and by keys that are checked with the default method's."""
     seen = []

@@ -149,6 +149,7 @@ def test_the_same_documents_by_limit_or_by_number_are_one_run(roe: Config) -> No
     assert run_id(replace(roe, limit=None, samples=chosen)) == run_id(roe)
 
 
+@pytest.mark.slow
 def test_ids_are_the_same_in_another_process(roe: Config) -> None:
     """Addresses of functions and the order of sets must not enter."""
     import subprocess

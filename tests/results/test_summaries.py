@@ -26,6 +26,7 @@ def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
     return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, baseline=False)
 
 
+@pytest.mark.slow
 def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
     pool = ModelPool()
     outcomes = [execute(prepare(replace(roe, seed=seed)), pool) for seed in (0, 1, 2)]
@@ -43,6 +44,7 @@ def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
     assert content["partial"] is False and content["untuned"] is True
 
 
+@pytest.mark.slow
 def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) -> None:
     pool = ModelPool()
     assert roe.baseline is False
@@ -56,6 +58,7 @@ def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) ->
     assert scores["difference_ci95_seeds"] == pytest.approx([one - before for one in scores["ci95_seeds"]])
 
 
+@pytest.mark.slow
 def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +89,7 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
 
 
+@pytest.mark.slow
 def test_the_table_over_seeds_has_the_marks_of_its_runs(
     roe: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +101,7 @@ def test_the_table_over_seeds_has_the_marks_of_its_runs(
     assert "PARTIAL untuned other-versions" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
     pool, outcomes = ModelPool(), []
     for n in (2, 3):
@@ -110,6 +115,7 @@ def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.C
     assert "method.n=2" in out and "method.n=3" in out
 
 
+@pytest.mark.slow
 def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
     pool = ModelPool()
     runs = [prepare(replace(roe, seed=seed, limit=2, predict_only=True)) for seed in (0, 1)]
@@ -164,6 +170,7 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
     )
 
 
+@pytest.mark.slow
 def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,11 @@ import socket
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.sandbox.attack import attack
+
+pytestmark = pytest.mark.slow
 
 FORGED_WITH_ALL_IT_FINDS = """
 import os, sys

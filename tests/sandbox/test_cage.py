@@ -15,6 +15,8 @@ from moe_lab.sandbox.limits import Limits
 from moe_lab.sandbox.probe import broken_promises
 from tests.sandbox.attack import skip_where_impossible
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:

@@ -45,6 +45,7 @@ def results_in(out: str) -> list[dict]:
     return [json.loads(Path(line).read_text()) for line in out.splitlines() if line.endswith("results.json")]
 
 
+@pytest.mark.slow
 def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     before = run_command(capsys, *command, "mode=plan")
     assert before.code == 0 and "0 of 4 trials" in before.out and "2 after tuning" in before.out
@@ -121,6 +122,7 @@ def test_seeds_that_are_not_those_of_the_studies_are_refused(command, capsys):
     assert refused.code == 2 and "tuning.seeds=3" in refused.err and "Leave seeds out" in refused.err
 
 
+@pytest.mark.slow
 def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys, loads, tmp_path):
     run_command(capsys, *command)
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
@@ -133,6 +135,7 @@ def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys,
     assert loads == []
 
 
+@pytest.mark.slow
 def test_what_another_process_finished_meanwhile_is_in_the_summary(command, capsys, monkeypatch, tmp_path):
     """The first of two runs is held when this process asks, and done when it looks again."""
     run_command(capsys, *command)
@@ -152,6 +155,7 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
     assert len(list((tmp_path / "outputs" / "summaries").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_uniform_leaves_a_profile_of_one_temperature(command, capsys, tmp_path):
     uniform = [part for part in command if not part.startswith("tuning")]
     uniform += ["tuning=uniform", "tuning.metric=accuracy"]

@@ -48,6 +48,7 @@ def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
     assert [number for number, _ in run(tmp_path, search(8))] == [6, 7]
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path):
     unbroken = run(tmp_path / "a", search(25))
     pieces = [trial for _ in range(9) for trial in run(tmp_path / "b", search(25), most=3)]
@@ -55,6 +56,7 @@ def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path)
     assert len({tuple(temperatures) for _, temperatures in unbroken}) == 25
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
     run(tmp_path, search(5), most=2)
     script = (
@@ -102,6 +104,7 @@ def test_a_storage_that_cannot_be_used_is_named(tmp_path):
         run(tmp_path, search(3))
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path):
     script = (
         "import sys, time; from pathlib import Path; from moe_lab.tuning.trials import Trials\n"
@@ -120,6 +123,7 @@ def test_two_processes_share_a_study(tmp_path):
     assert len(finished) == 30 and len({tuple(trial.params.values()) for trial in finished}) == 30
 
 
+@pytest.mark.slow
 def test_a_study_waits_for_a_living_process(tmp_path):
     """The last trial of another worker is not taken: claim() returns only once it is told."""
     script = (

@@ -36,6 +36,7 @@ def scores(folder: Path, run_id: str) -> list[Any]:
     return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_records_a_profile_once_and_constrains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_it_records_a_profile_once_and_constrains(
     )
 
 
+@pytest.mark.slow
 def test_the_recorded_profile_is_that_of_conversations_read_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +94,7 @@ def test_the_recorded_profile_is_that_of_conversations_read_alone(
     assert torch.equal(off, expected)
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_run_is_taken_by_its_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def outputs(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys):
     ended = command(capsys, outputs, "task=toy_choice", "limit=8", f"method.optimizer={optimizer}")
@@ -51,6 +52,7 @@ def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys)
     assert ("upper-bound" in ended.out) == (optimizer == "oracle")
 
 
+@pytest.mark.slow
 def test_each_core_expert_costs_its_operations(outputs, capsys):
     """A step is linear in the core experts, and the plain model has none."""
     found = {}
@@ -64,6 +66,7 @@ def test_each_core_expert_costs_its_operations(outputs, capsys):
     assert found[8][0] > 1.1 * found[4][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, capsys):
     keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0"]
@@ -78,6 +81,7 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -105,6 +109,7 @@ def test_every_choice_runs_and_changes_something(keys, outputs, capsys):
     assert found != base
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_results_does_not_depend_on_interruptions(outputs, capsys):
     keys = ["task=toy_choice", "limit=4", "method.steps=1"]
     path = Path(command(capsys, outputs, *keys).out.splitlines()[-1])
@@ -124,6 +129,7 @@ def arc(folder: Path, answers: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
     """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
     keys = ["task=toy_choice", "limit=6", "method.learning_rate=[0.1,0.1]"]
@@ -147,12 +153,14 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
         )
 
 
+@pytest.mark.slow
 def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):
     ended = command(capsys, outputs, "task=toy_choice", "limit=4", "method.tokens=last99")
     assert ended.code == 2
     assert "method.tokens=last99: the prompt" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
     found = []
@@ -164,6 +172,7 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
     assert (found[0] == found[1]) == (optimizer != "oracle")
 
 
+@pytest.mark.slow
 def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, capsys):
     """The oracle's scores of a question do not depend on what else is asked."""
     row = {"goal": "How to open a jar?", "sol1": "Turn the lid.", "sol2": "Eat the jar.", "label": 0}

@@ -34,6 +34,7 @@ def answers(capsys, folder: Path, *keys: str) -> tuple[dict, list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_without_steps_answers_are_the_untouched_models(outputs, capsys):
     _, base = answers(capsys, outputs, "method=base", "task=toy_math", "limit=6")
     for persistence in ("prompt_last", "all_new"):
@@ -42,6 +43,7 @@ def test_without_steps_answers_are_the_untouched_models(outputs, capsys):
         assert (found == base) == (persistence == "prompt_last")  # later tokens get the prompt's, even so
 
 
+@pytest.mark.slow
 def test_references_are_the_models_own_right_answers(outputs, capsys):
     block, _ = answers(capsys, outputs, *KEYS)
     counts = block["c3po"]["reference"]["set"]
@@ -58,6 +60,7 @@ def test_references_are_the_models_own_right_answers(outputs, capsys):
     assert sum(line["correct"] for line in lines) == counts["correct"] > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["kernel_regression", "mode_finding", "oracle"])
 def test_every_optimizer_generates(optimizer, outputs, capsys):
     block, found = answers(capsys, outputs, *KEYS, f"method.optimizer={optimizer}", "method.shifts=2")
@@ -65,6 +68,7 @@ def test_every_optimizer_generates(optimizer, outputs, capsys):
     assert block["cost"]["tokens_out"] > 0
 
 
+@pytest.mark.slow
 def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatch):
     from moe_lab.methods.c3po.optimizing import PathwayOptimizer
     from moe_lab.models.tokenizer import load_tokenizer

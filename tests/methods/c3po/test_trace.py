@@ -59,6 +59,7 @@ def test_every_answer_has_its_line(keys, states, tmp_path, capsys):
     assert changed > 10
 
 
+@pytest.mark.slow
 def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(tmp_path, capsys):
     _, lines, traced_samples = traced(capsys, tmp_path)
     ended = run_command(capsys, f"output_dir={tmp_path}", *KEYS)

@@ -40,6 +40,7 @@ def answers(folder: Path, method: str, run_id: str = "") -> list:
     return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -82,6 +83,7 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
     """Also on the terminal; it is the run that schedule=none makes, and can be left out."""
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts")
@@ -100,6 +102,7 @@ def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
     assert len(list((tmp_path / "models").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30")
     assert ended.code == 1 and "is compared with, failed: The " in ended.err
@@ -182,6 +185,7 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
     assert (pairs.batch_size, pairs.gradient_accumulation) == (2, 2)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
     short = [*SHORT, "baseline=false"]
     name = block_of(command(capsys, tmp_path, *short))["finetune_freeze"]["model"]

@@ -278,6 +278,7 @@ def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(la
     assert "NaN" not in "".join(path.read_text() for path in tmp_path.glob("*.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file, error",
     [

@@ -42,6 +42,7 @@ def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
         assert lines[-1]["validation_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_measuring_does_not_change_the_training(tmp_path):
     one, other = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     train(one, tmp_path / "one", **SETTINGS)
@@ -77,6 +78,7 @@ def test_it_stops_early_with_the_best_epochs_weights(tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", (1, 3, 4, 6, 8))
 def test_a_resumed_training_stops_at_the_same_epoch(last, tmp_path, monkeypatch):
     whole, resumed = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))

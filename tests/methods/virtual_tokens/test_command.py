@@ -39,6 +39,7 @@ def models(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "models").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_an_adapter_is_trained_and_scores(method, tmp_path, capsys):
     ended = command(capsys, method, tmp_path, *SHORT)
@@ -53,6 +54,7 @@ def test_an_adapter_is_trained_and_scores(method, tmp_path, capsys):
     assert answers(tmp_path, method) != answers(tmp_path, "base")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_path, capsys):
     from peft import PeftModel
@@ -76,6 +78,7 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
             assert float(response[0][0]) == pytest.approx(score, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
     from moe_lab.compose import compose_cell
@@ -106,6 +109,7 @@ def arc(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
     keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
@@ -120,6 +124,7 @@ def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch)
     assert len(models(tmp_path)) == 5
 
 
+@pytest.mark.slow
 def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys, monkeypatch):
     from moe_lab.methods.virtual_tokens import lm
 

@@ -44,6 +44,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
     code = (

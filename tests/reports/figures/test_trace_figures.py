@@ -134,6 +134,7 @@ def test_each_kind_leaves_a_picture_and_its_numbers(write: Any, neighbours: bool
         assert len(list(csv.DictReader(file))) >= 4
 
 
+@pytest.mark.slow
 def test_a_run_draws_its_own_figures(tmp_path: Path) -> None:
     results = write_traced_run(tmp_path / "run", ["BA", "AA"])
     names = [path.name for path in write_run_figures(tmp_path / "run", results)]

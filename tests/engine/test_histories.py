@@ -32,6 +32,13 @@ HISTORIES = [
     ("none", "clean"),
 ]
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(70), Budget(9)]
+WEIGHTS = pytest.mark.parametrize(
+    "perturbed",
+    [
+        pytest.param(False, id="clean-weights"),
+        pytest.param(True, id="perturbed-weights", marks=pytest.mark.slow),
+    ],
+)
 N, SEED = 4, 3
 
 
@@ -50,7 +57,7 @@ def assert_scores(found, expected):
         assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
 
 
-@pytest.mark.parametrize("perturbed", [False, True], ids=["clean-weights", "perturbed-weights"])
+@WEIGHTS
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_scores_equal_the_slow_reference(family, history, perturbed):
@@ -71,7 +78,7 @@ def test_scores_equal_the_slow_reference(family, history, perturbed):
         assert ensemble.routing.decisions[0] > 0
 
 
-@pytest.mark.parametrize("perturbed", [False, True], ids=["clean-weights", "perturbed-weights"])
+@WEIGHTS
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_tokens_equal_the_slow_reference(family, history, perturbed):

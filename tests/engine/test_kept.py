@@ -68,6 +68,7 @@ def assert_same(kind, found, expected):
             assert own == pytest.approx(other, abs=1e-4, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", ["auto", 1])
 def test_same_answers_as_in_whole_passes_with_and_without_reuse(moe_model, tokenizer, kind, batch_size):
@@ -87,6 +88,7 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(moe_model, token
     assert found[0] != found[1] and found[0] != found[2]
 
 
+@pytest.mark.slow
 def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")

@@ -81,6 +81,7 @@ def test_a_configuration_without_weights(client):
     assert "weights: MISSING, none are in" in lines() and "memory: weights take" in lines()
 
 
+@pytest.mark.slow
 def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
     monkeypatch.setattr(needs, "free_memory", lambda device: 100_000)
     assert "100.00 kB are free on cpu NOT ENOUGH" in lines()
@@ -95,6 +96,7 @@ def test_memory_follows_the_dtype(fetched, parameters):
     assert weight_memory(config, fetched, "bfloat16") == 2 * parameters
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_fetched_again(client, hub):
     folder = model_folder(MODEL, offline=False, weights=True)
     index = (folder / "model.safetensors.index.json").resolve()

@@ -22,6 +22,7 @@ def config(**keys):
     return Config(method=get_method("base").Config(name="base"), **{"model": MODEL, "device": "cpu", **keys})
 
 
+@pytest.mark.slow
 def test_every_model_of_a_grid_is_fetched_and_none_is_loaded(client, hub, loads, capsys):
     assert prefetch([config(), config(seed=1), config(model=ModelConfig())]) == 0
     out = capsys.readouterr().out
@@ -45,6 +46,7 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
     assert "There is no model allenai/nothing" in captured.err and "fetched" in captured.out
 
 
+@pytest.mark.slow
 def test_the_same_command_continues(client, hub, olmoe_files, capsys):
     name = "model-00001-of-00005.safetensors"
     path = f"cdn/models/{OLMOE}/{hub.repositories['models', OLMOE.lower()].branches['main']}/{name}"

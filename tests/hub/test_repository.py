@@ -45,6 +45,7 @@ def test_a_command_keeps_its_commit_and_the_next_one_sees_the_new(client, olmoe_
     assert model_commit(MODEL, offline=False) == after != before
 
 
+@pytest.mark.slow
 def test_a_moved_branch_is_another_study(client, olmoe_repository, olmoe_files, tmp_path):
     from moe_lab.config import Config, TuningConfig
     from moe_lab.methods import get_method

@@ -194,6 +194,7 @@ def test_scores_and_intervals_are_of_the_judged_answers(
     assert asked == [10, 1], "what failed for good is not asked again"
 
 
+@pytest.mark.slow
 def test_the_evaluated_model_goes_where_memory_is_short(
     judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def test_the_evaluated_model_goes_where_memory_is_short(
     assert enough["results"] == short["results"]
 
 
+@pytest.mark.slow
 def test_rerun_answers_and_judges_again(judged: Any, loads: list[str]) -> None:
     first, folder, _ = judged()
     lines = (folder / "judgements.jsonl").read_text()

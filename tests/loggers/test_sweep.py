@@ -23,6 +23,7 @@ def agent_arguments(parameters: dict[str, Any]) -> list[str]:
     return list(create_sweep_command_args(command)["args_no_hyphens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -151,6 +151,7 @@ def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys)
     assert "method.k=5" in ended.err and "method.reference_size" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "told"),
     [

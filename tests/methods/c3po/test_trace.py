@@ -27,6 +27,7 @@ def traced(capsys, folder: Path, *keys: str) -> tuple[dict, list[dict], list[dic
     return json.loads((run / "results.json").read_text())["moe_lab"]["c3po"], lines, samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "states"),
     [
@@ -76,6 +77,7 @@ def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(tmp_path,
         assert line["scores"][0] == pytest.approx(own, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", ["method.optimizer=ngd", "method.negative=5.0", "method.optimizer=mode_finding"]
 )

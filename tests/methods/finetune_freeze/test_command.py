@@ -109,6 +109,7 @@ def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
     assert "baseline=false leaves comparisons out" in ended.err
 
 
+@pytest.mark.slow
 def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, capsys, loads):
     keys = ["mode=plan", "task=toy_choice,toy_math", "limit=2", "method.schedule=none,router"]
     keys += ["method.max_steps=100", f"output_dir={tmp_path}"]

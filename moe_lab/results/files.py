@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from moe_lab.errors import ResultsError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-FULL_DISK = ("No space left on device", "inline_container", "PytorchStreamWriter")
-"""How safetensors and torch.save say it, in errors of their own."""
+REFUSED = ("I/O error", "inline_container", "PytorchStreamWriter", "iostream error")
+"""How safetensors and torch.save say that the system did not write, in errors of their own."""
 
 
 @contextmanager
@@ -30,8 +30,9 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, OSError):
             reason = error.strerror or str(error)
-        elif any(sign in str(error) for sign in FULL_DISK):
-            reason = os.strerror(errno.ENOSPC)
+        elif any(sign in str(error) for sign in REFUSED):
+            number = re.search(r"os error (\d+)", str(error))
+            reason = os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
         else:
             raise
         raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error

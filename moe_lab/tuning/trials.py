@@ -6,6 +6,7 @@ end or death sets free. A trial whose process is gone is taken over, with the pa
 
 from __future__ import annotations
 
+import csv
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ WORKER = "worker"
 STARTUP_TRIALS = 10
 """Random trials before the sampler's model decides."""
 STORAGE = "storage.db"
+TABLE = "trials.csv"
+"""Written after every trial, from the storage: a value that the two do not share is damaged."""
 ANEW = "Move the study's folder away; the same command starts it again."
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
@@ -62,7 +65,7 @@ class Trials:
         with self.locked():
             with writing(self.folder):
                 tidy(self.folder)
-            check_storage(self.folder / STORAGE)
+            known = check_storage(self.folder / STORAGE) and _values(self.folder / TABLE)
             self.worker, self._mine = self._register()
             storage = optuna.storages.RDBStorage(_sqlite(self.folder / STORAGE))
             self.study = optuna.create_study(
@@ -72,7 +75,7 @@ class Trials:
                 sampler=self._sampler([self.seed], others=False),
                 load_if_exists=True,
             )
-            self._read_all()
+            self._check(known or {})
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -119,12 +122,15 @@ class Trials:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
 
-    def _read_all(self) -> None:
-        """Raise DamagedError where a stored trial cannot be read."""
+    def _check(self, known: dict[int, float]) -> None:
+        """Raise DamagedError where a stored trial cannot be read, or has another value than is `known`."""
         try:
-            self.study.get_trials(deepcopy=False)
+            values = {trial.number: trial.value for trial in self._of(TrialState.COMPLETE)}
         except Exception as error:  # whatever Optuna makes of a damaged row
             raise damaged(self.folder / STORAGE, repr(error), ANEW) from error
+        for number, value in known.items():
+            if values.get(number) != value:
+                raise damaged(self.folder / STORAGE, f"trial {number} is not the one of {TABLE}", ANEW)
 
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
@@ -193,10 +199,10 @@ class Trials:
         return self.folder / ".workers" / f"{worker}.lock"
 
 
-def check_storage(path: Path) -> None:
-    """Raise DamagedError for a file that is no whole SQLite database. One that is absent is made."""
+def check_storage(path: Path) -> bool:
+    """Whether there is a storage. Raises DamagedError for a file that is no whole SQLite database."""
     if not path.exists():
-        return
+        return False
     try:
         with closing(sqlite3.connect(path)) as connection:
             [(found,), *_] = connection.execute("PRAGMA integrity_check").fetchall()
@@ -204,6 +210,17 @@ def check_storage(path: Path) -> None:
         raise damaged(path, error, ANEW) from error
     if found != "ok":
         raise damaged(path, found, ANEW)
+    return True
+
+
+def _values(table: Path) -> dict[int, float]:
+    """{number: value} of the complete trials of trials.csv; nothing where it is absent or damaged: it is derived."""
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["state"] == TrialState.COMPLETE.name]
+        return {int(row["number"]): float(row["value"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}
 
 
 def _sqlite(path: Path) -> str:

@@ -152,8 +152,10 @@ def write_study(study: Study) -> None:
 
 def write_trials(study: Study, trials: Trials) -> None:
     """trials.csv (Optuna's columns) and, once the untuned model is known, best.yaml, of what is finished so far."""
+    from moe_lab.tuning.trials import TABLE
+
     table = trials.study.trials_dataframe()
-    write_atomically(study.folder / "trials.csv", table.to_csv(index=False))
+    write_atomically(study.folder / TABLE, table.to_csv(index=False))
     finished, best = trials.finished(), trials.best()
     untuned = next((trial for trial in finished if trial.number == 0), None)
     if best is None or best.value is None or untuned is None or untuned.value is None:

@@ -35,6 +35,7 @@ def test_what_torch_and_safetensors_say_of_a_full_disk_is_told_alike(tmp_path: P
     said = [
         RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
         SafetensorError("I/O error: No space left on device (os error 28)"),
+        RuntimeError("basic_ios::clear: iostream error"),
     ]
     for error in said:
         with (
@@ -42,6 +43,8 @@ def test_what_torch_and_safetensors_say_of_a_full_disk_is_told_alike(tmp_path: P
             writing(tmp_path / "model"),
         ):
             raise error
+    with pytest.raises(ResultsError, match="written: Input/output error"), writing(tmp_path / "model"):
+        raise SafetensorError("Error while serializing: I/O error: Input/output error (os error 5)")
     with pytest.raises(RuntimeError, match="shape"), writing(tmp_path / "model"):
         raise RuntimeError("shape mismatch")
 

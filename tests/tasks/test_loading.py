@@ -232,3 +232,10 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(
     assert len({tuple(order) for order in orders}) > 1, "they are shuffled (all equal: 1 in 120 to the 7th)"
     again = load(data, "shuffled")
     assert [document["order"] for document in again.task_docs] == orders
+
+
+@pytest.mark.slow
+def test_a_folder_of_other_yaml_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("task: null\n")
+    with pytest.raises(TaskError, match=r"task\.include_path=.*lm-eval cannot read the YAML files in it"):
+        load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path))))

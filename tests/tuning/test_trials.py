@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.errors import ResultsError
 from moe_lab.results.stored import DamagedError
 from moe_lab.tuning.search import Search
 from moe_lab.tuning.trials import Trials, storage_errors
@@ -102,6 +103,37 @@ def test_a_storage_that_cannot_be_used_is_named(tmp_path):
         storage_errors(tmp_path),
     ):
         run(tmp_path, search(3))
+
+
+def test_a_flipped_byte_in_a_storage_is_told_or_harmless(tmp_path):
+    """Every page of the file is hit; what the trials are is in trials.csv too."""
+    run(tmp_path, search(3))
+    with Trials(tmp_path, search(3), seed=3) as trials:
+        (tmp_path / "trials.csv").write_text(trials.study.trials_dataframe().to_csv(index=False))
+        values = [trial.value for trial in trials.finished()]
+    content = (tmp_path / "storage.db").read_bytes()
+    told = 0
+    for place in range(17, len(content), len(content) // 12):
+        flipped = bytes([content[place] ^ 0x80])
+        (tmp_path / "storage.db").write_bytes(content[:place] + flipped + content[place + 1 :])
+        try:
+            with storage_errors(tmp_path), Trials(tmp_path, search(3), seed=3) as trials:
+                assert [trial.value for trial in trials.finished()] == values
+        except ResultsError as error:
+            assert "storage.db" in str(error)
+            told += 1
+    assert told
+
+
+def test_a_value_that_changed_in_a_storage_is_told(tmp_path):
+    run(tmp_path, search(2))
+    (tmp_path / "trials.csv").write_text("number,value,state\n0,0.125,COMPLETE\n1,0.125,COMPLETE\n")
+    with pytest.raises(DamagedError, match=r"storage\.db is damaged: trial 0 is not the one of trials\.csv"):
+        run(tmp_path, search(3))
+    (tmp_path / "storage.db").unlink()
+    assert [number for number, _ in run(tmp_path, search(2))] == [0, 1], (
+        "a storage that is gone is made again"
+    )
 
 
 @pytest.mark.slow

@@ -85,6 +85,20 @@ def shown_rows(results: dict[str, Any]) -> list[Row]:
     return list({(row.task, row.metric): row for row in found}.values())
 
 
+def without_neighbour(block: dict[str, Any]) -> tuple[int, int] | None:
+    """(questions of a C3PO run that had no neighbour and kept their pathway, all its questions); None for runs in which
+    every question has the k nearest, and for the oracle, which asks for none.
+
+    Args:
+        block: `moe_lab` of a results.json.
+    """
+    c3po = block.get("c3po", {})
+    without = c3po.get("reference", {}).get("questions_without", 0)
+    if c3po.get("upper_bound") or (c3po.get("epsilon") is None and not without):
+        return None
+    return without, sum(len(documents) for documents in block["samples"].values())
+
+
 def marks_of(block: dict[str, Any], task: str | None = None, metric: str | None = None) -> tuple[str, ...]:
     """The keys of MARKS that hold for a run, or for one of its scores; `block` is `moe_lab` of its results.json."""
     judges = [judge for judge in judges_in(block) if metric in (None, *judge["metrics"])]

@@ -1,8 +1,9 @@
 """The table of an experiment as CSV: one line per cell, numbers as they are stored.
 
 `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
-`run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them. Averages come last. What a run
-is compared with beside base (`compared` of results.json) has columns of its own.
+`without_neighbour` counts the questions of a C3PO run that had no neighbour; `run_id` lists the runs of all seeds,
+`study` is the folder of the study that tuned them. Averages come last. What a run is compared with beside base
+(`compared` of results.json) has columns of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CSV_COLUMNS = (
     "high",
     "n",
     "seeds",
+    "without_neighbour",
     *COMPARED_COLUMNS,
     "marks",
     "published",
@@ -80,6 +82,7 @@ def _csv_numbers(cell: TableCell) -> dict[str, Any]:
         "high": high,
         "n": row.n,
         "seeds": row.seeds,
+        "without_neighbour": without[0] if (without := cell.without_neighbour()) else None,
         **_comparison(row),
         "marks": " ".join(row.marks),
     }

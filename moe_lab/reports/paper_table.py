@@ -52,7 +52,7 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     rows = list(dict.fromkeys(row for row, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
     others = compared_names(cells)
-    header = [*named, "documents", "seeds"]
+    header = [*named, "documents", "seeds", "without a neighbour"]
     for column in columns:
         name = _column_name(across, column)
         header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
@@ -128,13 +128,22 @@ def _bounds(bounds: tuple[float, float] | None, sign: str = "") -> str:
 
 
 def _counts(cells: Sequence[TableCell | None]) -> list[str]:
-    """Documents and seeds of a line's cells, of averages where they stand alone; no seeds where all are one run."""
+    """Documents, seeds and questions without a neighbour of a line's cells, of averages where they stand alone.
+
+    No seeds where all are one run, and no such questions where every one has the k nearest.
+    """
     present = [cell for cell in cells if cell is not None]
     single = [cell for cell in present if not cell.parts]
     rows = [row for cell in single or present if (row := cell.row())]
     documents = dict.fromkeys(str(row.n) for row in rows if row.n is not None)
     seeds = dict.fromkeys(str(row.seeds) for row in rows)
-    return ["/".join(documents) or "-", "/".join(seeds) if any(row.seeds > 1 for row in rows) else ""]
+    alone = [counts for cell in single or present if (counts := cell.without_neighbour()) is not None]
+    none, questions = (sum(numbers) for numbers in zip(*alone, strict=True)) if alone else (0, 0)
+    return [
+        "/".join(documents) or "-",
+        "/".join(seeds) if any(row.seeds > 1 for row in rows) else "",
+        f"{none} of {questions}" if alone else "",
+    ]
 
 
 def _published_list(experiment: Experiment) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from moe_lab.reports.experiment import Experiment, Published
 from moe_lab.reports.expert_rows import EXPERT, expert_row, unit_of
 from moe_lab.reports.means import mean_row, task_mean
-from moe_lab.reports.numbers import Row, against, rows_of
+from moe_lab.reports.numbers import Row, against, rows_of, without_neighbour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,12 @@ class TableCell:
             if better.get(row.metric.partition(",")[0]) is False
             else row.metric
         )
+
+    def without_neighbour(self) -> tuple[int, int] | None:
+        """As `numbers.without_neighbour`, of its first seed; the sums over the parts of an average."""
+        blocks = [results["moe_lab"] for each in self.parts or [self] for results in each.results[:1]]
+        known = [counts for block in blocks if (counts := without_neighbour(block)) is not None]
+        return (sum(none for none, _ in known), sum(all for _, all in known)) if known else None
 
     @property
     def name(self) -> str:

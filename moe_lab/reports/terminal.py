@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from moe_lab.reports.numbers import MARKS, Row, against, marks_of, rows_of, shown_rows
+from moe_lab.reports.numbers import MARKS, Row, against, marks_of, rows_of, shown_rows, without_neighbour
 from moe_lab.reports.printed import print_table
 from moe_lab.results.judged import unjudged_lines
 from moe_lab.results.store import version_marks
@@ -149,6 +149,12 @@ def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
     seen = {mark for block in blocks for mark in marks_of(block)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for block in blocks for line in [*version_marks(block), *unjudged_lines(block)]})
+    for block in blocks:
+        if (counts := without_neighbour(block)) is not None:
+            name = f"{block['method']['name']}, epsilon {block['c3po']['epsilon']}"
+            lines.append(
+                f"{name}: {counts[0]} of {counts[1]} questions had no neighbour and kept their pathway."
+            )
     if any("roe" in block for block in blocks):
         lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
     if any("c2r" in block for block in blocks):

@@ -103,6 +103,8 @@ class C3POConfig(Method.Config):
         return (steps + 1) * (2 if self.negative else 1)
 
     def _check_combinations(self) -> None:
+        if self.optimizer in ("ngd", "kernel_regression"):
+            self._check_radius()
         if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
             raise ConfigError(
                 f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
@@ -112,4 +114,13 @@ class C3POConfig(Method.Config):
             raise ConfigError(
                 f"method.negative={self.negative} is a part of the loss that method.optimizer=ngd descends on, and "
                 f"{self.optimizer} does not: leave one of them out."
+            )
+
+    def _check_radius(self) -> None:
+        """Raise ConfigError for a ball that lies within the near duplicates, which are dropped."""
+        if self.epsilon is not None and self.epsilon <= 1 - self.most_similar:
+            raise ConfigError(
+                f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
+                f"nearer than {1 - self.most_similar:.4g} are dropped as near duplicates "
+                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
             )

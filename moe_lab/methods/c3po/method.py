@@ -33,7 +33,7 @@ class C3PO(Method):
     """Pathways of test questions, optimized on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
-    numerics: ClassVar[int] = 2
+    numerics: ClassVar[int] = 3
 
     Config = C3POConfig
 

@@ -26,7 +26,8 @@ class Shifts:
     """Share of the pathway that a shift keeps."""
     k: int = 3
     epsilon: float | None = None
-    """Only references nearer than this; None: all k."""
+    """Of the k, only references within this radius; None: all. It is half the squared distance, which is the cosine
+    distance where vectors have unit length."""
     kernel: str = "gaussian"
     bandwidth: float | None = None
 
@@ -73,11 +74,20 @@ def mode_finding(
     return changed, torch.stack(losses)
 
 
+def without_neighbours(
+    pathways: Pathways, reference_RWME: Tensor, shifts: Shifts, excluded_NR: Tensor
+) -> Tensor:
+    """bool [N]: which questions have no neighbour at the first shift, and so keep their pathway in all of them."""
+    distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
+    radius = torch.inf if shifts.epsilon is None else shifts.epsilon
+    return ((distance_NR.square() / 2 > radius) | excluded_NR).all(dim=1)
+
+
 def _local_mean(distance_NR: Tensor, reference_RWLE: Tensor, shifts: Shifts) -> tuple[Tensor, Tensor]:
     """([N, W, L, E] of equation 8, bool [N]: whether there was a neighbour)."""
     near_Nk, index_Nk = distance_NR.topk(min(shifts.k, distance_NR.shape[1]), largest=False)
     if shifts.epsilon is not None:
-        near_Nk = near_Nk.masked_fill(near_Nk > shifts.epsilon, torch.inf)
+        near_Nk = near_Nk.masked_fill(near_Nk.square() / 2 > shifts.epsilon, torch.inf)
     weight_Nk = kernel(shifts.kernel, near_Nk, shifts.bandwidth)
     total_N1 = weight_Nk.sum(dim=-1, keepdim=True)
     share_Nk = weight_Nk / total_N1.clamp(min=torch.finfo(weight_Nk.dtype).tiny)

@@ -46,12 +46,12 @@ class Neighbours:
 def neighbours(
     query_QX: Tensor, reference_RX: Tensor, *, k: int, epsilon: float | None, most_similar: float = 0.95
 ) -> Neighbours:
-    """The k nearest references of every question, or all within a distance of `epsilon`, which may be none.
+    """The k nearest references of every question (equation 9), or all within `epsilon` (10), which may be none.
 
     Args:
         query_QX, reference_RX: float32, rows of unit length.
         k: neighbours of each question, if `epsilon` is None; K is then k, also where there are fewer references.
-        epsilon: radius of the ball; K is the size of the fullest ball.
+        epsilon: radius of the ball as a cosine distance, 1 - cos, from 0 to 2; K is the size of the fullest ball.
         most_similar: references with a larger cosine are taken for the question itself and left out.
     """
     rows = max(1, CHUNK_BYTES // (4 * max(1, len(reference_RX))))
@@ -71,7 +71,7 @@ def _nearest(
     same_QR = cosine_QR > most_similar
     distance_QR = (2 - 2 * cosine_QR).clamp(min=0).sqrt().masked_fill(same_QR, torch.inf)
     if epsilon is not None:
-        distance_QR = distance_QR.masked_fill(distance_QR > epsilon, torch.inf)
+        distance_QR = distance_QR.masked_fill(1 - cosine_QR > epsilon, torch.inf)
         k = max(distance_QR.isfinite().sum(dim=1).tolist(), default=0)
     distance_QK, index_QK = distance_QR.sort(dim=1, stable=True)
     distance_QK, index_QK = distance_QK[:, :k], index_QK[:, :k]

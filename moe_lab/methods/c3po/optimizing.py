@@ -19,7 +19,7 @@ from moe_lab.methods.c3po.contrast import Contrast
 from moe_lab.methods.c3po.embeddings import text_ids
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
-from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding
+from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding, without_neighbours
 from moe_lab.methods.c3po.neighbours import Neighbours, neighbours
 from moe_lab.methods.c3po.ngd import Descent, ngd
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
@@ -87,7 +87,7 @@ class PathwayOptimizer:
         near, far_N = self._nearest(references, embedding).abstaining(settings.abstain)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         loss = self._loss(references, near, weight_NK, settings.loss)
-        self._count(near, far_N, loss)
+        none_N = ~loss.found_N
         if settings.optimizer == "ngd" and self._wrong:
             changed = ngd(pathways, self._contrast(embedding, loss), self._descent, watch)
         elif settings.optimizer == "ngd":
@@ -98,16 +98,19 @@ class PathwayOptimizer:
             excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
             excluded_NR |= far_N[:, None]
             known = references.pathway_RWME
+            none_N = without_neighbours(pathways, known, self._shifts, excluded_NR)
             changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
+        self._count(near, far_N, none_N)
         return Optimized(*changed, near, weight_NK)
 
     def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
+        """By their embeddings. The ball of mode finding is one of pathways; the k nearest tell its loss."""
         settings = self.settings
         return neighbours(
             embedding,
             references.embedding_RX,
             k=settings.k,
-            epsilon=settings.epsilon,
+            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
             most_similar=settings.most_similar,
         )
 
@@ -119,10 +122,10 @@ class PathwayOptimizer:
                 return references.embed_read(torch.stack([tail.mean_D for tail in tails]))
         return references.embed(texts, self.model)
 
-    def _count(self, near: Neighbours, far_N: Tensor, loss: NeighbourLoss) -> None:
+    def _count(self, near: Neighbours, far_N: Tensor, none_N: Tensor) -> None:
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
         self.counted["reference_far"] += int(far_N.sum())
-        self.counted["reference_none"] += int((~loss.found_N).sum())
+        self.counted["reference_none"] += int(none_N.sum())
 
     @property
     def _descent(self) -> Descent:

@@ -88,7 +88,7 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
         ["method.kernel=matern"],
         ["method.kernel=polynomial", "method.relax=topk"],
         ["method.kernel=linear", "method.update=gd"],
-        ["method.epsilon=0.9", "method.schedule=step"],
+        ["method.epsilon=0.4", "method.schedule=step"],
         ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
         ["method.reference=toy_choice:far", "method.k=5"],
         ["method.negative=1.0", "method.n=3", "method.temperature=0.5"],
@@ -107,6 +107,29 @@ def test_every_choice_runs_and_changes_something(keys, outputs, capsys):
         run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=6")
     )
     assert found != base
+
+
+@pytest.mark.slow
+def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(outputs, capsys):
+    """None of the toy world's references lies so near a question, and not within the near duplicates."""
+    ended = command(capsys, outputs, "task=toy_choice", "limit=6", "method.epsilon=0.0501")
+    block, found = result(ended)
+    without = block["c3po"]["reference"]["questions_without"]
+    assert without > 0 and f"epsilon 0.0501: {without} of 6 questions had no neighbour" in ended.out
+    _, base = result(
+        run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=6")
+    )
+    kept = sum(
+        [float(choice[0][0]) for choice in mine]
+        == pytest.approx([float(choice[0][0]) for choice in own], abs=1e-5)
+        for mine, own in zip(found, base, strict=True)
+    )
+    assert kept >= without
+
+
+def test_an_empty_ball_is_refused(outputs, capsys):
+    ended = command(capsys, outputs, "task=toy_choice", "method.epsilon=0.05")
+    assert ended.code == 2 and "method.epsilon=0.05 finds no neighbour" in ended.err
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
-"""Keys of `method=c3po`. Broken by: two runs of the same computation, or one of two."""
+"""Keys of `method=c3po`. Broken by: two runs of the same computation, or one of two; a ball that must be empty and is not
+refused.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.method import C3PO
 from moe_lab.models.facts import ModelFacts
 
@@ -54,3 +57,24 @@ def test_keys_that_make_no_difference_make_no_other_run(settings, unread):
 def test_keys_that_make_a_difference_make_another_run(settings, read):
     for key, value in read.items():
         assert identity(**settings) != identity(**{**settings, key: value}), key
+
+
+@pytest.mark.parametrize("optimizer", ["ngd", "kernel_regression"])
+@pytest.mark.parametrize(("epsilon", "most_similar"), [(0.05, 0.95), (0.01, 0.95), (0.3, 0.7)])
+def test_a_radius_at_which_nobody_is_left_is_refused(optimizer, epsilon, most_similar):
+    with pytest.raises(ConfigError, match=rf"method.epsilon={epsilon} finds no neighbour.*cosine distance"):
+        C3PO.Config(optimizer=optimizer, epsilon=epsilon, most_similar=most_similar)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"epsilon": 0.06},
+        {"epsilon": 0.05, "most_similar": 1.0},
+        {"epsilon": 0.01, "optimizer": "mode_finding"},  # a ball of pathways, of which none are dropped
+        {"epsilon": 0.01, "optimizer": "oracle"},
+    ],
+    ids=str,
+)
+def test_other_radii_are_taken(keys):
+    assert C3PO.Config(**keys).epsilon == keys["epsilon"]

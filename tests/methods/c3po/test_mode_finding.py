@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from moe_lab.methods.c3po.mode_finding import Shifts, distances, mode_finding
+from moe_lab.methods.c3po.mode_finding import Shifts, distances, mode_finding, without_neighbours
 from moe_lab.methods.c3po.pathway import Pathways
 from tests.methods.c3po.conftest import CORE
 
@@ -98,7 +98,7 @@ def test_excluded_references_and_those_outside_the_ball_do_not_count(olmoe, two_
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, wide, excluded_NR=first)
     mean_WLE = two_clusters[4:][:, :, olmoe.layers].mean(0)
     torch.testing.assert_close(changed.probs_NWLE()[0], mean_WLE, atol=1e-5, rtol=1e-3)
-    small = dataclasses.replace(SHIFTS, epsilon=1e-3)
+    small = dataclasses.replace(SHIFTS, epsilon=1e-6)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, small)
     torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
 
@@ -107,3 +107,18 @@ def test_distances_are_like_those_of_unit_vectors():
     one, other = torch.eye(4)[0].expand(1, 2, 3, 4), torch.eye(4)[1].expand(1, 2, 3, 4)
     found = distances(one, torch.cat([one, other]))
     torch.testing.assert_close(found, torch.tensor([[0.0, math.sqrt(2)]]))
+
+
+def test_a_question_without_a_neighbour_is_told_by_half_the_squared_distance(olmoe, two_clusters):
+    pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
+    nearest_N = distances(pathways.clean_NWLE, two_clusters[:, :, olmoe.layers]).amin(dim=1)
+    radius = nearest_N.median().square().item() / 2
+    none = torch.zeros(3, 8, dtype=torch.bool)
+    shifts = dataclasses.replace(SHIFTS, k=8, epsilon=radius * (1 + 1e-5))
+    without_N = without_neighbours(pathways, two_clusters, shifts, none)
+    assert without_N.tolist() == (nearest_N > nearest_N.median()).tolist() and without_N.sum() == 1
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
+    kept_N = (changed.probs_NWLE() - pathways.clean_NWLE).abs().amax(dim=(1, 2, 3)) < 1e-6
+    assert kept_N.equal(without_N)
+    assert without_neighbours(pathways, two_clusters, SHIFTS, ~none).all()
+    assert not without_neighbours(pathways, two_clusters, SHIFTS, none).any()

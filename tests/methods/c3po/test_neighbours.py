@@ -20,20 +20,21 @@ def unit(count: int, size: int = 6, seed: int = 0) -> torch.Tensor:
 
 
 def by_hand(query, references, most_similar, k=None, epsilon=None):
-    """[(distance, index)] of one question, and how many were dropped."""
+    """[(distance of unit vectors, index)] of one question, and how many were dropped; `epsilon` is of 1 - cos."""
     found, dropped = [], 0
     for index, reference in enumerate(references.tolist()):
         cosine = sum(a * b for a, b in zip(query.tolist(), reference, strict=True))
         if cosine > most_similar:
             dropped += 1
         else:
-            found.append((math.sqrt(max(0.0, 2 - 2 * cosine)), index))
+            found.append((1 - cosine, index))
     found.sort()
-    return [pair for pair in found if epsilon is None or pair[0] <= epsilon][:k], dropped
+    near = [(d, index) for d, index in found if epsilon is None or d <= epsilon][:k]
+    return [(math.sqrt(max(0.0, 2 * d)), index) for d, index in near], dropped
 
 
 @pytest.mark.parametrize("most_similar", [0.6, 0.95, 1.0])
-@pytest.mark.parametrize("kind", [{"k": 4}, {"epsilon": 0.9}])
+@pytest.mark.parametrize("kind", [{"k": 4}, {"epsilon": 0.5}])
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
     queries, references = unit(11, seed=1), unit(40)
@@ -58,8 +59,18 @@ def test_an_empty_ball_has_no_neighbour():
     assert found.index_QK.shape == (3, 0)
     one = unit(1)
     near = torch.nn.functional.normalize(one + 0.4 * unit(1, seed=5), dim=1)
-    found = neighbours(torch.cat([one, -one]), near, k=3, epsilon=0.6)
+    found = neighbours(torch.cat([one, -one]), near, k=3, epsilon=0.2)
     assert found.index_QK.tolist() == [[0], [-1]]
+
+
+def test_the_radius_is_a_cosine_distance():
+    """cos = 0.8 lies within 0.2, and its distance of unit vectors, which kernels take, is sqrt(0.4) = 0.63."""
+    query_QX, reference_RX = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.8, 0.6], [0.6, 0.8]])
+    found = neighbours(query_QX, reference_RX, k=3, epsilon=0.21)
+    assert found.index_QK.tolist() == [[0]]
+    assert found.distance_QK.tolist() == [[pytest.approx(math.sqrt(0.4))]]
+    assert neighbours(query_QX, reference_RX, k=3, epsilon=0.19).index_QK.tolist() == [[]]
+    assert neighbours(query_QX, reference_RX, k=3, epsilon=0.41).index_QK.tolist() == [[0, 1]]
 
 
 def test_fewer_references_than_k():
@@ -79,7 +90,7 @@ def test_no_question():
     assert neighbours(unit(0), unit(5), k=2, epsilon=1.0).index_QK.shape == (0, 0)
 
 
-@pytest.mark.parametrize("how", [{"k": 2, "epsilon": None}, {"k": 1, "epsilon": 1.2}], ids=str)
+@pytest.mark.parametrize("how", [{"k": 2, "epsilon": None}, {"k": 1, "epsilon": 0.72}], ids=str)
 def test_a_question_whose_nearest_reference_is_too_far_has_none(how):
     query_QX = torch.eye(3)
     reference_RX = torch.nn.functional.normalize(torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.1, 1.0]]), dim=1)

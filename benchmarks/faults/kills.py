@@ -27,16 +27,19 @@ class Kills:
         random = Random(f"{self.seed} kills {number}")
         kind = self.kinds[number % len(self.kinds)]
         output = scratch(self.work)
-        killed = 0
+        killed = since = 0
         while killed < IN_A_ROW:
             ended = kind.run(output, kill_after=random.uniform(0.02, 0.9) * kind.seconds)
             if ended.code != 128 + signal.SIGKILL:  # it was faster: another one
+                if since == 0:
+                    kind.seconds = min(kind.seconds, ended.seconds)
+                since = 0
                 if problems := kind.problems(ended, output):
                     return [f"{kind.name}: {problem}" for problem in problems]
                 clear(output)
                 output = scratch(self.work)
                 continue
-            killed += 1
+            killed, since = killed + 1, since + 1
             if ended.traceback:
                 return [f"{kind.name}: a traceback before the kill: {ended.last_line}"]
         ended = kind.run(output)

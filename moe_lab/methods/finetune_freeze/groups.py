@@ -1,7 +1,7 @@
 """Which parameters are a model's routers and which its experts, found by class in every supported family.
 
-Experts are the routed ones. Shared experts, which no router chooses, and the gates that weigh them belong to neither
-group: they train in every phase, as attention does.
+Experts are the routed ones. Shared experts, which no router chooses, and the gates that weigh them are a group of their
+own. They are found by the names that transformers gives them, since their classes are those of any feed-forward layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from moe_lab.errors import ModelError
 from moe_lab.routing.hook import Router, require_routers
 
 Groups = Mapping[str, list[nn.Parameter]]
-"""Parameters by group: "router", "experts" and "other", every parameter in one of them."""
+"""Parameters by group: "router", "experts", "shared_experts" (empty in a model without) and "other", every parameter in
+one of them."""
 
 OWN_FORWARD = (
     "transformers.models.dbrx.modeling_dbrx.DbrxExperts",
@@ -26,6 +27,10 @@ OWN_FORWARD = (
 """Classes of experts that transformers computes in one way only; all others carry its mark."""
 
 
+SHARED = ("shared_expert", "shared_experts", "shared_expert_gate", "shared_mlp")
+"""What shared experts and their gates are called."""
+
+
 def is_experts(module: nn.Module) -> bool:
     """Whether the module holds the routed experts of a layer, or a part of them."""
     cls = type(module)
@@ -33,7 +38,7 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def parameter_groups(model: nn.Module) -> Groups:
-    """The model's parameters by group. Raises ModelError where a group is empty or a layer has no experts."""
+    """The model's parameters by group. Raises ModelError for a model without routers, or a layer without experts."""
     experts: dict[int, nn.Parameter] = {}
     routers: dict[int, nn.Parameter] = {}
     for router in require_routers(model):
@@ -42,9 +47,15 @@ def parameter_groups(model: nn.Module) -> Groups:
         routers |= {key: own for key, own in _by_id([router.module]).items() if key not in experts}
     if not routers or not experts:
         raise ModelError(f"{type(model).__name__}: its routers or experts have no parameters to freeze.")
-    taken = routers.keys() | experts.keys()
+    shared = _by_id([module for name, module in model.named_modules() if name.rpartition(".")[2] in SHARED])
+    taken = routers.keys() | experts.keys() | shared.keys()
     other = [parameter for parameter in model.parameters() if id(parameter) not in taken]
-    return {"router": list(routers.values()), "experts": list(experts.values()), "other": other}
+    return {
+        "router": list(routers.values()),
+        "experts": list(experts.values()),
+        "shared_experts": list(shared.values()),
+        "other": other,
+    }
 
 
 def _experts_of(router: Router) -> list[nn.Module]:

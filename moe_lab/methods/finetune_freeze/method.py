@@ -40,7 +40,12 @@ RECORDED = (
 
 
 class FinetuneFreeze(Method):
-    """Trained once, then an untouched model like any other."""
+    """Trained once, then an untouched model like any other.
+
+    `router_aux_loss_coef` weighs transformers' load-balancing loss, E times the sum over experts of f P, with f and P
+    over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is of one layer: where layers
+    are balanced alike, c here is alpha = c E / L there, if the losses of its L layers are added.
+    """
 
     numerics = 1
     random = True
@@ -104,7 +109,12 @@ class FinetuneFreeze(Method):
             )
         self._check_deepspeed(config)
         model = empty_model(architecture)
-        parameter_groups(model)
+        groups = parameter_groups(model)
+        if self.config.freeze_shared_experts and not groups["shared_experts"]:
+            raise ConfigError(
+                f"method.freeze_shared_experts=true: models of type {facts.family} have no shared experts. "
+                "Leave it out."
+            )
         if self.config.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
                 f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "

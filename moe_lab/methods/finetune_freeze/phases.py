@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.values import did_you_mean
 
-GROUPS = ("router", "experts")
+GROUPS = ("router", "experts", "shared_experts")
 """What can be frozen."""
 SCHEDULES = {
     "none": ("none",),
@@ -39,6 +39,16 @@ class Phase:
     until: float
     lr: float | None = None
     """Peak learning rate in this phase, instead of the recipe's."""
+
+
+def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """The phases that freeze the experts freeze the shared ones too."""
+    return tuple(
+        replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
+        if "experts" in phase.frozen
+        else phase
+        for phase in phases
+    )
 
 
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.methods.finetune_freeze.phases import Phase, Rate, boundaries, label, phases_of
+from moe_lab.methods.finetune_freeze.phases import (
+    Phase,
+    Rate,
+    boundaries,
+    label,
+    phases_of,
+    with_shared_experts,
+)
 from moe_lab.processes import num_processes
 from moe_lab.values import above_zero, at_least
 
@@ -21,6 +28,7 @@ NOT_WEIGHTS = (
     "name",
     "schedule",
     "phases",
+    "freeze_shared_experts",
     "dataset",
     "dataset_size",
     "validation_size",
@@ -42,6 +50,7 @@ class FinetuneConfig:
     name: str = "finetune-freeze"
     schedule: str = "none"
     phases: list[dict[str, Any]] | None = None
+    freeze_shared_experts: bool = False
     dataset: str = "toy"
     dataset_size: int | None = None
     validation_size: int | None = None
@@ -86,7 +95,8 @@ class FinetuneConfig:
         own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset == "toy" else 1)
         passes = self.gradient_accumulation or max(1, STEP_SIZE // own["batch_size"])
         own["gradient_accumulation"] = passes * num_processes()
-        return Recipe(phases=phases_of(self.schedule, self.phases), **own)
+        phases = phases_of(self.schedule, self.phases)
+        return Recipe(phases=with_shared_experts(phases) if self.freeze_shared_experts else phases, **own)
 
 
 @dataclass(frozen=True, kw_only=True)

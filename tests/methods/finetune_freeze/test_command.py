@@ -40,6 +40,12 @@ def answers(folder: Path, method: str, run_id: str = "") -> list:
     return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
+def test_a_model_without_shared_experts_has_none_to_freeze(tmp_path, capsys):
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.freeze_shared_experts=true")
+    assert ended.code == 2 and "models of type olmoe have no shared experts" in ended.err
+    assert not (tmp_path / "models").exists()
+
+
 @pytest.mark.slow
 def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -50,7 +56,7 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     assert own["training"]["steps"] == 4 and own["training"]["phases_end_at"] == [2, 4]
     assert own["training"]["schedule"] == "N→R" and own["training"]["parameters"]["router"] == 8 * 16 * 128
     assert block["baseline"]["run_id"] and "paired" in block
-    assert "router 16,384, experts 3,145,728" in ended.err
+    assert "router 16,384, experts 3,145,728, shared_experts 0, other" in ended.err
     folder = tmp_path / "models" / own["model"]
     assert json.loads((folder / "status.json").read_text())["status"] == "success"
     assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000

@@ -1,6 +1,8 @@
-"""Broken by: a family whose routers or experts are not found, or a shared expert, attention or gate taken for one."""
+"""Broken by: a family whose routers, experts or shared experts are not found, or another parameter taken for one."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,14 @@ from moe_lab.errors import ModelError
 from moe_lab.methods.finetune_freeze.groups import counts, empty_model, parameter_groups
 from tests.families.zoo import ZOO, small_config
 from tests.tiers import by_family
+
+TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+SHARED = {
+    line.split(" | ")[1].strip("`")
+    for line in TABLE.splitlines()
+    if line.startswith("| ") and line.split(" | ")[4:5] == ["yes"]
+}
+"""Types of models with shared experts."""
 
 
 def names_of(model, group) -> set[str]:
@@ -31,6 +41,9 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
         "JetMoE's attention has some, too"
     )
     assert counts(groups)["router"] < counts(groups)["experts"]
+    shared = {name for name in names_of(model, model.parameters()) if "shared" in name}
+    assert names_of(model, groups["shared_experts"]) == shared
+    assert bool(shared) == (model_type in SHARED), "as docs/models.md says"
 
 
 def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these():

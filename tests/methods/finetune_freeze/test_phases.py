@@ -118,3 +118,20 @@ def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
     recipe = FinetuneConfig(epochs=3, batch_size=1, gradient_accumulation=4)
     assert recipe.recipe().steps(9) == 9
     assert FinetuneConfig(epochs=3, max_steps=5).recipe().steps(9) == 5
+
+
+def test_shared_experts_are_frozen_with_the_experts_and_are_part_of_what_determines_the_weights():
+    settings = {"schedule": "experts-router"}
+    plain, shared = (
+        FinetuneConfig(**settings, freeze_shared_experts=freeze).recipe() for freeze in (False, True)
+    )
+    assert [phase.frozen for phase in shared.phases] == [("experts", "shared_experts"), ("router",)]
+    assert shared.label == "ES→R" and plain.label == "E→R"
+    assert plain.identity() != shared.identity()
+    assert "freeze_shared_experts" not in shared.identity(), "it is told by the phases"
+    other = FinetuneConfig(schedule="router", freeze_shared_experts=True).recipe()
+    assert other == FinetuneConfig(schedule="router").recipe(), (
+        "it makes no difference where no experts are frozen"
+    )
+    listed = [{"frozen": ["shared_experts"], "until": 1.0}]
+    assert FinetuneConfig(phases=listed).recipe().label == "S→S"

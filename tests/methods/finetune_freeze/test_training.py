@@ -22,7 +22,7 @@ from moe_lab.methods.finetune_freeze.freezing import most_memory
 from moe_lab.methods.finetune_freeze.groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phases import SCHEDULES, phases_of
 from tests.families.zoo import small_model
-from tests.methods.finetune_freeze.runs import train
+from tests.methods.finetune_freeze.runs import rows, train
 from tests.tiers import by_family
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
@@ -92,6 +92,19 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
             )
 
 
+@pytest.mark.parametrize("family", ("deepseek", "qwen2_moe"))
+@pytest.mark.parametrize("freeze", (False, True))
+def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, freeze, tmp_path, watch):
+    model = deepcopy(small_model(family))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()}
+    train(model, tmp_path, count=4, epochs=1, phases=PHASES[2:], freeze_shared_experts=freeze)
+    first, last = watch.states[0], watch.states[-1]
+    moved = {name for name in names.values() if not same_bytes(first[name], last[name])}
+    expected = groups["experts"] | (groups["shared_experts"] if freeze else set())
+    assert groups["shared_experts"] and set(names.values()) - moved == expected
+
+
 def test_a_bias_that_balances_experts_is_among_what_was_watched():
     """DeepSeek-V3's correction bias is a buffer of the router, so that the test above compares it in all phases."""
     biases = [
@@ -159,6 +172,40 @@ def test_the_auxiliary_loss_is_logged_and_changes_the_weights(tmp_path):
     assert not torch.equal(plain.state_dict()[name], balanced.state_dict()[name])
 
 
+def auxiliary_loss(router_logits: list[torch.Tensor], top_k: int) -> torch.Tensor:
+    """E times the sum over experts of f (selections per token) times P (mean probability), over all layers' tokens."""
+    logits_TE = torch.cat(router_logits)
+    chosen = logits_TE.topk(top_k).indices.flatten().tolist()
+    tokens, experts = logits_TE.shape
+    probability_E = logits_TE.softmax(-1).mean(0)
+    return experts * sum(chosen.count(e) / tokens * probability_E[e] for e in range(experts))
+
+
+@pytest.mark.parametrize("family", ("olmoe", "mixtral"))
+def test_a_steps_gradient_is_that_of_the_formula(family, tmp_path, monkeypatch):
+    """Cross-entropy per answer token of the step, and the weight times the passes' mean auxiliary loss."""
+    model, found = deepcopy(small_model(family)), {}
+
+    def record(self, model):
+        found.update({name: own.grad.clone() for name, own in model.named_parameters()})
+        return torch.tensor(1.0)  # instead of clipping
+
+    monkeypatch.setattr(trainer_module.FreezeTrainer, "_clip_grad_norm", record)
+    settings = {"router_aux_loss_coef": 0.5, "batch_size": 1, "gradient_accumulation": 2, "count": 2}
+    train(model, tmp_path, **settings)
+    reference = deepcopy(small_model(family)).train()
+    total, tokens, auxiliary = torch.zeros(()), 0, []
+    for row in rows(2):
+        output = reference(torch.tensor([row.ids]), output_router_logits=True)
+        log_probs = output.logits[0, :-1].log_softmax(-1)
+        total = total - sum(log_probs[i, token] for i, token in enumerate(row.ids[1:]))
+        tokens += len(row.ids) - 1
+        auxiliary.append(auxiliary_loss(output.router_logits, reference.config.num_experts_per_tok))
+    (total / tokens + 0.5 * sum(auxiliary) / 2).backward()
+    for name, own in reference.named_parameters():
+        torch.testing.assert_close(found[name], own.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
 def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
     """Adam's first step is the learning rate in every entry that has a gradient."""
     before = small_model("olmoe")
@@ -207,7 +254,7 @@ from pathlib import Path
 import torch
 from moe_lab.methods.finetune_freeze import trainer
 from tests.families.zoo import small_model
-from tests.methods.finetune_freeze.runs import train
+from tests.methods.finetune_freeze.runs import rows, train
 
 torch.set_num_threads(1)
 folder, last = Path(sys.argv[1]), int(sys.argv[2])

@@ -34,11 +34,11 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## The embedded model with and without RoE on toy_math (RUN_ARGS='...' for another run)
 	$(BIN)/python -m moe_lab $(RUN_ARGS)
 
-test: checks ## Checks, and all tests but the slow ones
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow'
+test: checks ## Checks, and the fast tests: five families, no processes, at most 2 seconds each
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
 
 test-all: checks ## Checks, and all tests
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 checks: $(STAMP) ## Lint, format and types
 	$(BIN)/python -m ruff check $(CHECKED)

@@ -46,13 +46,19 @@ def _own_settings(one: Prepared, group: Sequence[Prepared]) -> str:
 
 
 def coordinate(prepared: Prepared, key: str) -> str:
-    """What a cell is called on one axis: an option's name, or a dotted key's value; a dash where it has none."""
+    """What a cell is called on one axis: an option's name, or a dotted key's value.
+
+    A dash stands where it has none, or where it makes no difference.
+    """
     if key == "model":
         return prepared.config.model.name
     if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
         return f"{prepared.cell.choices[key]}, {NULL}"
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
+    group, _, name = key.partition(".")
+    if group == "method" and name in prepared.config.method.unread:
+        return "-"
     value: Any = prepared.cell.values
     for part in key.split("."):
         value = value.get(part)

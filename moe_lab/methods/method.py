@@ -32,6 +32,11 @@ class Method(ABC):
 
         name: str
 
+        @property
+        def unread(self) -> set[str]:
+            """Keys that make no difference beside the others: no part of a run's identity, and a dash in tables."""
+            return set()
+
     numerics: ClassVar[int] = 1
     """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False

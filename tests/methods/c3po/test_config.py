@@ -4,11 +4,15 @@ refused.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import SimpleNamespace
+
 import pytest
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.method import C3PO
 from moe_lab.models.facts import ModelFacts
+from moe_lab.places import coordinate
 
 FACTS = ModelFacts(
     name="x",
@@ -78,3 +82,20 @@ def test_a_radius_at_which_nobody_is_left_is_refused(optimizer, epsilon, most_si
 )
 def test_other_radii_are_taken(keys):
     assert C3PO.Config(**keys).epsilon == keys["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ({"update": "gd"}, {"update": "gd", "k": "3", "epsilon": "-"}),
+        ({"optimizer": "kernel_regression"}, {"update": "-", "k": "3"}),
+        ({"epsilon": 0.5}, {"update": "adam", "k": "-", "epsilon": "0.5"}),
+    ],
+    ids=str,
+)
+def test_a_table_shows_a_dash_for_what_makes_no_difference(keys, shown):
+    settings = C3PO.Config(**keys)
+    cell = SimpleNamespace(choices={}, values={"method": asdict(settings)})
+    prepared = SimpleNamespace(config=SimpleNamespace(method=settings), cell=cell)
+    for key, value in shown.items():
+        assert coordinate(prepared, f"method.{key}") == value

@@ -14,6 +14,11 @@ from moe_lab.errors import ConfigError, in_cell
 from moe_lab.methods import get_method
 from moe_lab.typed import build, unknown_key
 
+LONGEST_NAME = 255
+"""Characters of a file's name."""
+TEXTS = ("system_instruction", "experiment", "gen_kwargs")
+"""Keys whose text is no name."""
+
 
 def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configs of a grid; an error names its cell."""
@@ -28,7 +33,7 @@ def to_config(cell: Cell) -> Config:
     """The typed config of a cell. ConfigError names the key, what it expects or the closest one."""
     values = dict(cell.values)
     _check_names(values)
-    _check_not_empty(values)
+    _check_texts(values)
     sections: dict[str, Any] = {}
     for group in GROUP_CONFIGS:
         section = _section(values, group)
@@ -58,12 +63,14 @@ def _check_names(values: dict[str, Any]) -> None:
             raise unknown_key(key, known + [name for name in nested if not name.startswith(f"{key}.")])
 
 
-def _check_not_empty(values: dict[str, Any], prefix: str = "") -> None:
+def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
+        if isinstance(value, str) and key not in TEXTS and max(map(len, value.split("/"))) > LONGEST_NAME:
+            raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
-            _check_not_empty(value, f"{key}.")
+            _check_texts(value, f"{key}.")
 
 
 def _section(values: dict[str, Any], group: str) -> dict[str, Any]:

@@ -77,6 +77,7 @@ WRONG = {
     ),
     "an infinite setting of generation": (["gen_kwargs={top_p:1e999}"], "gen_kwargs.top_p=inf"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
+    "a path longer than any": (["model.path=" + 5000 * "x"], "no file or option has so long a name"),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "selects nothing"),

@@ -14,6 +14,7 @@ from moe_lab.convert import to_config
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.explain import REQUEST_ERRORS, explain
 from moe_lab.jobs import Job, job_after, job_of
+from moe_lab.methods import get_method
 from moe_lab.reports.experiment import Experiment, find_experiments
 from moe_lab.values import did_you_mean
 
@@ -188,7 +189,8 @@ def coordinate(prepared: Prepared, key: str) -> str:
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     group, _, name = key.partition(".")
-    if group == "method" and name in prepared.config.method.unread:
+    method = prepared.config.method
+    if group == "method" and name in get_method(method.name).unread(method):
         return "-"
     value: Any = prepared.cell.values
     for part in key.split("."):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.cells import Prepared
 from moe_lab.grid import Failure
+from moe_lab.methods import get_method
 from moe_lab.reports.experiment import MEASURE, SETTINGS, Experiment
 from moe_lab.reports.expert_rows import EXPERT
 from moe_lab.reports.table_cell import TableCell
@@ -57,7 +58,8 @@ def coordinate(prepared: Prepared, key: str) -> str:
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     group, _, name = key.partition(".")
-    if group == "method" and name in prepared.config.method.unread:
+    method = prepared.config.method
+    if group == "method" and name in get_method(method.name).unread(method):
         return "-"
     value: Any = prepared.cell.values
     for part in key.split("."):

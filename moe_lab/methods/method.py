@@ -32,11 +32,6 @@ class Method(ABC):
 
         name: str
 
-        @property
-        def unread(self) -> set[str]:
-            """Keys that make no difference beside the others: no part of a run's identity, and a dash in tables."""
-            return set()
-
     numerics: ClassVar[int] = 1
     """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
@@ -59,6 +54,11 @@ class Method(ABC):
         self.config = config
         self.opened: dict[str, Any] = {}
         """What `report` needs to know of `open`, as plain values: kept with the answers."""
+
+    @staticmethod
+    def unread(config: Any) -> set[str]:
+        """Keys of a `Config` that make no difference beside its others: a dash stands for them in tables."""
+        return set()
 
     @property
     def version(self) -> int | str:

@@ -1,7 +1,7 @@
 """Latency and memory: exactly so many tokens, settings in turns, and a stored measurement that is used again.
 
 Broken by an end token that ends a measurement early, by settings timed one after the other, by a key that leaves out
-what matters.
+what matters, by a larger model that is the same one.
 """
 
 from __future__ import annotations
@@ -96,6 +96,25 @@ def test_another_depth_is_the_same_architecture(roe: Config) -> None:
     everything = sum(p.numel() for p in loaded.model.parameters())
     assert everything - own == 2 * 300 * 48, "embedding and head are left out"
     assert [scaled_depth(16, ratio) for ratio in (0.01, 0.9, 1.5)] == [1, 14, 24]
+
+
+def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger model is as deep as the ratio says, and alone: base and RoE are the model that was loaded."""
+    layers: dict[str, int] = {}
+    rows: dict[str, int] = {}
+
+    def look(settings):
+        for name, opened in settings.items():
+            with opened() as lm:
+                layers[name] = len(lm.model.model.layers)
+                rows[name] = lm.ensemble.n
+        return measure_in_turns(dict.fromkeys(settings, settings["base"]), 1, 1)
+
+    monkeypatch.setattr(equivalent, "measure_in_turns", look)
+    found = equivalent.measured(roe, ModelPool(), 2.0)
+    assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {"base": 1, "roe": 3, "equivalent": 1}
+    assert found is not None
+    assert found["equivalent_non_embedding_parameters"] > 1.9 * found["non_embedding_parameters"]
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class C3POConfig(Method.Config):
 
     @property
     def unread(self) -> set[str]:
-        """Of `update`, `schedule` and others, those that the optimizer leaves unread."""
+        """Keys that make no difference beside the others: no part of a run's identity."""
         unread = set() if self.n > 1 else {"temperature"}
         if self.optimizer == "oracle":
             return unread | OF_REFERENCES | {"alpha", "shifts"}

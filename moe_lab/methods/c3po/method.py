@@ -43,6 +43,10 @@ class C3PO(Method):
         self._folder: Path | None = None
         self._documents: ReferenceDocuments | None = None
 
+    @staticmethod
+    def unread(config: Any) -> set[str]:
+        return config.unread
+
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for layers that the model lacks, and for routers that choose by other than logits."""
         from moe_lab.routing import family_of_type

@@ -1,4 +1,4 @@
-"""The "Answer format: answer1/answer2/..." prompts of Hu et al. (LLM-Adapters, 2023), which RoE's section 4 follows.
+"""The "Answer format: answer1/answer2/..." prompts of Hu et al. (LLM-Adapters, 2023), whom RoE follows (section 3.1).
 
 Each function is an lm-eval `process_docs`: it adds `query` (the prompt), `names` (what the model may answer) and `gold`
 (the index of the right one) to every row of a split.

@@ -155,6 +155,7 @@ def test_a_wrong_key_in_a_yaml_of_ones_own_is_named(capsys, tmp_path):
     assert "Did you mean 'model.path'?" in ended.err
 
 
+@pytest.mark.slow
 def test_as_a_process(tmp_path):
     command = [sys.executable, "-m", "moe_lab", "method.n=abc"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

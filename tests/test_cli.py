@@ -56,12 +56,14 @@ def test_help_lists_options_of_ones_own(capsys, tmp_path):
     assert "My own model" in run_command(capsys, "--config-dir", str(tmp_path), "--help").out
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_traceback():
     command = f"{shlex.quote(sys.executable)} -m moe_lab --help | true"
     outcome = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert outcome.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ([], ["method=c3po", "experiment=all"]), ids=("overview", "options"))
 def test_help_imports_no_heavy_library(named):
     code = (
@@ -72,6 +74,7 @@ def test_help_imports_no_heavy_library(named):
     assert ended.stderr.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_hydra_explains_its_own_flags(tmp_path):
     """In a process of its own: Hydra sets up logging, at which a handler of absl closes what pytest captures into."""
     command = [sys.executable, "-m", "moe_lab", "--hydra-help"]
@@ -116,6 +119,7 @@ def test_what_a_user_typed_is_printed_as_it_is(capsys, runs):
     assert ended.code == 0 and "x[/y]" in ended.out
 
 
+@pytest.mark.slow
 def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
     ended = run_command(capsys, "-m", "task=toy_math,toy_choice", "model=tiny,olmoe", "method=base,roe")
     assert ended.code == 0

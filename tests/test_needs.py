@@ -139,6 +139,7 @@ def training_config(path, **keys):
     return replace(config, method=replace(config.method, dataset_size=8, validation_size=0, **keys))
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_training_is_that_of_its_largest_phase(half_precision):
     """Float32 weights, whatever is stored, and 12 bytes more for each parameter that the phase trains."""
     path, routers, experts, every = half_precision
@@ -157,6 +158,7 @@ def test_the_memory_of_a_training_is_that_of_its_largest_phase(half_precision):
     assert "training " not in text_of(config_of(path, "roe"))
 
 
+@pytest.mark.slow
 def test_a_training_that_does_not_fit_is_told_with_those_it_is_compared_with(half_precision, monkeypatch):
     path, _, experts, every = half_precision
     own = 16 * every - 12 * experts

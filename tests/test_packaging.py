@@ -56,6 +56,7 @@ def test_the_wheel_holds_conf_and_experiments_inside_the_package(wheel):
     assert set(packaged) <= set(names), "task YAMLs and the tiny model's files travel too"
 
 
+@pytest.mark.slow
 def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
     site, work = tmp_path / "a site", tmp_path / "a work folder"
     zipfile.ZipFile(wheel).extractall(site)
@@ -72,6 +73,7 @@ def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_make_help_lists_every_target():
     out = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     wanted = ["run", "test", "test-all", "checks", "bench", "reproduce-tables", "clean-outputs"]
@@ -80,6 +82,7 @@ def test_make_help_lists_every_target():
         assert re.search(rf"^  make {target} +\S", out, re.M), target
 
 
+@pytest.mark.slow
 def test_clean_outputs_keeps_the_folder(tmp_path):
     (tmp_path / "outputs" / "runs" / "x").mkdir(parents=True)
     (tmp_path / "outputs" / ".gitkeep").touch()
@@ -98,6 +101,7 @@ def test_every_dependency_has_a_tested_version():
     assert "+" not in text, "a local version label would tie everybody to one build"
 
 
+@pytest.mark.slow
 def test_what_runs_write_is_ignored_by_git():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")

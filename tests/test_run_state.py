@@ -11,6 +11,7 @@ import pytest
 from moe_lab.config import Config
 from moe_lab.evaluation import answers_header
 from moe_lab.methods import get_method
+from moe_lab.methods.c3po import references
 from moe_lab.methods.c3po.config import ALPHAS_TRIED
 from moe_lab.methods.c3po.regression import ALPHAS
 from moe_lab.prepare import prepare
@@ -96,7 +97,9 @@ def test_the_plan_knows_how_many_alphas_are_tried() -> None:
     assert len(ALPHAS) == ALPHAS_TRIED
 
 
-def test_a_reference_set_is_counted_until_it_is_there(tmp_path: Path) -> None:
+def test_a_reference_set_is_counted_until_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = get_method("c3po").Config(name="c3po", reference_size=20)
     asked = Config(method=settings, output_dir=str(tmp_path), limit=2)
     asked.task.name = "toy_choice"
@@ -104,10 +107,8 @@ def test_a_reference_set_is_counted_until_it_is_there(tmp_path: Path) -> None:
     [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
     per_question = asked_by(run).prompt
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
-    folder = tmp_path / "references" / name
-    folder.mkdir(parents=True)
-    digest = next(iter(_digests(run)))
-    write_json(folder / "references.json", {"id": digest})
+    folder, digest = tmp_path / "references" / name, next(iter(_digests(run)))
+    monkeypatch.setattr(references, "is_whole", lambda *asked: asked == (folder, digest))
     assert run.method.references_left(run.config, run.facts) == {}
 
 

@@ -85,6 +85,7 @@ def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
     assert len(hub.log) == before
 
 
+@pytest.mark.slow
 def test_no_network_and_no_cache_ends_within_seconds(commands):
     start = time.monotonic()
     ended = commands.run("method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9")
@@ -95,6 +96,7 @@ def test_no_network_and_no_cache_ends_within_seconds(commands):
     )  # most of it is importing; one file alone took the clients 23 s of waiting
 
 
+@pytest.mark.slow
 def test_a_gated_data_set_is_told(commands, hub):
     hub.repositories["datasets", GSM8K].gated = True
     ended = commands.run("method=base", "model=tiny", "task=gsm8k")

@@ -67,6 +67,7 @@ def test_a_score_is_the_mean_of_the_verdicts(judged: Any) -> None:
     assert results["moe_lab"]["chat_template"]["plain"] is False, "the tiny model has a template of its own"
 
 
+@pytest.mark.slow
 def test_a_killed_judge_continues_with_the_next_answer(
     tmp_path: Path, judged: Any, loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_an_agent_s_arguments_are_overrides(key: str, value: Any) -> None:
     assert found == value and type(found) is type(value)
 
 
+@pytest.mark.slow
 def test_the_documented_sweep_composes() -> None:
     sweep = yaml.safe_load(next(re.finditer(r"```yaml\n(.*?)```", DOCS.read_text(), re.S))[1])
     fixed = [part for part in sweep["command"] if "=" in part]

@@ -129,6 +129,7 @@ def test_trials_can_be_read_back(logged: tuple[dict[str, Logged], str, Path]) ->
     assert study.run["run_group"] == "study-1" and study.run["job_type"] == "study"
 
 
+@pytest.mark.slow
 def test_the_heatmap_is_an_image_and_a_table(logged: tuple[dict[str, Logged], str, Path]) -> None:
     study = logged[0]["study-1"]
     images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
@@ -171,6 +172,7 @@ def test_files_stay_in_the_output_folder_and_hold_no_key(
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_no_logger_imports_nothing() -> None:
     code = "import sys\nfrom moe_lab.config import Config\nfrom moe_lab.loggers import open_logger\n"
     code += "with open_logger(Config(), kind='run', name='x', group=None) as logger:\n    logger.log_trial(0, 1.0, [], '')\n"

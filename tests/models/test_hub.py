@@ -32,6 +32,7 @@ def test_a_model_of_images_is_refused_with_what_runs(config, part, tmp_path):
     assert part is None or f"(model_type {part})" in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_no_modeling_code_is_imported_for_it(tiny_olmoe_dir):
     code = (
         "import sys\nfrom moe_lab.config import ModelConfig\nfrom moe_lab.models.hub import load_config\n"

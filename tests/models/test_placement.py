@@ -74,6 +74,7 @@ def roe_answers(model):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", by_family(["olmoe", "gpt_oss", "deepseek", "deepseek_v3"]))
 def test_roe_is_the_same_from_disk(model_type, from_disk):
     loaded = from_disk(model_type, 0.7)

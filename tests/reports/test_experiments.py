@@ -137,6 +137,7 @@ def csv_rows(file):
         return list(csv.DictReader(lines))
 
 
+@pytest.mark.slow
 def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
     """Broken by a table of other settings that replaces the first one, and by one that does not say them."""
     same = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]

@@ -268,6 +268,7 @@ def _killed(config: Config, kill: str, log: Any) -> None:
     build(config)
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_the_portion_under_way(config, asked, tmp_path):
     log = tmp_path / "asked"
     context = multiprocessing.get_context("fork")
@@ -299,6 +300,7 @@ def _build_and_count(config: Config, log: Any) -> None:
     build(config)
 
 
+@pytest.mark.slow
 def test_two_processes_build_one_set(config, tmp_path):
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_build_and_count, args=(config, tmp_path / "log")) for _ in range(2)]

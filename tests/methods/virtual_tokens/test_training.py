@@ -53,6 +53,7 @@ def _killed_at_step_4(kind: str, folder) -> None:
     trained(kind, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, monkeypatch):
     expected = trained(kind, tmp_path / "whole")

@@ -56,6 +56,7 @@ def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
     assert "moe_lab.models.deepseek.modeling.DeepseekForCausalLM" in ended.stdout, ended.stderr
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_framework():
     code = "import moe_lab, sys; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -117,6 +117,7 @@ def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profi
     assert [path.name for path in paths] == ["history.png", "history.csv"]
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw():
     code = (
         "import sys, moe_lab.reports.figures.history, moe_lab.reports.figures.heatmap, moe_lab.reports.figures.sweep;"

@@ -86,6 +86,7 @@ def caged() -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
 def test_reference_solutions_pass_and_wrong_ones_do_not(data: Path, name: str) -> None:
     def half_right(problem: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from itertools import combinations
 
+import pytest
+
 from moe_lab.tasks.toy.corpus import documents
 from moe_lab.tasks.toy.instructions import instructions
 from moe_lab.tasks.toy.relations import RELATIONS
@@ -22,6 +24,7 @@ print(hashlib.sha256(json.dumps(everything).encode()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_documents_are_the_same_in_every_process():
     digests = {
         subprocess.run(

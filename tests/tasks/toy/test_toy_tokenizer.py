@@ -24,6 +24,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(Path(moe_lab.models.__path__[0]) / "tiny")
 
 
+@pytest.mark.slow
 def test_the_shipped_tokenizer_is_the_trained_one(tokenizer):
     assert train_tokenizer().backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 

@@ -29,7 +29,7 @@ def bound(expected: Any, tokens: int = 1) -> float:
 
 def approx(expected: Any, tokens: int = 1) -> Any:
     """`pytest.approx` with that bound: a number, or a list of numbers of one kind."""
-    return pytest.approx(expected, rel=0, abs=bound(expected, tokens))
+    return pytest.approx(expected, abs=bound(expected, tokens))
 
 
 def assert_close(found: Any, expected: Any, tokens: int = 1, equal_nan: bool = False) -> None:

@@ -105,6 +105,7 @@ def test_every_choice_runs_and_changes_something(keys, outputs, capsys):
     assert found != base
 
 
+@pytest.mark.slow
 def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(outputs, capsys):
     """None of the toy world's references lies so near a question, and not within the near duplicates."""
     ended = command(capsys, outputs, "task=toy_choice", "limit=6", "method.epsilon=0.0501")

@@ -16,7 +16,7 @@ from moe_lab.config import Config, ModelConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.measure import equivalent, generation
 from moe_lab.measure.depth import non_embedding_parameters, of_depth, scaled_depth
-from moe_lab.measure.generation import measure_in_turns
+from moe_lab.measure.generation import Generation, measure_in_turns
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
 
@@ -108,7 +108,7 @@ def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.Mo
             with opened() as lm:
                 layers[name] = len(lm.model.model.layers)
                 rows[name] = lm.ensemble.n
-        return measure_in_turns(dict.fromkeys(settings, settings["base"]), 1, 1)
+        return dict.fromkeys(settings, Generation(1.0, 1.0, 1.0, 1, None))
 
     monkeypatch.setattr(equivalent, "measure_in_turns", look)
     found = equivalent.measured(roe, ModelPool(), 2.0)

@@ -79,6 +79,7 @@ def dispatch(cells: list[Cell]) -> int:
 
 
 def _dispatch(cells: list[Cell]) -> int:
+    from moe_lab.checks import check_tuning_keys
     from moe_lab.convert import to_configs
 
     configs = to_configs(cells)
@@ -95,6 +96,7 @@ def _dispatch(cells: list[Cell]) -> int:
         from moe_lab.prefetch import prefetch
 
         return prefetch(_all_cells(configs, cells))
+    check_tuning_keys(configs)
     if mode != "run":
         return _at_once(configs, cells[0])
     from moe_lab.processes import in_step

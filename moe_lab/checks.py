@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config import Config
+from moe_lab.config import Config, TuningConfig
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.values import did_you_mean
 
@@ -16,6 +18,19 @@ if TYPE_CHECKING:
 
 MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Spellings that lm-eval takes, first one first."""
+
+
+def check_tuning_keys(configs: Sequence[Config]) -> None:
+    """Raise ConfigError for keys of a tuning where no cell of a grid tunes. Cells of experiments bring their own."""
+    if any(config.experiment or config.tuning.name != "none" for config in configs):
+        return
+    untouched = asdict(TuningConfig())
+    for key, value in asdict(configs[0].tuning).items():
+        if value != untouched[key]:
+            raise ConfigError(
+                f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "
+                "it out."
+            )
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:

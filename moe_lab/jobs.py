@@ -34,8 +34,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For messages: the folder of what runs first."""
-        return self.studies[0].folder.name if self.studies else self.runs[0].folder.name
+        """For messages: the folder of what runs first; of several studies, the first that is not finished."""
+        open_studies = [study for study in self.studies if study.profile() is None]
+        return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
 
     def tune(self, models: ModelPool) -> None:
         """Finish the studies, and prepare the runs that they lead to."""

@@ -114,6 +114,11 @@ WRONG = {
         ["experiment=roe/figure3", "method.n=4,8"],
         "one value per key",
     ),
+    "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
+    "a distance that nothing is within": (
+        ["method=c3po", "task=toy_choice", "method.abstain=0.3"],
+        "Give a larger distance",
+    ),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 

@@ -13,7 +13,7 @@ from moe_lab.reports.printed import print_table
 from moe_lab.reports.terminal import HEAD, interval, number, settings, without_empty
 from moe_lab.results.expert_metrics import stored_metrics
 
-CORRECTED = "Both entropies are corrected (jackknife) for that few tokens make them come out too low."
+CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 PRUNED = {"least": "least activated expert masked", "most": "most activated expert masked"}
 Line = tuple[str, str, str, str, str, str]

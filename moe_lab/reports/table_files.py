@@ -12,6 +12,7 @@ from moe_lab.reports.experiment import FIGURES, Experiment
 from moe_lab.reports.table_cell import TableCell
 from moe_lab.results.files import write_atomically, writing
 from moe_lab.results.identity import RUNTIME
+from moe_lab.results.stored import damaged
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers of a table nor what it shows."""
@@ -67,11 +68,14 @@ def merged_text(experiment: Experiment) -> str:
 
 
 def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableCell]:
-    """Those of some cells without results of which the CSV `table` has numbers."""
+    """Those of some cells without results of which the CSV `table` has numbers. Raises DamagedError."""
     if not table.is_file():
         return []
-    with table.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("value", "-")]
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("value", "-")]
+    except (OSError, ValueError, csv.Error) as error:
+        raise damaged(table, error) from error
     return [cell for cell in unmeasured if any(_stands_in(row, cell) for row in rows)]
 
 
@@ -91,7 +95,10 @@ def write_index(folder: Path) -> Path:
     lines = ["# Tables", ""]
     for file in sorted(folder.glob("*.md")):
         if file.name != "index.md":
-            heading = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            heading = (
+                file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
+                or file.stem
+            )
             drawn = [folder / f"{file.stem}-{kind}.png" for kind in FIGURES]
             figures = "".join(
                 f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"

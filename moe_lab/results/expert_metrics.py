@@ -16,6 +16,18 @@ SEEDS = (0, 1, 2)
 """Of random routing; the loss is averaged over them."""
 PRUNED = ("least", "most")
 """Which expert of each layer is masked: the least or the most selected one."""
+KEYS = {
+    "metric",
+    "documents",
+    "experts",
+    "top_k",
+    "tokens",
+    "load_balance",
+    "collaboration",
+    "capacity",
+    "specialization",
+}
+"""What every expert_metrics.json has."""
 EVALUATIONS = len(SEEDS) + len(PRUNED)
 """How often the documents are evaluated again."""
 
@@ -24,6 +36,5 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, A
     """The content of a run's expert_metrics.json, if it is whole and of this run and hub commit; else None."""
     found = whole_mapping(folder / FILE) or {}
     wanted = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
-    wanted = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     mine = {key: found.get(key) for key in wanted} == wanted
-    return found if mine else None  # absent, damaged, or not ours: it is computed
+    return found if mine and found.keys() >= KEYS else None  # absent, damaged, or not ours: it is computed

@@ -60,7 +60,8 @@ def read_samples(folder: Path, results: dict[str, Any]) -> dict[str, list[dict[s
             raise damaged(file, "it is gone", advice)
         found: dict[str, set[int]] = {name: set() for name in _filters(results, task)}
         for line in lines:
-            if not line.keys() >= {"doc_id", "filter", "metrics", *line.get("metrics", ())}:
+            metrics = line.get("metrics")
+            if not isinstance(metrics, list) or not line.keys() >= {"doc_id", "filter", *metrics}:
                 raise damaged(file, "a line lacks fields", advice)
             found.setdefault(line["filter"], set()).add(line["doc_id"])
         if not found or any(logged != set(documents) for logged in found.values()):

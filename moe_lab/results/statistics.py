@@ -171,13 +171,15 @@ def mcnemar(to_right: int, to_wrong: int) -> float:
 
 
 def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (n - 1) and 95% t interval of one score over seeds."""
+    """Mean, standard deviation (n - 1) and 95% t interval of one score over seeds; none where all seeds agree."""
     from scipy.stats import t
 
     count, mean = len(scores), float(np.mean(scores))
     if count < 2:
         return {"mean": mean, "std": None, "ci95": None}
     std = float(np.std(scores, ddof=1))
+    if std == 0:
+        return {"mean": mean, "std": std, "ci95": None}
     half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * std / count**0.5
     return {"mean": mean, "std": std, "ci95": [mean - half, mean + half]}
 

@@ -18,8 +18,8 @@ from moe_lab.results.schema import DECISIVE, SCHEMA_VERSION, versions
 from moe_lab.results.stored import tidy, whole_mapping
 
 LEAST_FREE_BYTES = 64 * 2**20
-BLOCKS = ("results", "moe_lab")
-"""Mappings that every results.json has."""
+BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
+"""Mappings that the block `moe_lab` of every results.json has."""
 
 
 class RunFolder:
@@ -33,10 +33,12 @@ class RunFolder:
         """The finished result: complete, of this identity and, for a hub model, of this commit; else None."""
         results = whole_mapping(self.path / "results.json") or {}
         block = results.get("moe_lab")
-        if not isinstance(block, dict) or not all(isinstance(results.get(key), dict) for key in BLOCKS):
+        if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
             return None  # absent, damaged, or not ours: the run is computed
+        if not all(isinstance(block.get(key), dict) for key in BLOCKS):
+            return None
         mine = block.get("run_id") == self.run_id and block.get("schema_version") == SCHEMA_VERSION
-        if not mine or block.get("status") != "success" or not isinstance(block.get("model"), dict):
+        if not mine or block.get("status") != "success":
             return None
         other = block["model"].get("commit")
         return None if commit and other and commit != other else results

@@ -14,6 +14,7 @@ from moe_lab.results.files import write_json, writing
 from moe_lab.results.identity import folder_name
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.statistics import (
+    VERSION,
     Aggregate,
     Interval,
     interval_of_difference,
@@ -63,6 +64,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "partial": any(block["partial"] for block in blocks),
         **told,
         "versions": next((block for block in blocks if version_marks(block)), first)["versions"],
+        "statistics": VERSION,
         "overrides": first["overrides"],
         "seeds": [outcome.run.config.seed for outcome in outcomes],
         "studies": list(dict.fromkeys(block["tuning"]["study"] for block in blocks if "tuning" in block)),

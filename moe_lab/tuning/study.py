@@ -146,11 +146,14 @@ def _worked_references(
 ) -> WorkedReferences | None:
     """Of a study whose identity is `content`; None where the data's own answers are scored."""
     from moe_lab.results.identity import run_id
+    from moe_lab.results.schema import DECISIVE, versions
 
     if search.metric != "perplexity" or not needs_worked_references(task):
         return None
     asked = {key: value for key, value in content.items() if key not in ("method", "seed")}
-    graded = {"numerics": NUMERICS, "headline": config.task.metric, "commit": facts.commit}
+    now = versions()
+    made_with = {"commit": facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}
     digest = run_id(asked | graded)
     folder = Path(config.output_dir) / "references" / _folder_name(config, name, "worked", digest)
     references = WorkedReferences(folder=folder, digest=digest)

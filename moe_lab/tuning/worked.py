@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
     from moe_lab.tuning.study import Study
 
-NUMERICS = 1
+NUMERICS = 2
 """Raised whenever solutions, or which of them are correct, may change."""
 TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})
 """lm-eval's filters that leave an answer what it is; any other looks for it in a longer text."""
@@ -106,6 +106,8 @@ def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]
 
 def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> None:
     """Ask what is not asked yet, grade all of it, and write references.json."""
+    from moe_lab.models.tokenizer import prompt_tokenizer
+
     now = versions()
     header = {"run_id": references.digest, "versions": {name: now[name] for name in DECISIVE}}
     log = ResponseLog(references.folder / "responses.jsonl", header)
@@ -113,12 +115,12 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> Non
         samples = _graded(study, log, model)
     finally:
         log.close()
-    name = study.task.task_name
+    name, tokenizer = study.task.task_name, prompt_tokenizer(study.config)
     solutions = [
         {
             "document": study.samples[name][sample["doc_id"]],
             "prompt": sample["arguments"][0][0],
-            "solution": sample["resps"][0][0],
+            "solution": behind(sample["arguments"][0][0], sample["resps"][0][0], tokenizer),
         }
         for sample in samples
         if sample["correct"]
@@ -131,6 +133,13 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> Non
         "documents; the others are left out of the perplexity",
         file=sys.stderr,
     )
+
+
+def behind(prompt: str, text: str, tokenizer: Any) -> str:
+    """A generated text as it stands behind its prompt: decoders of SentencePiece models drop a first space."""
+    drops = not tokenizer.decode(tokenizer.encode(" a", add_special_tokens=False)).startswith(" ")
+    dropped = drops and not prompt[-1:].isspace() and not text[:1].isspace()
+    return f" {text}" if dropped else text
 
 
 def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str, Any]]:

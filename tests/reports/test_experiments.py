@@ -188,6 +188,18 @@ def test_what_failed_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     assert {file: file.read_bytes() for file in tables.iterdir()} == before
 
 
+def test_a_damaged_table_is_named_or_listed_by_its_file(runs, tables, capsys):
+    assert run_command(capsys, "experiment=table_t").code == 0
+    (tables / "damaged.md").write_bytes(b"")
+    assert run_command(capsys, "experiment=table_t").code == 0
+    assert "- [damaged](damaged.md)" in (tables / "index.md").read_text()
+    (tables / "paper-table_t-tiny.csv").write_bytes(b"model,value\n\xff\xfe,1\n")
+    runs.errors["tiny-base-toy_math-0"] = ResultsError("the disk is full")
+    runs.done.discard("tiny-base-toy_math-0")
+    ended = run_command(capsys, "experiment=table_t")
+    assert ended.code == 2 and "paper-table_t-tiny.csv is damaged" in ended.err
+
+
 def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, monkeypatch):
     """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0

@@ -145,6 +145,9 @@ def test_over_seeds() -> None:
     assert result["mean"] == pytest.approx(0.2) and result["std"] == pytest.approx(0.1)
     assert result["ci95"] == pytest.approx([0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5])
     assert over_seeds([0.5]) == {"mean": 0.5, "std": None, "ci95": None}
+    assert over_seeds([0.5] * 5) == {"mean": 0.5, "std": 0.0, "ci95": None}, (
+        "nothing moved: no width is known"
+    )
 
 
 def test_interval_over_documents_of_several_seeds() -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.results.schema import versions
-from moe_lab.results.store import RunFolder, check_writable, version_marks
+from moe_lab.results.store import BLOCKS, RunFolder, check_writable, version_marks
 
 
 def finished(folder: Path, **changes: Any) -> RunFolder:
-    block = {"run_id": "a", "schema_version": 1, "status": "success", "model": {"commit": None}} | changes
+    block = {"run_id": "a", "schema_version": 1, "status": "success"}
+    block |= {key: {} for key in BLOCKS} | {"model": {"commit": None}} | changes
     folder.mkdir(exist_ok=True)
     (folder / "results.json").write_text(json.dumps({"results": {}, "moe_lab": block}))
     return RunFolder(folder, "a")
@@ -44,6 +45,12 @@ def test_a_damaged_result_is_not(tmp_path: Path, content: str) -> None:
     store = finished(tmp_path)
     (tmp_path / "results.json").write_text(content)
     assert store.stored() is None
+
+
+@pytest.mark.parametrize("key", BLOCKS)
+def test_a_result_of_the_wrong_shape_is_not(tmp_path: Path, key: str) -> None:
+    assert finished(tmp_path, **{key: None}).stored() is None
+    assert finished(tmp_path, **{key: [1]}).stored() is None
 
 
 def _hold(folder: Path, ready: Any, seconds: float) -> None:

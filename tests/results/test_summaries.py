@@ -99,6 +99,10 @@ def test_the_table_over_seeds_has_the_marks_of_its_runs(
     capsys.readouterr()
     print_summaries(summarize(outcomes))
     assert "PARTIAL untuned other-versions" in capsys.readouterr().out
+    outcomes[0].results["moe_lab"]["versions"] = outcomes[1].results["moe_lab"]["versions"]
+    print_summaries(summarize(outcomes))
+    shown = capsys.readouterr().out
+    assert "PARTIAL untuned" in shown and "older-intervals" not in shown
 
 
 @pytest.mark.slow

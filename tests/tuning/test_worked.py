@@ -18,7 +18,7 @@ from moe_lab.models.load import load_model
 from moe_lab.tasks.arithmetic.numbers import answer_number, same_number
 from moe_lab.tuning.objective import objective
 from moe_lab.tuning.study import prepare_study
-from moe_lab.tuning.worked import needs_worked_references, worked_references
+from moe_lab.tuning.worked import behind, needs_worked_references, worked_references
 from tests.runs import choices, sums, write_jsonl
 
 PROMPT = (
@@ -118,6 +118,28 @@ def test_solutions_are_made_once_and_an_interruption_loses_none(tiny, tmp_path, 
         assert worked_references(study, None) == found, "made again from the stored answers"
     other = prepare_study(config(tmp_path, [problem(i) for i in range(6)], num_samples=3, n_trials=9))
     assert worked_references(other, None) == found, "no model is asked for what is stored"
+
+
+@pytest.mark.parametrize(
+    ("drops", "prompt", "text", "expected"),
+    [
+        (True, "Answer:", "Tom has", " Tom has"),
+        (True, "Answer:", "\nTom has", "\nTom has"),
+        (True, "Answer: ", "Tom has", "Tom has"),
+        (False, "Answer:", "Tom has", "Tom has"),
+    ],
+)
+def test_a_solution_stands_behind_its_prompt_as_it_was_generated(drops, prompt, text, expected):
+    """Broken by decoders of SentencePiece tokenizers (Mixtral), which drop the space before the first word."""
+
+    class Tokenizer:
+        def encode(self, text, add_special_tokens):
+            return list(text)
+
+        def decode(self, ids):
+            return "".join(ids).removeprefix(" ") if drops else "".join(ids)
+
+    assert behind(prompt, text, Tokenizer()) == expected
 
 
 def test_no_test_document_is_asked(tiny, tmp_path):

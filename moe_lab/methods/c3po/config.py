@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from moe_lab.errors import ConfigError
@@ -123,4 +124,11 @@ class C3POConfig(Method.Config):
                 f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
                 f"nearer than {1 - self.most_similar:.4g} are dropped as near duplicates "
                 f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
+            )
+        nearest = math.sqrt(2 - 2 * self.most_similar)
+        if self.abstain is not None and self.abstain <= nearest:
+            raise ConfigError(
+                f"method.abstain={self.abstain} leaves every question as it is: no reference is nearer than "
+                f"{nearest:.4g} (sqrt(2 - 2 cos)), since nearer ones are dropped as near duplicates "
+                f"(method.most_similar={self.most_similar}).\nGive a larger distance, e.g. 0.8."
             )

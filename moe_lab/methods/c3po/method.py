@@ -88,7 +88,10 @@ class C3PO(Method):
         return {key: value for key, value in named.items() if key not in self.config.unread}
 
     def forward_tokens(self, asked: Asked) -> float:
-        """With what the optimization reads: the neighbours once, then the tails of their prompts, pass by pass."""
+        """With what the optimization reads: the neighbours once, then the tails of their prompts, pass by pass.
+
+        A ball (`epsilon`) is counted with k neighbours: how many it holds is known when it is looked at.
+        """
         from moe_lab.methods.c3po.reference_files import ANSWER_TOKENS
 
         settings = self.config

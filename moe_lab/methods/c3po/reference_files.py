@@ -52,7 +52,10 @@ def is_whole(folder: Path, digest: str) -> bool:
     stored = whole_mapping(folder / "references.json")
     if stored is None:
         return False
-    if stored.get("id") != digest:
+    if not isinstance(stored.get("id"), str):
+        print(f"{folder / 'references.json'} names no set. The set is made again.", file=sys.stderr)
+        return False
+    if stored["id"] != digest:
         raise ConfigError(
             f"{folder} holds the references of another model, prompt or choice of documents, which this run cannot "
             "use.\nRemove that folder, or give another output_dir=."

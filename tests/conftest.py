@@ -55,7 +55,6 @@ def _built(family: str, seed: int, changes: str):
     import torch
     import transformers
 
-    torch.set_num_threads(1)
     config_class, own = {
         "olmoe": (transformers.OlmoeConfig, dict(num_experts=8, num_key_value_heads=4, intermediate_size=24)),
         "mixtral": (

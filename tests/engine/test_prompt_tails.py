@@ -35,7 +35,6 @@ SATURATED = {"phimoe"}
 
 @pytest.fixture(params=by_family(FAMILIES))
 def model(request):
-    torch.set_num_threads(1)
     return small_model(request.param)
 
 
@@ -241,7 +240,6 @@ def test_a_recurrent_model_is_refused_by_name():
 def test_every_family_that_chooses_by_logits(family):
     """Biases, scales, groups and seams of its own: nothing changes at its own probabilities, and a token's core experts
     are its own whatever else is in the batch, with gradients."""
-    torch.set_num_threads(1)
     model = small_model(family)
     if not runs_rows(model):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):

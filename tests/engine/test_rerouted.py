@@ -77,7 +77,6 @@ def brute_logits(model, ids, length, probs, span, persistence):
 @pytest.mark.parametrize("span", SPANS, ids=str)
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
-    torch.set_num_threads(1)
     model = small_model(family)
     asked = prompts(least=span.size)
     probs = pathways(model, len(asked), span)

@@ -48,7 +48,6 @@ def test_it_is_torchs_attention(heads, new):
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "deepseek"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
-    torch.set_num_threads(1)
     model = copy.deepcopy(small_model(family)).to(dtype)
     first = len(find_routers(model)) - 2
     tails = PromptTails(model, first, TokenSpan("last", 3))

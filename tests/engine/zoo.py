@@ -129,7 +129,6 @@ def make(model_type: str, own: dict, seed: int = 0, attention: str | None = None
 
 @cache
 def _built(model_type: str, own: str, seed: int, attention: str | None):
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(model_type, **(_COMMON | json.loads(own)))
     model = (

@@ -15,7 +15,6 @@ def tiny():
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(
         TINY, dtype=torch.float32
     ).eval(), AutoTokenizer.from_pretrained(TINY)

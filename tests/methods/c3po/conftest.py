@@ -53,7 +53,6 @@ class Setting:
 
 
 def setting_of(model: torch.nn.Module, span: TokenSpan | None = None, answers: Any = ANSWERS) -> Setting:
-    torch.set_num_threads(1)
     count = len(find_routers(model))
     layers = [count - 2, count - 1]
     tails = PromptTails(model, layers[0], span)

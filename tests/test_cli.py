@@ -102,6 +102,7 @@ def test_no_argument_is_roe_on_the_tiny_model(capsys, runs):
     assert ended.out.splitlines()[-1] == "outputs/runs/tiny-roe-toy_math-0/results.json"
 
 
+@pytest.mark.slow
 def test_the_table_of_a_run_says_all_that_matters(capsys, runs):
     out = run_command(capsys).out
     for text in ("0.5000", "[0.2373, 0.7627]", "0.4000", "+0.1000", "[-0.1000, +0.3000]", "0.3100"):
@@ -110,6 +111,7 @@ def test_the_table_of_a_run_says_all_that_matters(capsys, runs):
         assert text in out
 
 
+@pytest.mark.slow
 def test_what_a_user_typed_is_printed_as_it_is(capsys, runs):
     ended = run_command(capsys, "-m", "task=lm_eval", 'task.name="a[b]","c[/d]",":smile:"')
     assert ended.code == 0
@@ -129,6 +131,7 @@ def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
     assert ended.out.count("Results") == 1
 
 
+@pytest.mark.slow
 def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
     ended = run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
     assert ended.code == 0
@@ -142,6 +145,7 @@ def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
     assert "seed=6" in ended.out, "the table tells the runs apart"
 
 
+@pytest.mark.slow
 def test_only_randomness_has_a_seed(capsys, runs):
     """Broken by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that stands nowhere."""
     assert settings([[], ["seed=3"]], [None, 3]) == ["", "seed=3"]
@@ -154,6 +158,7 @@ def test_only_randomness_has_a_seed(capsys, runs):
     assert seeds == {"base": "-", "roe": "3"}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
     """Broken by "method.n=4 is for multiple-choice questions" beside two methods that have an n."""
 
@@ -169,6 +174,7 @@ def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
     assert "In the cell" not in run_command(capsys, "method=c3po", "method.n=4").err
 
 
+@pytest.mark.slow
 def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch):
     seen = []
     execute = runs.execute
@@ -179,6 +185,7 @@ def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch)
     assert set(seen) == {4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "errors, code",
     [
@@ -233,6 +240,7 @@ def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
         signal.signal(signal.SIGTERM, previous)
 
 
+@pytest.mark.slow
 def test_plan_lists_what_is_done_and_what_is_missing(capsys, runs):
     runs.done.add("tiny-base-toy_math-0")
     out = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
@@ -254,6 +262,7 @@ def test_the_version_is_ours(capsys):
     assert (ended.code, ended.out) == (0, f"moe_lab {__version__}\n")
 
 
+@pytest.mark.slow
 def test_report_shows_what_is_stored_and_runs_nothing(capsys, runs):
     assert run_command(capsys, "mode=report").code == 2
     runs.done.add("tiny-base-toy_math-0")
@@ -263,6 +272,7 @@ def test_report_shows_what_is_stored_and_runs_nothing(capsys, runs):
     assert not runs.executed
 
 
+@pytest.mark.slow
 def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp_path):
     from moe_lab.methods.pretrain import Pretrain
 

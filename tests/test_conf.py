@@ -68,6 +68,7 @@ def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
     }
 
 
+@pytest.mark.slow
 def test_a_grid_is_composed_in_the_order_that_was_typed():
     cells = compose(["-m", "method=base,roe", "seed=1,2"])
     assert [cell.overrides for cell in cells] == [
@@ -104,6 +105,7 @@ def test_usual_values_need_no_quotes():
     assert config_of("batch_size=8").batch_size == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"]
 )

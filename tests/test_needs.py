@@ -70,6 +70,7 @@ def test_fp8_is_counted_as_it_runs(sharded, monkeypatch):
     assert weight_memory(stored, sharded, "bfloat16") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ['{"weight_map": {"a', "{}", "[]", '{"weight_map": ["a"]}', ""])
 def test_a_damaged_index_is_named(content, sharded):
     (sharded / INDEX).write_text(content)
@@ -79,6 +80,7 @@ def test_a_damaged_index_is_named(content, sharded):
         model_folder(ModelConfig(path=str(sharded)), offline=True, weights=True)
 
 
+@pytest.mark.slow
 def test_an_index_without_its_sizes_is_none_that_is_damaged(sharded):
     index = json.loads((sharded / INDEX).read_text())
     (sharded / INDEX).write_text(json.dumps({"weight_map": index["weight_map"], "metadata": None}))
@@ -87,6 +89,7 @@ def test_an_index_without_its_sizes_is_none_that_is_damaged(sharded):
     assert "weights: MISSING 1 of" in text_of(config_of(sharded))
 
 
+@pytest.mark.slow
 def test_a_local_folder_is_not_fetched(sharded):
     shard = next(sharded.glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:500])
@@ -103,6 +106,7 @@ def test_a_device_that_is_not_there_does_not_make_the_model_missing(sharded, mon
     assert "MISSING" not in text
 
 
+@pytest.mark.slow
 def test_a_method_that_the_model_refuses_is_told(tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
@@ -195,6 +199,7 @@ def test_a_device_that_is_not_there_has_no_memory_for_a_training(half_precision,
     assert "device: CANNOT RUN" in text and "training " not in text
 
 
+@pytest.mark.slow
 def test_equal_lines_are_printed_once(sharded, monkeypatch):
     """Cells of an experiment may differ in what these lines do not show; free memory changes all the time."""
     free = itertools.count(10**9, 10**8)

@@ -191,6 +191,7 @@ def test_runs_share_a_baseline(roe: Config, calls: Callable[[], list[str]]) -> N
     assert other.results["moe_lab"]["baseline"] == run(roe).results["moe_lab"]["baseline"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [0, 7])
 @pytest.mark.parametrize("whose", ["run", "baseline"])
 def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(

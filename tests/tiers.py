@@ -1,6 +1,6 @@
 """The fast tier of the tests: `make test` leaves out what is marked slow, `make test-all` leaves out nothing.
 
-Slow are tests that take more than 2 seconds, tests that start processes, and families other than FAST.
+Slow are tests that take a second or more, tests that start processes, and families other than FAST.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ def test_a_shard_that_is_torn(fetched):
     assert f"DAMAGED {SHARD}" in lines()
 
 
+@pytest.mark.slow
 def test_a_configuration_without_weights(client):
     model_folder(MODEL, offline=False)
     assert "weights: MISSING, none are in" in lines() and "memory: weights take" in lines()
@@ -112,6 +113,7 @@ def test_a_damaged_index_is_fetched_again(client, hub):
     assert index.read_bytes() == whole and "weights: ready" in lines()
 
 
+@pytest.mark.slow
 def test_what_a_method_reads_beside_its_task(client):
     toy = TaskConfig(name="toy_choice")
     for reference, state in ((None, "is ready"), ("toy_choice:nowhere", "is MISSING")):

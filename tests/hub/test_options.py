@@ -44,6 +44,7 @@ def data_dir(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")
     tokenizer = {file.name: file.read_bytes() for file in (tmp_path / "tokenizer").iterdir()}

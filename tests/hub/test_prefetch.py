@@ -77,6 +77,7 @@ def test_it_is_refused_offline(client, monkeypatch):
         prefetch([config()])
 
 
+@pytest.mark.slow
 def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_path):
     asks = Config(
         task=TaskConfig(name="toy_choice"),

@@ -210,6 +210,7 @@ def test_server_and_model_are_the_judges_identity(monkeypatch: pytest.MonkeyPatc
     )
 
 
+@pytest.mark.slow
 def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(
     server: ModerationServer,
     tmp_path: Path,

@@ -49,6 +49,7 @@ def verdicts_of(folder: Path) -> list[dict[str, Any]]:
     return [line["response"] for line in lines if "response" in line]
 
 
+@pytest.mark.slow
 def test_a_score_is_the_mean_of_the_verdicts(judged: Any) -> None:
     results, folder, ended = judged()
     samples = samples_of(folder)
@@ -117,6 +118,7 @@ class _Entered:
         pass
 
 
+@pytest.mark.slow
 def test_another_judge_asks_the_model_nothing(judged: Any, tmp_path: Path, loads: list[str]) -> None:
     reward = reward_folder(tmp_path / "reward")
     first, one, _ = judged()
@@ -131,6 +133,7 @@ def test_another_judge_asks_the_model_nothing(judged: Any, tmp_path: Path, loads
     assert again == first, "the first run is as it was"
 
 
+@pytest.mark.slow
 def test_a_changed_judge_is_another_run(judged: Any, tmp_path: Path) -> None:
     keys = ("task.judges=[reward]", f"task.reward_model={tmp_path / 'reward'}")
     reward_folder(tmp_path / "reward")
@@ -141,6 +144,7 @@ def test_a_changed_judge_is_another_run(judged: Any, tmp_path: Path) -> None:
     assert before["results"]["toy_safety"]["reward,none"] != after["results"]["toy_safety"]["reward,none"]
 
 
+@pytest.mark.slow
 def test_the_order_of_judges_is_nothing(judged: Any, tmp_path: Path) -> None:
     keys = [f"task.reward_model={reward_folder(tmp_path / 'reward')}"]
     _, one, _ = judged("task.judges=[toy,reward]", *keys)
@@ -148,6 +152,7 @@ def test_the_order_of_judges_is_nothing(judged: Any, tmp_path: Path) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_scores_nothing(judged: Any, tmp_path: Path) -> None:
     guard = guard_folder(tmp_path / "guard", verdicts=False)
     results, folder, ended = judged("task.judges=[toy,llama_guard]", f"task.guard_model={guard}")
@@ -158,6 +163,7 @@ def test_a_judge_that_fails_scores_nothing(judged: Any, tmp_path: Path) -> None:
     assert results["results"]["toy_safety"]["toy,none"] > 0
 
 
+@pytest.mark.slow
 def test_scores_and_intervals_are_of_the_judged_answers(
     judged: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +243,7 @@ def test_answers_alone_are_not_judged(judged: Any) -> None:
     assert isinstance(samples_of(folder)[0]["filtered_resps"][0], str)
 
 
+@pytest.mark.slow
 def test_a_model_without_template_gets_the_plain_one(
     tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ def test_another_depth_is_the_same_architecture(roe: Config) -> None:
     assert [scaled_depth(16, ratio) for ratio in (0.01, 0.9, 1.5)] == [1, 14, 24]
 
 
+@pytest.mark.slow
 def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """The larger model is as deep as the ratio says, and alone: base and RoE are the model that was loaded."""
     layers: dict[str, int] = {}

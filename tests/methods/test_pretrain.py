@@ -46,6 +46,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture, tmp_path, monkeypatch):
     from moe_lab.methods import training
 

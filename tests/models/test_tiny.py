@@ -42,6 +42,7 @@ def test_architecture_is_what_the_methods_need(tiny):
     assert json.loads((TINY / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_every_expert_is_used_on_held_out_documents(tiny):
     """Some 7,000 tokens: each expert of each layer is chosen, and choices spread: 4 bits would be even, 2 four experts."""
     import torch

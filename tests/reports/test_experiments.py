@@ -120,6 +120,7 @@ def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
     assert "published" not in text, "the paper has no number for any cell"
 
 
+@pytest.mark.slow
 def test_a_temperature_that_is_typed_takes_the_place_of_the_profile(monkeypatch, capsys, tmp_path):
     """Broken by a study whose profile is taken in the place of what the user wants."""
     (tmp_path / "experiments").mkdir()
@@ -172,6 +173,7 @@ def test_names_of_tables_tell_long_settings_apart():
         assert len(stem) < 100
 
 
+@pytest.mark.slow
 def test_what_failed_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     """Broken by measured cells that a failed run, or a cell that cannot run any more, replaces by "failed"."""
     assert run_command(capsys, "experiment=table_t").code == 0
@@ -200,6 +202,7 @@ def test_a_damaged_table_is_named_or_listed_by_its_file(runs, tables, capsys):
     assert ended.code == 2 and "paper-table_t-tiny.csv is damaged" in ended.err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, monkeypatch):
     """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0
@@ -226,6 +229,7 @@ def test_a_table_of_nothing_is_not_written(runs, tables, capsys, monkeypatch):
     assert not tables.exists()
 
 
+@pytest.mark.slow
 def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsys):
     """Broken by two cells that what was typed puts in one place: the later one hid the other."""
     typed = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
@@ -251,6 +255,7 @@ def test_a_picture_of_an_earlier_table_does_not_stay_beside_another(tmp_path):
     assert "a-sweep.png" not in write_index(tmp_path).read_text()
 
 
+@pytest.mark.slow
 def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
     second = tmp_path / "experiments" / "paper" / "table_u.yaml"
     second.write_text(EXPERIMENT.replace("Table T", "Table U"))
@@ -296,6 +301,7 @@ def test_roe_at_temperature_0_is_a_column_of_its_own(runs, tables, capsys, tmp_p
     assert "| roe |" in header and "| roe, temperature 0 |" in header
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)])
 def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, tables, capsys, tmp_path):
     """Chat templates are an axis of Figure 3 at one scale and none at the others."""
@@ -332,6 +338,7 @@ def test_a_failed_cell_does_not_stop_the_others(runs, tables, capsys):
     assert "- tiny, toy_math, base: the disk is full" in text
 
 
+@pytest.mark.slow
 def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys, monkeypatch):
     def prepare(config):
         if config.task.name == "toy_choice":
@@ -359,6 +366,7 @@ def test_a_model_that_one_method_refuses_runs_with_the_other(runs, tables, capsy
     assert runs.executed == ["tiny-base-toy_math-0", "tiny-base-toy_choice-0"]
 
 
+@pytest.mark.slow
 def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     run_command(capsys, "experiment=table_t")
     before = (tables / "paper-table_t-tiny.md").read_text()
@@ -420,6 +428,7 @@ def test_an_experiment_without_runs_needs_nothing(capsys):
     assert ended.code == 0 and "it has no runs" in ended.out
 
 
+@pytest.mark.slow
 def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
     out = run_command(capsys, "experiment=all", "mode=plan").out
     assert "To run: 4, about 4,000 forward tokens." in out

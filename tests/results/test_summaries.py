@@ -131,6 +131,7 @@ def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.Ca
     assert "Over seeds" not in out, "an empty table says nothing"
 
 
+@pytest.mark.slow
 def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
     """Their temperatures differ, and nothing but the caller's list says that they belong together."""
     pool = ModelPool()

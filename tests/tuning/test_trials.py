@@ -75,6 +75,7 @@ def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
     assert str(made[0][1]) == died.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(tmp_path):
     unbroken = run(tmp_path / "a", search(14))
     run(tmp_path / "b", search(14), most=12)
@@ -125,6 +126,7 @@ def test_a_flipped_byte_in_a_storage_is_told_or_harmless(tmp_path):
     assert told
 
 
+@pytest.mark.slow
 def test_a_value_that_changed_in_a_storage_is_told(tmp_path):
     run(tmp_path, search(2))
     (tmp_path / "trials.csv").write_text("number,value,state\n0,0.125,COMPLETE\n1,0.125,COMPLETE\n")

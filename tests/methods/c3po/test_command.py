@@ -210,6 +210,7 @@ def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, ca
     assert scores[1] == pytest.approx(scores[0], abs=1e-3) and scores[2] == pytest.approx(scores[0], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_grid_over_methods_may_set_what_they_share(outputs, capsys):
     keys = ["method=c3po,icl", "task=toy_choice", "limit=2", "method.k=2", "mode=plan"]
     ended = run_command(capsys, "-m", f"output_dir={outputs}", *keys)

@@ -54,6 +54,7 @@ def asked(found) -> dict[str, int]:
     return {name: len(numbers) for name, numbers in found.samples.items()}
 
 
+@pytest.mark.slow
 def test_table_7_takes_train_splits_where_there_are_some(data):
     found = reference_documents(config(data, "arc_easy"), settings())
     assert found.label == "Table 7"
@@ -129,6 +130,7 @@ def test_the_toy_worlds_near_and_far_sets():
         reference_documents(toy, settings("toy_choice:bad"))
 
 
+@pytest.mark.slow
 def test_a_source_of_several_tasks_uses_those_that_are_there(data, monkeypatch):
     for folder, row in {"copa": COPA, "wic": WIC}.items():
         write_jsonl(data / "super_glue" / folder / "train.jsonl", [row])

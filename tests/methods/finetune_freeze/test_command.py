@@ -232,6 +232,7 @@ def test_a_wrong_request_ends_with_2_before_weights_load(keys, told, tmp_path, c
     assert not loads and not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsys, loads):
     """Phases without a step, once conversations are left out; a role that the template refuses; also in the plan."""
     from moe_lab.models.tokenizer import load_tokenizer

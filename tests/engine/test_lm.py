@@ -36,7 +36,10 @@ def pairs(rng):
     return [*found, ("", text(rng, 3)), ("ends in a blank ", "word"), (text(rng, 200), text(rng, 3))]
 
 
-@pytest.mark.parametrize("batch_size", ["auto", "auto:4", 1, 3, 8])
+@pytest.mark.parametrize(
+    "batch_size",
+    ["auto", 3, *(pytest.param(other, marks=pytest.mark.slow) for other in ("auto:4", 1, 8))],
+)
 def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
     rng = random.Random(0)
     hf = HFLM(pretrained=moe_model, tokenizer=tokenizer, batch_size=3)

@@ -67,6 +67,7 @@ def test_the_same_command_continues_the_file(client, hub, olmoe_files):
     assert hub.ranges(SHARD)[1][0] == 40_000 and exactly_once(hub, olmoe_files)
 
 
+@pytest.mark.slow
 def test_a_stalled_download_ends(client, hub):
     hub.faults = [Fault("cdn/models", stall=5, times=99)]
     with pytest.raises(ModelError, match="could not be reached"):

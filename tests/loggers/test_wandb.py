@@ -137,6 +137,7 @@ def test_the_heatmap_is_an_image_and_a_table(logged: tuple[dict[str, Logged], st
     assert study.table("tables/heatmap")["data"] == [[0, 0.0], [1, 0.25], [2, 0.0]]
 
 
+@pytest.mark.slow
 def test_results_samples_and_configuration_can_be_read_back(
     logged: tuple[dict[str, Logged], str, Path],
 ) -> None:
@@ -149,11 +150,13 @@ def test_results_samples_and_configuration_can_be_read_back(
     assert logged[0]["study-1"].summary["config"]["study"]["moe_layers"] == 3
 
 
+@pytest.mark.slow
 def test_one_line_says_how_to_upload(logged: tuple[dict[str, Logged], str, Path]) -> None:
     lines = logged[1].splitlines()
     assert lines == [f"W&B: logged offline. To upload: wandb sync {logged[2]}/out/wandb/offline-run-*"]
 
 
+@pytest.mark.slow
 def test_files_stay_in_the_output_folder_and_hold_no_key(
     logged: tuple[dict[str, Logged], str, Path],
 ) -> None:

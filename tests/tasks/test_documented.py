@@ -130,6 +130,7 @@ def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path: Path) ->
     assert task.config.dataset_name == "wikitext-103-raw-v1"
 
 
+@pytest.mark.slow
 def test_mmlu_reads_one_file_for_all_subjects(tmp_path: Path) -> None:
     """As its option says, without further keys; a subject without rows would be an error."""
     from lm_eval.tasks.mmlu._generate_configs import SUBJECTS

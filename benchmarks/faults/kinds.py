@@ -23,7 +23,7 @@ KINDS = {
 }
 TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "cost", "last_session_seconds"}
 """Keys of a results.json that hold times and costs, at any depth."""
-COUNTED = {"changed_fraction", "flops_per_sample"}
+COUNTED = {"changed_fraction", "flops_per_sample", "flops_plain_per_sample"}
 """Means over all that was computed, what was lost and computed again included (docs/results.md)."""
 TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 

@@ -27,6 +27,7 @@ LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("online", "offline", "disabled")
 SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
+MOST_SEEDS = 1000
 PLACEMENTS = ("auto",)
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
@@ -207,6 +208,9 @@ class Config:
                 raise ConfigError(f"{key}={getattr(self, key)} is too large. It must be below 2**63.")
         for key in ("seeds", "max_batch_size", "max_length"):
             at_least(key, getattr(self, key), 1)
+        for key, count in (("seeds", self.seeds), ("tuning.seeds", self.tuning.seeds)):
+            if count is not None and count > MOST_SEEDS:
+                raise ConfigError(f"{key}={count} is too many. It must be at most {MOST_SEEDS:,}.")
         if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
             raise ConfigError(
                 f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "

@@ -114,6 +114,7 @@ WRONG = {
         ["experiment=roe/figure3", "method.n=4,8"],
         "one value per key",
     ),
+    "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
     "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
     "a distance that nothing is within": (
         ["method=c3po", "task=toy_choice", "method.abstain=0.3"],

@@ -1,7 +1,7 @@
-"""What each process of test_processes.py does: `... <model> <folder> <settings as JSON>`.
+"""What each process of test_processes.py does: `... <model> <JSON: settings of a training by its folder>`.
 
-Trains, and writes down after each phase what this process's model holds. `die` kills process 1 in that step; `poison`
-makes its loss there no number.
+Trains one model after the other, and writes down after each phase what this process's model holds. `die` kills process 1
+in that step; `poison` makes its loss there no number.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from moe_lab.processes import sharded
 from tests.methods.finetune_freeze.runs import training_of
 
 torch.set_num_threads(1)
-MODEL, FOLDER, SETTINGS = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-DIE, POISON = SETTINGS.pop("die", None), SETTINGS.pop("poison", None)
+MODEL, TRAININGS = Path(sys.argv[1]), json.loads(sys.argv[2])
 RANK = os.environ["RANK"]
 
 
@@ -33,7 +32,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
 
-def watched(train):
+def watched(train, folder):
     """`FreezeTrainer.train`, after which weights, the names of what has moments, and whether all is split are kept."""
 
     def and_write(self, **options):
@@ -41,19 +40,19 @@ def watched(train):
         weights = {name: whole(value) for name, value in self.model.state_dict().items()}
         held = {name for name, own in self.model.named_parameters() if own in self.optimizer.state}
         split = all(isinstance(own, DTensor) for own in self.model.parameters())
-        torch.save([weights, held, split], FOLDER / f"step{self.state.global_step}.rank{RANK}.pt")
+        torch.save([weights, held, split], folder / f"step{self.state.global_step}.rank{RANK}.pt")
 
     return and_write
 
 
-def troubled(compute_loss):
+def troubled(compute_loss, die, poison):
     """The Trainer's `compute_loss`, with what befalls process 1."""
 
     def and_fail(self, *args, **options):
-        if RANK == "1" and self.state.global_step == DIE:
+        if RANK == "1" and self.state.global_step == die:
             os.kill(os.getpid(), signal.SIGKILL)
         loss, outputs = compute_loss(self, *args, **options)
-        bad = RANK == "1" and self.state.global_step == POISON
+        bad = RANK == "1" and self.state.global_step == poison
         return (loss * float("nan") if bad else loss), outputs
 
     return and_fail
@@ -62,10 +61,14 @@ def troubled(compute_loss):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     sharded()
-    FreezeTrainer.train = watched(FreezeTrainer.train)
-    MoeTrainer.compute_loss = troubled(MoeTrainer.compute_loss)
-    try:
-        train_phases(training_of(FOLDER, model=MODEL, **SETTINGS))
-    except TrainingError as error:
-        (FOLDER / f"error.rank{RANK}").write_text(str(error))
+    train, compute_loss = FreezeTrainer.train, MoeTrainer.compute_loss
+    for folder, settings in TRAININGS.items():
+        FreezeTrainer.train = watched(train, Path(folder))
+        MoeTrainer.compute_loss = troubled(
+            compute_loss, settings.pop("die", None), settings.pop("poison", None)
+        )
+        try:
+            train_phases(training_of(Path(folder), model=MODEL, **settings))
+        except TrainingError as error:
+            (Path(folder) / f"error.rank{RANK}").write_text(str(error))
     dist.destroy_process_group()

@@ -43,6 +43,10 @@ SETTINGS = {
     "save_steps": 1,
 }
 WRAPS = ("ddp", "fsdp")
+SCHEDULES = ("router-none", "none-router", "experts-router")
+AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
+COUNTS = (9, 11)
+"""Rows of trainings with the auxiliary loss."""
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +57,29 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", params=WRAPS)
+def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
+    """(wrap, a folder with one training for each schedule and count): one launch for all that ends well."""
+    folder = tmp_path_factory.mktemp(request.param)
+    trainings = {folder / schedule: {"schedule": schedule} for schedule in SCHEDULES}
+    trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
+    assert all_by_two(request.param, model, trainings) == 0
+    return request.param, folder
+
+
 def by_two(wrap: str, model: Path, folder: Path, **settings) -> int:
-    """Train in two processes; torchrun's exit code."""
+    """Train once in two processes; torchrun's exit code."""
+    return all_by_two(wrap, model, {folder: settings})
+
+
+def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict]) -> int:
+    """Train one model after the other in the same two processes; torchrun's exit code."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if wrap == "fsdp" else {}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.methods.finetune_freeze.ranks", str(model), str(folder)]
-    command += [json.dumps(SETTINGS | {"gradient_accumulation": 1} | settings)]
+    command += ["-m", "tests.methods.finetune_freeze.ranks", str(model)]
+    common = SETTINGS | {"gradient_accumulation": 1}
+    command += [json.dumps({str(folder): common | settings for folder, settings in trainings.items()})]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     print(ended.stderr)
     return ended.returncode
@@ -136,37 +156,35 @@ def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ("router-none", "none-router", "experts-router"))
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_two_processes_are_equal_to_each_other_and_train_as_one(wrap, schedule, model, tmp_path):
-    assert by_two(wrap, model, tmp_path / "two", schedule=schedule) == 0
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared, model, tmp_path):
+    wrap, two = shared[0], shared[1] / schedule
     alone = by_one(model, tmp_path / "one", schedule=schedule)
     loaded = small_model("olmoe")
     names = {id(own): name for name, own in loaded.named_parameters()}
     groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(loaded).items()}
     before = loaded.state_dict()
     for part, step in zip(schedule.split("-"), (3, 6), strict=True):
-        after, moments, split = held_after(tmp_path / "two", step)
+        after, moments, split = held_after(two, step)
         frozen = groups.get(part, set())
         assert moments == set(names.values()) - frozen and split == (wrap == "fsdp")
         for name, value in after.items():
             torch.testing.assert_close(value, alone[step][name], atol=1e-5, rtol=0)
             assert torch.equal(value, before[name]) == (name in frozen or name not in names.values()), name
         before = after
-    lines = [json.loads((tmp_path / x / "log.jsonl").read_text().splitlines()[-1]) for x in ("one", "two")]
+    lines = [json.loads((x / "log.jsonl").read_text().splitlines()[-1]) for x in (tmp_path / "one", two)]
     assert lines[1]["validation_loss"] == pytest.approx(lines[0]["validation_loss"], abs=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap, count", [("ddp", 9), ("ddp", 11), ("fsdp", 9)])
-def test_the_auxiliary_loss_counts_no_empty_passes(wrap, count, model, tmp_path):
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, model, tmp_path):
     """9 rows: the last step has a pass with half a batch in one process, and an empty one in the other."""
-    settings = {"count": count, "held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
-    assert by_two(wrap, model, tmp_path / "two", **settings) == 0
-    alone = by_one(model, tmp_path / "one", **settings)[6]
-    for name, value in held_after(tmp_path / "two", 3)[0].items():
+    two = shared[1] / str(count)
+    alone = by_one(model, tmp_path / "one", count=count, **AUXILIARY)[6]
+    for name, value in held_after(two, 3)[0].items():
         torch.testing.assert_close(value, alone[name], atol=1e-5, rtol=0)
-    logs = [(tmp_path / each / "log.jsonl").read_text().splitlines() for each in ("one", "two")]
+    logs = [(each / "log.jsonl").read_text().splitlines() for each in (tmp_path / "one", two)]
     for one, two in zip(*logs, strict=True):
         assert json.loads(two)["aux_loss"] == pytest.approx(json.loads(one)["aux_loss"], abs=1e-4)
 

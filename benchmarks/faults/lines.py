@@ -70,7 +70,7 @@ class Lines:
         keys = _keys(method)
         if random.random() < 0.15:
             key = random.choice(keys)
-            wrong = key[:-1] + random.choice("qxz") if len(key.rpartition(".")[2]) > 4 else f"{key}_x"
+            wrong = key[:-1] + random.choice("qjz") if len(key.rpartition(".")[2]) > 4 else f"{key}_x"
             return [*argv, f"{wrong}=1"], key
         for key in random.sample(keys, random.choice((1, 1, 2))):
             argv.append(f"{key}={_value(key, random)}")

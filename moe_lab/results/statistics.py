@@ -177,9 +177,9 @@ def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
     count, mean = len(scores), float(np.mean(scores))
     if count < 2:
         return {"mean": mean, "std": None, "ci95": None}
+    if min(scores) == max(scores):
+        return {"mean": mean, "std": 0.0, "ci95": None}
     std = float(np.std(scores, ddof=1))
-    if std == 0:
-        return {"mean": mean, "std": std, "ci95": None}
     half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * std / count**0.5
     return {"mean": mean, "std": std, "ci95": [mean - half, mean + half]}
 

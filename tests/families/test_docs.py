@@ -30,6 +30,7 @@ def row(family) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+@pytest.mark.slow
 def test_every_family_is_described_as_it_is():
     table = "\n".join(row(family) for family in FAMILIES)
     assert table in PAGE.read_text(), f"the table should be\n{table}"

@@ -153,6 +153,7 @@ def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(
     assert KEY not in str(raised.value) + capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 422, 429, 500])
 def test_no_file_and_no_line_of_a_run_holds_the_key(
     server: ModerationServer,

@@ -106,6 +106,7 @@ ROWS |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -> None:
     folder, split, rows, category = ROWS[name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from moe_lab.engine.layers import runs_rows
 from moe_lab.routing.counts import every_layer
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED

@@ -19,10 +19,11 @@ from lm_eval.models.huggingface import HFLM
 
 from benchmarks.bench_model import make_model, make_tokenizer
 from benchmarks.measure import side_by_side
-from moe_lab.config import Config, TaskConfig
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods import get_method
-from moe_lab.tasks import load_tasks, select_documents
+from moe_lab.tasks.documents import select_documents
+from moe_lab.tasks.loading import load_tasks
 
 
 @dataclass(frozen=True)

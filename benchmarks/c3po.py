@@ -18,8 +18,8 @@ import torch
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.prompt_tails import PromptTail, PromptTails
-from moe_lab.engine.scoring import Budget
+from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways

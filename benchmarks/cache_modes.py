@@ -16,12 +16,12 @@ import torch
 from benchmarks.bench_model import make_model
 from benchmarks.measure import side_by_side
 from benchmarks.roe_step import TEMPERATURES, peak_of, prompt
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import generate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.reading import Answer
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget
+from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK
 

@@ -13,18 +13,19 @@ from contextlib import nullcontext
 import torch
 
 from benchmarks.measure import side_by_side
-from moe_lab.asking import evaluate_tasks
-from moe_lab.compose import compose
-from moe_lab.config import Config
-from moe_lab.convert import to_config
+from moe_lab.config.compose import compose
+from moe_lab.config.schema import Config
+from moe_lab.engine.forward.observer import observed
 from moe_lab.engine.lm import EngineLM
-from moe_lab.engine.observer import observed
 from moe_lab.metrics.counts import count
 from moe_lab.metrics.documents import documents_of
-from moe_lab.metrics.expert import entropies
 from moe_lab.metrics.routes import Routes
 from moe_lab.models.load import load_model
-from moe_lab.tasks import load_tasks, select_documents
+from moe_lab.runs.config import to_config
+from moe_lab.runs.evaluation.expert_metrics import entropies
+from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
+from moe_lab.tasks.documents import select_documents
+from moe_lab.tasks.loading import load_tasks
 
 
 def config_of(task: str, limit: int) -> Config:

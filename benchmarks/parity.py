@@ -20,7 +20,7 @@ from lm_eval.models.huggingface import HFLM
 
 from benchmarks.base import Case, arc, requests_of
 from benchmarks.bench_model import VOCAB, make_tokenizer
-from moe_lab.config import TaskConfig
+from moe_lab.config.schema import TaskConfig
 from moe_lab.engine.lm import EngineLM
 
 CASES = [

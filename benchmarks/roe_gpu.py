@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import generate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.reading import Answer
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget
-from moe_lab.results.cost import energy_joules
+from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key
+from moe_lab.runs.evaluation.cost import energy_joules
 
 OLMOE_1B_7B = dict(
     vocab_size=50304,

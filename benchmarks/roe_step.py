@@ -15,10 +15,10 @@ from transformers import DynamicCache
 
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
-from moe_lab.engine.cache import RowCache
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.tokens import Tokens, TreeRow, collate
+from moe_lab.engine.forward.batch import Tokens, TreeRow, collate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.kv_cache import RowCache
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK
 

@@ -21,12 +21,12 @@ import torch
 
 from benchmarks.bench_model import VOCAB, make_model, make_tokenizer
 from benchmarks.measure import side_by_side
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.kept import KeptQuestions
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget, Question, score
-from moe_lab.engine.store import store_on
+from moe_lab.engine.scoring.scoring import Budget, Question, score
+from moe_lab.engine.scoring.two_phase import KeptQuestions
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK, document_key
 

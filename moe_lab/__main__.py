@@ -2,7 +2,7 @@
 
 import sys
 
-from moe_lab.app import main
+from moe_lab.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,10 +1,20 @@
-"""Errors that a user can cause, and the exit code each one ends with.
+"""Errors that a user can cause, and how the command ends: exit codes, messages, SIGTERM as an exception.
 
 Everything else that is raised is a defect of this package and keeps its traceback.
 """
 
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+TERMINATED = 143
 
 
 class MoeLabError(Exception):
@@ -54,3 +64,33 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
         if alone:
             raise
         raise type(error)(f"In the cell {' '.join(overrides)}:\n{error}") from error
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception that unwinds like Ctrl-C does."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that an exception ends the command with."""
+    if isinstance(error, Terminated):
+        return TERMINATED
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, MoeLabError) else 1
+
+
+def print_error(error: BaseException) -> None:
+    """A user's error as its message, a defect (or anything under HYDRA_FULL_ERROR=1) with its traceback."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1" or not isinstance(error, MoeLabError):
+        traceback.print_exception(error, file=sys.stderr)
+    else:
+        print(f"Error: {error}", file=sys.stderr)
+
+
+def raise_on_sigterm() -> None:
+    """Let SIGTERM unwind, so that a run's status says `interrupted`. Only the main thread may ask for it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, stop)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"

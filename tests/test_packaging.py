@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.paths import resource_folder
+from moe_lab.config.paths import resource_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
         command = [sys.executable, "-m", "moe_lab", *argv]
         ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
         assert text in ended.stdout
-    code = "from moe_lab.paths import resource_folder; print(resource_folder('conf'))"
+    code = "from moe_lab.config.paths import resource_folder; print(resource_folder('conf'))"
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == str(site / "moe_lab" / "conf")

@@ -81,7 +81,7 @@ def _parts(options: argparse.Namespace, work: Path) -> Any:
     from benchmarks.faults.kinds import undisturbed
     from benchmarks.faults.lines import Lines
     from benchmarks.faults.writes import Writes
-    from moe_lab.app import main as command
+    from moe_lab.cli.main import main as command
 
     def quietly(argv: list[str]) -> int:
         log = work / "first.log"

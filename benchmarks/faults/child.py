@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe_lab.app import main
+from moe_lab.cli.main import main
 
 PATIENCE = 300.0
 """Seconds after which a command counts as hanging."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from moe_lab.app import main
-from moe_lab.config import GROUP_CONFIGS, Config
+from moe_lab.cli.main import main
+from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.methods import get_method, method_names
 
 VALUES = (

@@ -14,7 +14,7 @@ OUTPUT = "output_dir="
 @contextlib.contextmanager
 def warm() -> Iterator[None]:
     """Within this, what a command of this process composed or loaded is there in all children that come later."""
-    import moe_lab.compose as composing
+    import moe_lab.config.compose as composing
     import moe_lab.models.load as loading
     import moe_lab.tasks.loading as tasks
 

@@ -11,7 +11,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from moe_lab.engine.layers import reads_padding
+from moe_lab.engine.forward.layers import reads_padding
 
 PORTION = 64
 """Requests that lm-eval's code is given at a time, so that what is answered is known before the last one is."""

@@ -12,16 +12,16 @@ from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
-from moe_lab.engine.decoding import Decoder, StopCondition, generation_config
-from moe_lab.engine.encoding import Encoder
-from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.sampling import Decoder, StopCondition, generation_config
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
-from moe_lab.engine.layers import runs_rows
-from moe_lab.engine.observer import Observer
-from moe_lab.engine.reading import Answer
+from moe_lab.engine.recurrent_engine import StateEngine
 from moe_lab.engine.row_engine import RowEngine
-from moe_lab.engine.scoring import Budget, Question, Scores
-from moe_lab.engine.state_engine import StateEngine
+from moe_lab.engine.scoring.scoring import Budget, Question, Scores
+from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
 from moe_lab.routing.noise import document_key

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import Choose, Finished, generate
-from moe_lab.engine.kept import KeptQuestions
-from moe_lab.engine.pasts import CleanPasts
-from moe_lab.engine.reading import Answer
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget, Question, Scores, score
-from moe_lab.engine.store import Store, store_on
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.memory_bound import Store, store_on
+from moe_lab.engine.generation.generate import Choose, Finished, generate
+from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.prefix_cache import CleanPasts
+from moe_lab.engine.scoring.scoring import Budget, Question, Scores, score
+from moe_lab.engine.scoring.two_phase import KeptQuestions
 
 
 class RowEngine:

@@ -6,6 +6,7 @@ Packages of others register theirs under the entry-point group `moe_lab.methods`
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
 
@@ -14,10 +15,10 @@ from moe_lab.methods.method import Method
 
 METHODS = {
     "base": "moe_lab.methods.base:Base",
-    "roe": "moe_lab.methods.roe:RoE",
+    "roe": "moe_lab.methods.roe.method:RoE",
     "c2r": "moe_lab.methods.c2r.method:C2R",
     "c3po": "moe_lab.methods.c3po.method:C3PO",
-    "icl": "moe_lab.methods.icl:ICL",
+    "icl": "moe_lab.methods.icl.method:ICL",
     "prefix-tuning": "moe_lab.methods.virtual_tokens.method:PrefixTuning",
     "soft-prompt": "moe_lab.methods.virtual_tokens.method:SoftPrompt",
     "finetune-freeze": "moe_lab.methods.finetune_freeze.method:FinetuneFreeze",
@@ -28,6 +29,11 @@ METHODS = {
 def method_names() -> list[str]:
     """All names that `method=` takes, plug-ins included."""
     return sorted({*METHODS, *(entry.name for entry in entry_points(group="moe_lab.methods"))})
+
+
+def methods_with(key: str) -> list[str]:
+    """The methods that have a key."""
+    return [name for name in method_names() if key in {f.name for f in fields(get_method(name).Config)}]
 
 
 def get_method(name: str) -> type[Method]:

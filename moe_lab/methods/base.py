@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
 

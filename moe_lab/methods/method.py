@@ -13,11 +13,11 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.source import source_digest
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config as RunConfig
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.results.estimate import Asked
+    from moe_lab.tasks.estimate import Asked
 
 
 class Method(ABC):
@@ -44,7 +44,7 @@ class Method(ABC):
     interventions: ClassVar[bool] = True
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     several_processes: ClassVar[bool] = False
-    """Whether all processes of torchrun work on one run of it (`moe_lab.processes`)."""
+    """Whether all processes of torchrun work on one run of it (`moe_lab.runs.distributed`)."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None

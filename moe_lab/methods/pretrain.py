@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.progress import naming
 from moe_lab.results.stored import whole_mapping
-from moe_lab.values import at_least
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config as RunConfig
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
 
@@ -78,7 +78,7 @@ class Pretrain(Method):
         Raises ModelError where `model=` has no architecture or tokenizer, RunHeldError where another process
         trains it, ResultsError where the folder cannot be written.
         """
-        from moe_lab.results.store import RunFolder
+        from moe_lab.results.folder import RunFolder
 
         identity = self._identity(config)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -92,7 +92,7 @@ class Pretrain(Method):
 
     def _identity(self, config: RunConfig) -> dict[str, Any]:
         """What determines the weights."""
-        from moe_lab.models.hub import load_config
+        from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.tasks.toy.world import WORLD_VERSION
 
@@ -115,12 +115,12 @@ class Pretrain(Method):
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.training import PackedRows, Schedule, train_causal_lm
+        from moe_lab.methods.trainer import PackedRows, Schedule, train_causal_lm
         from moe_lab.models.facts import resolve_device
-        from moe_lab.models.hub import load_config
+        from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
-        from moe_lab.results.files import write_json, writing
-        from moe_lab.results.schema import versions
+        from moe_lab.results.atomic import write_json, writing
+        from moe_lab.results.versions import versions
 
         recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
         architecture = load_config(config.model, offline=config.offline)

@@ -1,35 +1,39 @@
 """The expert metrics of a model while it is trained by transformers' Trainer.
 
-    trainer.add_callback(ExpertMetrics(rows, folder))
+    trainer.add_callback(ExpertMetrics(rows, folder, plot=write_training_metrics))
 
 `rows` are mappings with `input_ids` and `labels`. Measured before the first step and after the last one of every epoch,
-into `<folder>/expert_metrics.jsonl` (a line per measurement, as `held_out.measure` gives it) and
-`<folder>/figures/expert_metrics` (.png and .csv). The training goes as without it: weights and random numbers are left
-alone. Under several processes each one measures, and the first one writes.
+into `<folder>/expert_metrics.jsonl` (a line per measurement, as `training_metrics.measure` gives it). `plot` gets the
+lines and `<folder>/figures` when the training ends (`moe_lab.reports.figures.epochs.write_training_metrics`).
+
+The training goes as without it: weights and random numbers are left alone. Under several processes each one
+measures, and the first one writes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from moe_lab.metrics.correlations import correlations, values_of
-from moe_lab.metrics.rows import Row
-from moe_lab.results.files import plain, write_atomically, writing
+from moe_lab.metrics.teacher_forcing import Row
+from moe_lab.results.atomic import plain, write_atomically, writing
 from moe_lab.results.stored import read_lines
 
 FILE = "expert_metrics.jsonl"
+Plot = Callable[[Sequence[dict[str, Any]], Path], Any]
 
 
 class ExpertMetrics(TrainerCallback):
     """Measures a Trainer's model on held-out rows. A resumed training continues the file."""
 
-    def __init__(self, rows: Sequence[Row], folder: Path):
+    def __init__(self, rows: Sequence[Row], folder: Path, plot: Plot):
         self.rows = rows
+        self.plot = plot
         self.folder = Path(folder)
         self.lines: list[dict[str, Any]] = []
 
@@ -45,13 +49,11 @@ class ExpertMetrics(TrainerCallback):
             self._measure(state, model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from moe_lab.reports.figures.epochs import write_training_metrics
-
         if state.is_world_process_zero and self.lines:
-            write_training_metrics(self.lines, self.folder / "figures")
+            self.plot(self.lines, self.folder / "figures")
 
     def _measure(self, state: Any, model: Any) -> None:
-        from moe_lab.metrics.held_out import measure
+        from moe_lab.metrics.training_metrics import measure
 
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
         self.lines.append(plain(place | measure(model, self.rows)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from moe_lab.results.responses import request_key
+from moe_lab.results.request_log import request_key
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.engine.observer import Observer
-from moe_lab.engine.tokens import Tokens
+from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.observer import Observer
 from moe_lab.routing import Router, Routing
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS

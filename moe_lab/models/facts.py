@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from moe_lab.config import ModelConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError
-from moe_lab.models.hub import load_config, model_commit, model_source
 from moe_lab.models.quantized import check_quantization
+from moe_lab.models.source import load_config, model_commit, model_source
 from moe_lab.routing import family_of_type
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ModelError
 
 if TYPE_CHECKING:
-    from moe_lab.config import ModelConfig
+    from moe_lab.config.schema import ModelConfig
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
@@ -34,7 +34,7 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
 
 def _tokenizer_identity(source: str) -> dict[str, Any]:
     """Of the hub: with the commit that its default branch stands for, as nothing else tells that it moved."""
-    from moe_lab.hub.repository import find
+    from moe_lab.models.hub.repository import find
 
     folder = Path(source).expanduser().is_dir()
     return source_identity(source, None if folder else find(source).commit)

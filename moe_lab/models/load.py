@@ -14,16 +14,16 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
-from moe_lab.config import ModelConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.complete import check_complete, check_experts
+from moe_lab.models.check_weights import check_complete, check_experts
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
-from moe_lab.models.hub import load_config, model_folder, model_source
+from moe_lab.models.low_memory_load import reading_once
 from moe_lab.models.placement import main_device, placement
 from moe_lab.models.probe import prove_seam
 from moe_lab.models.quantized import loading_options, quantization_of
-from moe_lab.models.reading import reading_once
+from moe_lab.models.source import load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers
 

@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from moe_lab.config import ModelConfig
+    from moe_lab.config.schema import ModelConfig
 
 
 def placement(

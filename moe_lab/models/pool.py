@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
     from moe_lab.models.load import LoadedModel
 
 

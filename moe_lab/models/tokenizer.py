@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from moe_lab.config import Config, ModelConfig
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.hub import model_source, tokenizer_folder
+from moe_lab.models.source import model_source, tokenizer_folder
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.errors import ModelError
-from moe_lab.hub.headers import index_of
+from moe_lab.models.hub.headers import index_of
 
 if TYPE_CHECKING:
-    from moe_lab.hub.repository import Repository
+    from moe_lab.models.hub.repository import Repository
 
 WEIGHTS = (
     "model.safetensors",
@@ -25,7 +25,7 @@ def weight_files(repository: Repository) -> list[str]:
 
     Raises ModelError where there are none.
     """
-    from moe_lab.hub.download import fetch
+    from moe_lab.models.hub.download import fetch
 
     first = next((name for name in WEIGHTS if repository.holds(name)), None)
     if first is None:

@@ -1,6 +1,6 @@
-"""A run's identity: the SHA-256 of all that determines its numbers, and of nothing else.
+"""Identities: the SHA-256 of all that determines numbers, and of nothing else.
 
-Where it ran and how fast is recorded, not hashed. The three sets below classify every field of `Config`.
+Where a run took place, and how fast, is recorded, not hashed. The three sets below classify every field of `Config`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from inspect import getsource
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config import Config
-    from moe_lab.methods.method import Method
-    from moe_lab.models.facts import ModelFacts
+    from moe_lab.config.schema import Config
 
 HASHED = frozenset(
     {
@@ -45,35 +41,6 @@ UNNAMED = ("custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag")
 """Keys of an lm-eval task that say where files lie or how a task is called; the documents themselves are hashed."""
 
 
-def identity(
-    config: Config,
-    method: Method,
-    *,
-    model: dict[str, Any],
-    facts: ModelFacts,
-    tasks: TaskDict,
-    samples: dict[str, list[int]],
-    documents: dict[str, str],
-) -> dict[str, Any]:
-    """All that determines a run's numbers, as plain values.
-
-    `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
-    """
-    reads = method.reads(config, facts)
-    return {
-        "model": model,
-        "dtype": facts.dtype,
-        "method": {"config": method.identity(facts), "numerics": method.version}
-        | ({"reads": reads} if reads else {}),
-        "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
-        "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
-        "settings": {name: getattr(config, name) for name in sorted(HASHED)},
-        "samples": samples,
-        "documents": documents,
-        "seed": config.seed if method.random else None,
-    }
-
-
 def run_id(content: dict[str, Any]) -> str:
     """SHA-256 of the canonical JSON: sorted keys, no spaces, no NaN."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -81,7 +48,10 @@ def run_id(content: dict[str, Any]) -> str:
 
 
 def task_settings(task: Any) -> dict[str, Any]:
-    """An lm-eval task's version and configuration: functions as their source, no paths, nothing that is unset."""
+    """An lm-eval task's version and configuration: no paths, nothing that is unset.
+
+    A function is its version (`moe_lab.tasks.versions`); one of lm-eval's, or of the user's own, is its source.
+    """
     settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
     return {"version": str(task.VERSION), **_plain(settings)}
 
@@ -96,7 +66,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, partial):
         return {"call": _plain(value.func), "args": _plain(value.args), "kwargs": _plain(value.keywords)}
     if callable(value):
-        return _source(value)
+        return getattr(value, "identity", None) or _source(value)
     return _plain(vars(value)) if hasattr(value, "__dict__") else str(value)
 
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-from moe_lab.results.files import writing
+from moe_lab.results.atomic import writing
 
 
 class RunLog(logging.Handler):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.results.files import write_atomically
+from moe_lab.results.atomic import write_atomically
 from moe_lab.results.stored import damaged, read_lines
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.held_out import document_hashes
+from moe_lab.tasks.tuning_split import document_hashes
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
 
 
 def select_documents(

@@ -12,17 +12,17 @@ from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.held_out import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 from moe_lab.tasks.own_files import has_own_files
+from moe_lab.tasks.tuning_split import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks._index import Entry
     from lm_eval.tasks.manager import TaskDict, TaskManager
 
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
 
 OWN_TASKS = Path(__file__).resolve().parent
 
@@ -181,7 +181,7 @@ class _Factory(TaskFactory):
         return {name: name for name in self._settings.splits} | {split: f"task.fewshot_split={split}"}
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
-        from moe_lab.hub.failures import known_reason
+        from moe_lab.models.hub.failures import known_reason
 
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         if name in self.with_own_files:
@@ -220,8 +220,8 @@ def _check_hub(config: dict[str, Any]) -> None:
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
     from httpx2 import HTTPError
 
-    from moe_lab.hub.failures import explain
-    from moe_lab.hub.repository import check_data_set
+    from moe_lab.models.hub.failures import explain
+    from moe_lab.models.hub.repository import check_data_set
 
     path = config.get("dataset_path")
     if path is None or path in FORMATS or Path(path).exists():

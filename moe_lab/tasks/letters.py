@@ -22,6 +22,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.versions import versioned
 
 PROMPT, LETTERS, GOLD = "letters_prompt", "letters", "letters_gold"
 """Columns that are added to every document."""
@@ -62,6 +63,7 @@ def _has_letters(choices: Any) -> bool:
     return isinstance(choices, list) and choices == list(ascii_uppercase[: len(choices)])
 
 
+@versioned("letters.add_columns", 1)
 def _add_columns(own: dict[str, Any], split: Any) -> Any:
     """An lm-eval `process_docs`: the documents with their lettered question."""
     if own["process_docs"] is not None:

@@ -11,16 +11,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.checks import MAX_NEW_TOKENS
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.judges.chosen import judge_names
+from moe_lab.tasks.generation import MAX_NEW_TOKENS
+from moe_lab.tasks.judges.registry import judge_names
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks.manager import TaskDict, TaskManager
 
-    from moe_lab.config import Config
-    from moe_lab.tasks.held_out import Holdout
+    from moe_lab.config.schema import Config
+    from moe_lab.tasks.tuning_split import Holdout
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Generation settings that ask for sampling."""
@@ -158,7 +158,7 @@ def _refuse_unsupported(name: str, task: Task) -> None:
 
 
 def _refuse_judged(name: str, task: Task) -> None:
-    from moe_lab.judges.scoring import is_judged
+    from moe_lab.tasks.judges.lm_eval_hooks import is_judged
 
     if is_judged(task):
         raise TaskError(
@@ -171,8 +171,8 @@ def _apply_settings(task: Any, config: Config) -> None:
     """What `lm_eval.simple_evaluate` does between loading and evaluating; a key given here always wins."""
     from lm_eval.filters import build_filter_ensemble
 
-    from moe_lab.judges.chosen import judge_class
-    from moe_lab.judges.scoring import is_judged, keep_metrics
+    from moe_lab.tasks.judges.lm_eval_hooks import is_judged, keep_metrics
+    from moe_lab.tasks.judges.registry import judge_class
 
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
         own = task.get_config("generation_kwargs") or {}

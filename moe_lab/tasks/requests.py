@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
     from lm_eval.tasks.manager import TaskDict
 
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
 
 
 def reseed(config: Config, tasks: TaskDict) -> None:

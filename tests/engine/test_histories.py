@@ -10,19 +10,19 @@ import random
 
 import pytest
 
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.generation import generate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.reading import Answer
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget, Question
+from moe_lab.engine.scoring.scoring import Budget, Question
 from moe_lab.routing import GumbelTopK, document_key, find_routers
-from tests import rounding
 from tests.conftest import make_model
 from tests.engine import roe_reference as reference
-from tests.engine.test_generation import answers_of, prompts_for
-from tests.engine.test_scoring import questions_for, scores_of
-from tests.tiers import by_family
+from tests.engine.generation.test_generate import answers_of, prompts_for
+from tests.engine.scoring.test_scoring import questions_for, scores_of
+from tests.support import rounding
+from tests.support.tiers import by_family
 
 HISTORIES = [
     ("clean", "noisy"),

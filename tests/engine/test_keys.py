@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moe_lab.engine.generation import generate
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.reading import Answer
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.scoring import Budget
+from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import document_key, gumbel
 from tests.engine import roe_reference as reference
-from tests.engine.test_generation import answers_of
+from tests.engine.generation.test_generate import answers_of
 from tests.engine.test_histories import SEED, N, ensemble_for, temperatures_for
 
 PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]

@@ -10,14 +10,14 @@ import random
 import pytest
 import torch
 
-from moe_lab.engine import clean_rows
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.tokens import TreeRow, collate
+from moe_lab.engine.forward import clean_history as clean_rows
+from moe_lab.engine.forward.batch import TreeRow, collate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
 from moe_lab.routing import GumbelTopK, find_routers
-from tests import rounding
 from tests.families.zoo import small_model
-from tests.tiers import by_family
+from tests.support import rounding
+from tests.support.tiers import by_family
 
 
 def logits_of_steps(model):

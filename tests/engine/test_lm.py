@@ -8,13 +8,13 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.errors import ConfigError
 from moe_lab.routing import GumbelTopK
-from tests import rounding
 from tests.conftest import make_model
 from tests.engine import zoo
+from tests.support import rounding
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 
@@ -141,7 +141,7 @@ def test_answers_too_long_for_the_model_are_refused(olmoe, tokenizer):
 
 def test_the_models_of_families_run_on_rows():
     assert EngineLM.__mro__[2] is HFLM
-    from moe_lab.engine.layers import runs_rows
+    from moe_lab.engine.forward.layers import runs_rows
 
     assert all(
         runs_rows(make_model(family)) for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama")

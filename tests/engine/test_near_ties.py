@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from moe_lab.engine.decoding import NEAR, Decoder, near
+from moe_lab.engine.generation.sampling import NEAR, Decoder, near
 
 
 def model(dtype: torch.dtype):

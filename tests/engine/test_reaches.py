@@ -12,19 +12,19 @@ import random
 import pytest
 import torch
 
-from moe_lab.engine.ensemble import Ensemble
-from moe_lab.engine.kept import KeptQuestions
-from moe_lab.engine.layers import decoder_layers, runs_rows
-from moe_lab.engine.masks import FULL, Reach, layer_reaches
-from moe_lab.engine.scoring import Budget
-from moe_lab.engine.store import Store
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.layers import decoder_layers, runs_rows
+from moe_lab.engine.forward.masks import FULL, Reach, layer_reaches
+from moe_lab.engine.forward.memory_bound import Store
+from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.scoring.two_phase import KeptQuestions
 from moe_lab.routing import find_routers
 from tests.engine import roe_reference as reference
 from tests.engine import zoo
-from tests.engine.test_generation import answers_of, greedy_by_transformers, prompts_for
+from tests.engine.generation.test_generate import answers_of, greedy_by_transformers, prompts_for
+from tests.engine.scoring.test_scoring import plain, questions_for, scores_of
 from tests.engine.test_histories import HISTORIES, SEED, N, assert_scores, ensemble_for, temperatures_for
-from tests.engine.test_scoring import plain, questions_for, scores_of
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(45)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.engine.layers import runs_rows
+from moe_lab.engine.forward.layers import runs_rows
 from moe_lab.routing.counts import every_layer
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED
 from tests.families.zoo import small_model

@@ -11,7 +11,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.routing import GumbelTopK, document_key, find_routers, gumbel
 from moe_lab.routing.families import family_of_type
@@ -19,7 +19,7 @@ from moe_lab.routing.rules import LOGITS
 from tests.conftest import make_tokenizer
 from tests.families import slow_routing
 from tests.families.zoo import ONE_WAY, ZOO, small_model
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 TOKENIZER = make_tokenizer()

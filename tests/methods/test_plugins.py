@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.config import Config
+from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.source import source_digest
-from moe_lab.prepare import prepare
+from moe_lab.runs.prepare import prepare
 
 CODE = """
 from moe_lab.methods.base import Base

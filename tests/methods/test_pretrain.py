@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import moe_lab.models
-from moe_lab.config import Config, ModelConfig
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.methods.pretrain import Pretrain
 
@@ -48,7 +48,7 @@ def weights(folder: Path) -> bytes:
 
 @pytest.mark.slow
 def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture, tmp_path, monkeypatch):
-    from moe_lab.methods import training
+    from moe_lab.methods import trainer as training
 
     whole = train(architecture, tmp_path / "whole")
     read_row = training.PackedRows.__getitem__
@@ -99,7 +99,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
 def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
     architecture, tmp_path, monkeypatch
 ):
-    from moe_lab.methods import training
+    from moe_lab.methods import trainer as training
 
     first = train(architecture, tmp_path)
     others = {train(architecture, tmp_path, steps=7), train(architecture, tmp_path, seed=1)}
@@ -130,7 +130,7 @@ def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
     import torch
     from transformers import get_cosine_schedule_with_warmup
 
-    from moe_lab.methods.training import Schedule
+    from moe_lab.methods.trainer import Schedule
 
     ours = Schedule(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -145,6 +145,6 @@ def test_the_yaml_holds_the_defaults():
     """The recipe of the shipped checkpoint stands in one place and its copy in the schema agrees."""
     from omegaconf import OmegaConf
 
-    from moe_lab.paths import resource_folder
+    from moe_lab.config.paths import resource_folder
 
     assert OmegaConf.load(resource_folder("conf") / "method" / "pretrain.yaml") == vars(Pretrain.Config())

@@ -18,9 +18,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from moe_lab.metrics.callback import ExpertMetrics, read_measurements, summary
 from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.held_out import measure
+from moe_lab.metrics.training_metrics import measure
+from moe_lab.reports.figures.epochs import write_training_metrics
 from tests.families.zoo import small_model
-from tests.metrics.test_rows import some_rows
+from tests.metrics.test_teacher_forcing import some_rows
 
 STEPS_PER_EPOCH = 3
 
@@ -73,7 +74,9 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
     plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
-    trainer_of(measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path)).train()
+    trainer_of(
+        measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path, plot=write_training_metrics)
+    ).train()
     assert same_weights(plain, measured)
     assert torch.equal(torch.get_rng_state(), state)
     assert not same_weights(plain, small_model("olmoe"))
@@ -98,13 +101,17 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
 def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last: int, tmp_path: Path) -> None:
     """Stopped before the fourth step (an epoch's end is measured, the checkpoint is of the second), and the sixth."""
     whole = deepcopy(small_model("olmoe"))
-    trainer_of(whole, tmp_path / "whole", ExpertMetrics(some_rows(), tmp_path / "whole")).train()
+    trainer_of(
+        whole, tmp_path / "whole", ExpertMetrics(some_rows(), tmp_path / "whole", plot=write_training_metrics)
+    ).train()
     cut = deepcopy(small_model("olmoe"))
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(cut, tmp_path, ExpertMetrics(some_rows(), tmp_path), Stop(last)).train()
+        trainer_of(
+            cut, tmp_path, ExpertMetrics(some_rows(), tmp_path, plot=write_training_metrics), Stop(last)
+        ).train()
     assert len(read_measurements(tmp_path)) == 2
     resumed = deepcopy(small_model("olmoe"))
-    trainer = trainer_of(resumed, tmp_path, ExpertMetrics(some_rows(), tmp_path))
+    trainer = trainer_of(resumed, tmp_path, ExpertMetrics(some_rows(), tmp_path, plot=write_training_metrics))
     checkpoint = tmp_path / "checkpoints" / f"checkpoint-{last // 2 * 2}"
     if checkpoint.exists():
         saved = type(resumed).from_pretrained(

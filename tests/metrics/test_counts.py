@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from moe_lab.engine.forward.observer import observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
-from moe_lab.engine.observer import observed
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.counts import PHASES, Counts, count
 from moe_lab.metrics.entropies import collaboration, load_balance
 from moe_lab.metrics.routes import Routes
-from moe_lab.results.responses import request_key
+from moe_lab.results.request_log import request_key
 from moe_lab.routing import record
 from tests.families.zoo import small_model
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
 SHARED = "These are the first words of many. "

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from moe_lab.engine.forward.observer import Observer, observed
+from moe_lab.engine.forward.token_hash import prefix_names
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
-from moe_lab.engine.observer import Observer, observed, prefix_names
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
 from moe_lab.routing import Router, Routing, gumbel, record, routed
 from tests.conftest import make_model
 from tests.families.zoo import small_model
 from tests.metrics.test_counts import SHARED
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 PAIRS = [
     (SHARED + "One", " red"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from moe_lab.config import ModelConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.models.load import load_model
 from tests.models.test_placement import roe_answers
 

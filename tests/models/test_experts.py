@@ -12,7 +12,7 @@ from moe_lab.models import experts as weights_first
 from moe_lab.models.experts import MAX_TOKENS_PER_EXPERT, weights_first_experts_forward
 from tests.conftest import make_model
 from tests.families.zoo import ZOO, small_model
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 OWN_FORWARD = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
 """Families whose experts know no implementation but their own."""

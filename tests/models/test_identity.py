@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.config import ModelConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.models.identity import WHOLE_BYTES, folder_content, model_identity, weights_fingerprint
 
 

@@ -7,15 +7,15 @@ import shutil
 import pytest
 import torch
 
-from moe_lab.asking import environment
-from moe_lab.config import ModelConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
+from moe_lab.runs.evaluation.run_lm_eval import environment
 from tests.conftest import FAMILIES, make_model, make_tokenizer
 from tests.families.zoo import small_model
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 
 def facts_of(path, **keys):

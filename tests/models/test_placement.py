@@ -14,17 +14,17 @@ import psutil
 import pytest
 import torch
 
-from moe_lab.config import Config, ModelConfig
-from moe_lab.engine.ensemble import Ensemble
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.load import load_model
-from moe_lab.results.cost import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
-from tests import rounding
+from moe_lab.runs.evaluation.cost import weight_bytes
 from tests.conftest import make_tokenizer
 from tests.families.zoo import ONE_WAY, ZOO, small_model
-from tests.tiers import by_family
+from tests.support import rounding
+from tests.support.tiers import by_family
 
 PAIRS = [("ab", "cd"), ("what lies before", " and"), ("what lies before", " or it is longer")]
 PROMPTS = ["what", "a prompt that is longer"]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from moe_lab.config import ModelConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.facts import model_facts
 from moe_lab.models.load import load_model

@@ -12,11 +12,11 @@ import sys
 import pytest
 import torch
 
-from tests import rounding
 from tests.conftest import make_tokenizer
 from tests.families.zoo import ZOO, small_model
 from tests.models.test_placement import roe_answers
-from tests.tiers import by_family
+from tests.support import rounding
+from tests.support.tiers import by_family
 
 FAMILIES = sorted(ZOO.keys() - {"dbrx", "gpt_oss", "jetmoe"})
 """All but those for which transformers has no plan."""

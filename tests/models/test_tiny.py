@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moe_lab.models.hub import TINY
+from moe_lab.models.source import TINY
 from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.stories import stories
 from moe_lab.tasks.toy.word_problems import word_problems

@@ -14,7 +14,7 @@ import pytest
 from lm_eval.api.metrics import weighted_perplexity
 
 from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.held_out import _share
+from moe_lab.metrics.training_metrics import _share
 from moe_lab.results.statistics import (
     Interval,
     interval,

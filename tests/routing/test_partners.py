@@ -14,7 +14,7 @@ import torch
 from moe_lab.routing import record, routed
 from moe_lab.routing.partners import PartnersOnly, partners_of
 from tests.families.zoo import small_model
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 FAMILIES = [
     "olmoe",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config import Config, TaskConfig
-from moe_lab.tasks import load_tasks
-from tests.runs import choices, write_jsonl
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.tasks.loading import load_tasks
+from tests.support.runs import choices, write_jsonl
 
 OPENBOOKQA = {
     "id": "1",

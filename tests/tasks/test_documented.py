@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from moe_lab.checks import check_metric
-from moe_lab.compose import compose_cell
-from moe_lab.convert import to_config
-from moe_lab.tasks import load_tasks
-from tests.runs import choices, sums, write_jsonl
+from moe_lab.config.compose import compose_cell
+from moe_lab.runs.checks import check_metric
+from moe_lab.runs.config import to_config
+from moe_lab.tasks.loading import load_tasks
+from tests.support.runs import choices, sums, write_jsonl
 from tests.tasks.code.test_programs import PROBLEMS
 from tests.tasks.test_answer_format import HELLASWAG, OPENBOOKQA, SOCIAL_IQA
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config import Config
+from moe_lab.config.schema import Config
 from moe_lab.errors import TaskError
 from moe_lab.tasks.documents import documents_digest, select_documents
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.config import Config, TaskConfig
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.tasks import load_tasks
 from moe_lab.tasks.letters import lettered
-from tests.runs import choices, write_jsonl
+from moe_lab.tasks.loading import load_tasks
+from tests.support.runs import choices, write_jsonl
 
 WINOGRANDE = {
     "sentence": "Sandra thanked Sam because _ had helped.",

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from moe_lab.config import Config, TaskConfig
+from moe_lab.config.paths import resource_folder
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.paths import resource_folder
-from moe_lab.tasks import load_tasks, loading
-from tests.runs import small_data, write_jsonl
+from moe_lab.tasks import loading
+from moe_lab.tasks.loading import load_tasks
+from tests.support.runs import small_data, write_jsonl
 
 DOCUMENTED = sorted(
     file.stem for file in (resource_folder("conf") / "task").glob("*.yaml") if file.stem != "lm_eval"

@@ -10,12 +10,12 @@ from typing import Any
 import lm_eval
 import pytest
 
-from moe_lab.config import Config, TaskConfig
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.tasks import load_tasks
+from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.local_data import shown_columns
 from moe_lab.tasks.own_files import has_own_files
-from tests.runs import choices, small_data, sums, write_jsonl
+from tests.support.runs import choices, small_data, sums, write_jsonl
 
 
 def load(data: Path | None, task: str = "arc_easy", **keys: Any) -> Any:

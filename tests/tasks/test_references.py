@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.config import Config, TaskConfig
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.tasks import load_tasks
 from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.references.local import plain_question
-from tests.runs import write_jsonl
+from tests.support.runs import write_jsonl
 from tests.tasks.test_documented import BIGBENCH, KNOWREF
 
 

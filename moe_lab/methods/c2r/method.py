@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.choice_questions import check_one_process
 from moe_lab.methods.method import Method
-from moe_lab.values import at_least
+from moe_lab.methods.references.checks import check_one_process
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.config import Config as RunConfig
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.c2r.lm import ConstrainedLM
-    from moe_lab.methods.finetune_freeze.conversations import Conversation
+    from moe_lab.methods.conversations.read import Conversation
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -85,11 +85,9 @@ class C2R(Method):
         return {"profile": digest_of(self._given)}
 
     def _read_conversations(self, config: RunConfig) -> tuple[list[Conversation], str]:
-        from moe_lab.methods.finetune_freeze.conversations import Data, read_data
-        from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+        from moe_lab.methods.conversations.read import Data, read_data
 
-        recipe = FinetuneConfig(dataset=self.config.dataset, dataset_size=self.config.dataset_size)
-        found = read_data(config, recipe).train
+        found = read_data(config, self.config.dataset, self.config.dataset_size).train
         return found, Data(train=found, validation=[]).digest
 
     @contextmanager
@@ -120,7 +118,7 @@ class C2R(Method):
 
 def _check_groups(config: RunConfig, facts: ModelFacts) -> None:
     """Raise ConfigError for routers that choose within groups of experts, which partners would have to fit into."""
-    from moe_lab.models.hub import load_config
+    from moe_lab.models.source import load_config
 
     architecture = load_config(config.model, offline=config.offline).get_text_config()
     if (getattr(architecture, "n_group", None) or 1) > 1:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
+from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.results.expert_metrics import COUNTS, FOLDER
-from moe_lab.results.files import write_atomically, write_json
+from moe_lab.results.folder import RunFolder
 from moe_lab.results.identity import run_id
-from moe_lab.results.schema import DECISIVE, versions
-from moe_lab.results.store import RunFolder
 from moe_lab.results.stored import whole_mapping
+from moe_lab.results.versions import DECISIVE, versions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.config import Config
-    from moe_lab.methods.finetune_freeze.conversations import Conversation
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.conversations.read import Conversation
     from moe_lab.models.load import LoadedModel
 
 NUMERICS = 1
@@ -85,8 +85,8 @@ def load_or_record(
 
 
 def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:
-    from moe_lab.models.hub import model_source
     from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
 
     now = versions()
     return {
@@ -113,8 +113,8 @@ def _record(
 ) -> None:
     from safetensors.numpy import save
 
-    from moe_lab.methods.finetune_freeze.rows import Rows, encode_all
-    from moe_lab.metrics.rows import PairCounts, right_tokens
+    from moe_lab.methods.conversations.tokenize import Rows, encode_all
+    from moe_lab.metrics.teacher_forcing import PairCounts, right_tokens
     from moe_lab.models.tokenizer import load_tokenizer, with_template
 
     tokenizer = load_tokenizer(config.model, offline=config.offline)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from moe_lab.config.validators import above_zero, at_least, one_of
+from moe_lab.engine.suffix.token_span import named_tokens
 from moe_lab.errors import ConfigError
-from moe_lab.methods.c3po.tokens import named_tokens
 from moe_lab.methods.method import Method
-from moe_lab.values import above_zero, at_least, one_of
 
 CHOICES = {
     "optimizer": ("ngd", "kernel_regression", "mode_finding", "oracle"),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.c3po.pathway_engine import Asked, PathwayEngine
-from moe_lab.methods.c3po.reference_files import ANSWER_TOKENS
-from moe_lab.methods.c3po.trace import Trace
+from moe_lab.methods.c3po.engine import Asked, PathwayEngine
+from moe_lab.methods.c3po.traces import Trace
+from moe_lab.methods.references.store import ANSWER_TOKENS
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
     from moe_lab.methods.c3po.config import C3POConfig
-    from moe_lab.methods.c3po.references import ReferenceSet
+    from moe_lab.methods.references.reference_set import ReferenceSet
     from moe_lab.models.load import LoadedModel
 
 GoldOf = Callable[[str, str | None], str]

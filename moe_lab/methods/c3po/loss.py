@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moe_lab.engine.prompt_tails import Batch, PromptTail, PromptTails
+from moe_lab.engine.suffix.suffix_forward import Batch, PromptTail, PromptTails
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.pathway import Pathways
 

@@ -12,21 +12,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.engine.suffix.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
-from moe_lab.methods.c3po.tokens import named_tokens
-from moe_lab.methods.choice_questions import check_one_process
 from moe_lab.methods.method import Method
+from moe_lab.methods.references.checks import check_one_process
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config as RunConfig
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.c3po.lm import C3POLM, GoldOf
-    from moe_lab.methods.c3po.reference_tasks import ReferenceDocuments
+    from moe_lab.methods.references.documents import ReferenceDocuments
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.results.estimate import Asked
+    from moe_lab.tasks.estimate import Asked
 
 
 class C3PO(Method):
@@ -68,9 +68,9 @@ class C3PO(Method):
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
-        from moe_lab.methods.c3po.embeddings import embedding_identity
-        from moe_lab.methods.c3po.reference_tasks import check_asked_enough, reference_documents
-        from moe_lab.methods.c3po.references import reference_content
+        from moe_lab.methods.references.documents import check_asked_enough, reference_documents
+        from moe_lab.methods.references.embeddings import embedding_identity
+        from moe_lab.methods.references.reference_set import reference_content
 
         check_one_process(config)
         _check_tasks(config, self.config)
@@ -92,7 +92,7 @@ class C3PO(Method):
 
         A ball (`epsilon`) is counted with k neighbours: how many it holds is known when it is looked at.
         """
-        from moe_lab.methods.c3po.reference_files import ANSWER_TOKENS
+        from moe_lab.methods.references.store import ANSWER_TOKENS
 
         settings = self.config
         neighbours = 1 if settings.optimizer == "oracle" else settings.k
@@ -105,7 +105,7 @@ class C3PO(Method):
         return super().forward_tokens(asked) + asked.documents * (read + passed)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        from moe_lab.methods.c3po.references import references_left
+        from moe_lab.methods.references.reference_set import references_left
 
         if self._documents is None:
             return {}  # the oracle has none
@@ -118,8 +118,8 @@ class C3PO(Method):
     def open(self, model: LoadedModel, config: RunConfig) -> Iterator[C3POLM]:
         from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.c3po.lm import C3POLM
-        from moe_lab.methods.c3po.references import load_or_build
-        from moe_lab.methods.c3po.trace import Trace
+        from moe_lab.methods.c3po.traces import Trace
+        from moe_lab.methods.references.reference_set import load_or_build
 
         references = None
         if self.config.optimizer != "oracle":
@@ -163,7 +163,7 @@ class C3PO(Method):
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
     """Raise ConfigError for tasks that cannot be answered so."""
-    from moe_lab.tasks import load_tasks
+    from moe_lab.tasks.loading import load_tasks
 
     kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
     for name, kind in kinds.items():
@@ -195,7 +195,7 @@ def right_answers(config: RunConfig) -> GoldOf:
 
     Where two documents have the same prompt and choice, and other right answers, the first one's stands.
     """
-    from moe_lab.tasks import load_tasks
+    from moe_lab.tasks.loading import load_tasks
     from moe_lab.tasks.requests import right_request
 
     golds: dict[tuple[str, str | None], str] = {}

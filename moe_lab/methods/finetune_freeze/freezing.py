@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from moe_lab.methods.finetune_freeze.groups import Groups, parameter_groups
-from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
+from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups
+from moe_lab.methods.finetune_freeze.schedule import Phase, phase_at
 
 ADAM_MOMENTS = 2
 """Numbers that AdamW keeps per trained number."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import Base
-from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config as RunConfig
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.finetune_freeze.prepared import Prepared
+    from moe_lab.methods.finetune_freeze.training_data import Prepared
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -78,17 +78,19 @@ class FinetuneFreeze(Method):
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
-        from moe_lab.methods.finetune_freeze.conversations import read_data
-        from moe_lab.methods.finetune_freeze.prepared import prepare
+        from moe_lab.methods.conversations.read import read_data
+        from moe_lab.methods.finetune_freeze.training_data import prepare
 
         self._check_model(config, facts)
-        self._prepared = prepare(config, self.config.recipe(), read_data(config, self.config), facts)
+        own = self.config
+        data = read_data(config, own.dataset, own.dataset_size, own.held_out)
+        self._prepared = prepare(config, own.recipe(), data, facts)
         return {"data": self._prepared.data.digest}
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.finetune_freeze.groups import empty_model, parameter_groups
-        from moe_lab.models.hub import load_config
+        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
         from moe_lab.models.quantized import quantization_of
+        from moe_lab.models.source import load_config
 
         architecture = load_config(config.model, offline=config.offline)
         if facts.dtype == "float16":
@@ -136,7 +138,7 @@ class FinetuneFreeze(Method):
 
     def loads(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The same run over the trained model, which is trained where it is missing."""
-        from moe_lab.methods.finetune_freeze.trained import load_or_train, training_content
+        from moe_lab.methods.finetune_freeze.store import load_or_train, training_content
 
         recipe = self.config.recipe()
         content = training_content(config, recipe, facts, self._prepared.data.digest, self.version)
@@ -145,7 +147,7 @@ class FinetuneFreeze(Method):
         return replace(config, model=model, dtype=facts.dtype)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        from moe_lab.methods.finetune_freeze.trained import training_content, work_left
+        from moe_lab.methods.finetune_freeze.store import training_content, work_left
 
         recipe = self.config.recipe()
         content = training_content(config, recipe, facts, self._prepared.data.digest, self.version)
@@ -153,8 +155,8 @@ class FinetuneFreeze(Method):
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.freezing import most_memory
-        from moe_lab.methods.finetune_freeze.groups import empty_model
-        from moe_lab.models.hub import load_config
+        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
+        from moe_lab.models.source import load_config
 
         if not self.training_left(config, facts):
             return None

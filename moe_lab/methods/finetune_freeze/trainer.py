@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import TrainingError
+from moe_lab.methods.conversations.tokenize import EMPTY, NO_LOSS, Rows
+from moe_lab.methods.finetune_freeze.config import Recipe
+from moe_lab.methods.finetune_freeze.early_stopping import LOSS, AtEpochEnds
 from moe_lab.methods.finetune_freeze.freezing import Freezing, UpTo
-from moe_lab.methods.finetune_freeze.groups import parameter_groups
-from moe_lab.methods.finetune_freeze.order import Order
-from moe_lab.methods.finetune_freeze.phases import phase_at
-from moe_lab.methods.finetune_freeze.recipe import Recipe
-from moe_lab.methods.finetune_freeze.rows import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.finetune_freeze.shards import load_optimizer, save_optimizer
-from moe_lab.methods.finetune_freeze.validation import LOSS, AtEpochEnds
-from moe_lab.methods.training import MoeTrainer, last_checkpoint
+from moe_lab.methods.finetune_freeze.fsdp_optimizer import load_optimizer, save_optimizer
+from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
+from moe_lab.methods.finetune_freeze.sampler import Order
+from moe_lab.methods.finetune_freeze.schedule import phase_at
+from moe_lab.methods.trainer import MoeTrainer, last_checkpoint
 
 
 class FreezeTrainer(MoeTrainer):

@@ -13,21 +13,22 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from moe_lab.methods.conversations.tokenize import Pad, Row, Rows
+from moe_lab.methods.finetune_freeze.config import Recipe
+from moe_lab.methods.finetune_freeze.early_stopping import LOSS, losses_of, stopped
 from moe_lab.methods.finetune_freeze.freezing import Freezing
-from moe_lab.methods.finetune_freeze.groups import parameter_groups
-from moe_lab.methods.finetune_freeze.recipe import Recipe
-from moe_lab.methods.finetune_freeze.rows import Pad, Row, Rows
+from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-from moe_lab.methods.finetune_freeze.validation import LOSS, losses_of, stopped
-from moe_lab.methods.training import Log, last_checkpoint
+from moe_lab.methods.trainer import Log, last_checkpoint
 from moe_lab.metrics.callback import ExpertMetrics, summary
+from moe_lab.models.distributed import num_processes, sharded, together
 from moe_lab.models.facts import resolve_device
-from moe_lab.models.hub import load_config
 from moe_lab.models.load import load_model
-from moe_lab.processes import num_processes, sharded, together
+from moe_lab.models.source import load_config
+from moe_lab.reports.figures.epochs import write_training_metrics
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
 
 LOGGING_STEPS = 10
 
@@ -153,7 +154,9 @@ def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[s
 
 def _measuring(training: Training) -> list[ExpertMetrics]:
     """The expert metrics on what is held out."""
-    return [ExpertMetrics(Rows(training.validation), training.folder)] if training.validation else []
+    if not training.validation:
+        return []
+    return [ExpertMetrics(Rows(training.validation), training.folder, plot=write_training_metrics)]
 
 
 def _arguments(training: Training) -> TrainingArguments:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moe_lab.engine.cache import RowCache
+from moe_lab.engine.forward.kv_cache import RowCache
 from moe_lab.methods.virtual_tokens.past import prefix_past, soft_prompt_past
 
 

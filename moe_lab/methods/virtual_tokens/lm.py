@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from moe_lab.engine.cache import RowCache
-from moe_lab.engine.encoding import Encoder
-from moe_lab.engine.ensemble import Ensemble
+from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.kv_cache import RowCache
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.engine.row_engine import RowEngine
-from moe_lab.engine.rows import RowForward
-from moe_lab.engine.tokens import Tokens
+from moe_lab.engine.tokenization import Encoder
 from moe_lab.methods.base import engine_options
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config
+    from moe_lab.config.schema import Config
     from moe_lab.models.load import LoadedModel
 
 PLACEHOLDER = 0

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.methods.choice_questions import check_choice_questions, check_choices
 from moe_lab.methods.method import Method
-from moe_lab.values import above_zero, at_least
+from moe_lab.methods.references.checks import check_choice_questions, check_choices
 
 if TYPE_CHECKING:
-    from moe_lab.config import Config as RunConfig
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -62,8 +62,8 @@ class VirtualTokens(Method):
 
     def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The questions of the training. Raises ModelError for a model that has no room for virtual tokens."""
-        from moe_lab.methods.c3po.reference_tasks import reference_documents
-        from moe_lab.methods.c3po.references import questions_content
+        from moe_lab.methods.references.documents import reference_documents
+        from moe_lab.methods.references.reference_set import questions_content
 
         check_choice_questions(config)
         self._check_model(config, facts)
@@ -75,8 +75,8 @@ class VirtualTokens(Method):
         return asked
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.virtual_tokens.fits import refusal
-        from moe_lab.models.hub import load_config
+        from moe_lab.methods.virtual_tokens.support import refusal
+        from moe_lab.models.source import load_config
 
         tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
         if tokens >= room:
@@ -94,7 +94,7 @@ class VirtualTokens(Method):
     def open(self, model: LoadedModel, config: RunConfig) -> Iterator[VirtualTokensLM]:
         from moe_lab.methods.virtual_tokens.adapters import stored_past
         from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
-        from moe_lab.methods.virtual_tokens.trained import load_or_train
+        from moe_lab.methods.virtual_tokens.store import load_or_train
 
         record = load_or_train(config, self.config, self._content, model)
         self.opened = {"adapter": record["folder"].name, "training": {key: record[key] for key in RECORDED}}

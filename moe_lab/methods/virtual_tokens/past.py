@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_lab.engine.cache import RowCache
-from moe_lab.engine.layers import decoder_layers
+from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.layers import decoder_layers
 
 
 def soft_prompt_past(model: Any, prompt_VX: Tensor) -> RowCache:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from moe_lab.errors import MoeLabError
 from moe_lab.progress import Progress
-from moe_lab.results.files import write_atomically
+from moe_lab.results.atomic import write_atomically
 
 SAVE_SECONDS = 30.0
 """What a killed training computes again at most."""

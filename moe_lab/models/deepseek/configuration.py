@@ -76,9 +76,6 @@ class DeepseekConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
-        # Whoever holds a configuration may ask AutoModelForCausalLM for the model. Registering that any earlier would
-        # import it while transformers itself is half imported.
-        import moe_lab.models.deepseek.modeling  # noqa: F401
 
     def validate_architecture(self) -> None:
         """Raises ValueError for what no published checkpoint has."""

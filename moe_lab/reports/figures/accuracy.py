@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, PAGE_WIDTH, write_figure
-from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.papers.cell import TableCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.correlations import values_of
-from moe_lab.reports.experiment import MEASURE
 from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels, write_figure
-from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import MEASURE
 from moe_lab.results.stored import read_lines
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def write_equivalent(rows: Sequence[dict[str, Any]], folder: Path, stem: str, title: str) -> list[Path]:
-    """Three panels against n: equivalent size, latency, memory. `rows` as `moe_lab.figures` makes them, one per n."""
+    """Three panels against n: equivalent size, latency, memory. `rows`, one per n: see
+    `moe_lab.runs.experiments.figures`."""
     return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
 
 

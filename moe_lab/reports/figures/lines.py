@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.average import shown_cells
-from moe_lab.reports.experiment import MEASURE, Experiment
 from moe_lab.reports.figures.style import COLOURS, MARKERS, RED, legend_below, panels, write_figure
-from moe_lab.reports.table_cell import TableCell, published_of
+from moe_lab.reports.papers.average import shown_cells
+from moe_lab.reports.papers.cell import TableCell, published_of
+from moe_lab.reports.papers.spec import MEASURE, Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from moe_lab.reports.figures.style import (
     panels,
     write_figure,
 )
-from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.papers.cell import TableCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

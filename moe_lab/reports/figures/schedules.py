@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.average import shown_cells
-from moe_lab.reports.experiment import Experiment
-from moe_lab.reports.expert_rows import EXPERT
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, legend_below, panels, write_figure
-from moe_lab.reports.table_cell import TableCell, published_of
+from moe_lab.reports.papers.average import shown_cells
+from moe_lab.reports.papers.cell import TableCell, published_of
+from moe_lab.reports.papers.expert_rows import EXPERT
+from moe_lab.reports.papers.spec import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

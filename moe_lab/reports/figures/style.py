@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.results.files import write_atomically, writing
+from moe_lab.reports.csv_rows import write_rows
+from moe_lab.results.atomic import write_atomically, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,20 +57,10 @@ def write_figure(
     png = folder / f"{stem}.png"
     with writing(png):
         folder.mkdir(parents=True, exist_ok=True)
-    table = write_table(rows, folder / f"{stem}.csv")
+    table = write_rows(rows, folder / f"{stem}.csv")
     with matplotlib.rc_context(RC):
         _save(draw(), png)
     return [png, table]
-
-
-def write_table(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Write rows that share their keys as CSV; None is an empty field."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, stream.getvalue())
-    return path
 
 
 def panels(

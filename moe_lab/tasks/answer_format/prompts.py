@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.tasks.versions import versioned
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -28,6 +30,7 @@ def asked(instruction: str, question: str, options: Sequence[str], gold: int, na
     return {"query": query, "names": names, "gold": gold}
 
 
+@versioned("answer_format.arc", 1)
 def arc(split: Dataset) -> Dataset:
     """ARC, and OpenBookQA, whose question is the column `question_stem`."""
 
@@ -40,6 +43,7 @@ def arc(split: Dataset) -> Dataset:
     return split.map(row)
 
 
+@versioned("answer_format.social_iqa", 1)
 def social_iqa(split: Dataset) -> Dataset:
     def row(document: dict[str, Any]) -> dict[str, Any]:
         options = [document[column] for column in ("answerA", "answerB", "answerC")]
@@ -49,6 +53,7 @@ def social_iqa(split: Dataset) -> Dataset:
     return split.map(row)
 
 
+@versioned("answer_format.hellaswag", 1)
 def hellaswag(split: Dataset) -> Dataset:
     def row(document: dict[str, Any]) -> dict[str, Any]:
         sentence = f"{document['activity_label']}: {document['ctx']}"

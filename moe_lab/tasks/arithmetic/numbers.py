@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.versions import versioned
 
 _NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])-?\.\d+")
 
@@ -39,11 +40,13 @@ def _plain(number: str) -> str:
     return number.replace(",", "").replace("$", "")
 
 
+@versioned("arithmetic.extract_answers", 1)
 def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str]]:
     """lm-eval filter: the answer's number of every response."""
     return [[answer_number(text) for text in texts] for texts in responses]
 
 
+@versioned("arithmetic.score", 1)
 def score(document: dict[str, Any], results: list[str]) -> dict[str, float]:
     """lm-eval `process_results`: 1.0 where the filtered answer is the document's number."""
     return {"exact_match": float(same_number(results[0], document["answer"]))}

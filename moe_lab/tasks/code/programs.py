@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moe_lab.sandbox.programs import PASSED, run_programs
+from moe_lab.tasks.sandbox.programs import PASSED, run_programs
+from moe_lab.tasks.versions import versioned
 
 
 def program(document: dict[str, Any], completion: str) -> str:
@@ -12,6 +13,7 @@ def program(document: dict[str, Any], completion: str) -> str:
     return f"{document['prompt']}{completion}\n{document['test']}\ncheck({document['entry_point']})"
 
 
+@versioned("code.run_tests", 1)
 def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: what came of every response's program ("passed", "failed: AssertionError", ...).
 
@@ -22,6 +24,7 @@ def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> li
     return [[next(outcomes) for _ in texts] for texts in responses]
 
 
+@versioned("code.score", 1)
 def score(document: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
     """lm-eval `process_results`: the share of a document's responses that passed, which is pass@1."""
     (outcomes,) = results

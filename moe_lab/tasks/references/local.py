@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.versions import versioned
 
 _ASKS = re.compile(r"\s*\b(Answer|A):\s*$")
 _LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
@@ -20,6 +21,7 @@ def local_only(*, task: str, source: str, documents: int, row: str, **_: Any) ->
     )
 
 
+@versioned("references.plain_questions", 1)
 def plain_questions(split: Any) -> Any:
     """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
     from datasets import Dataset

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.engine.prompt_tails import PromptTail, PromptTails
-from moe_lab.engine.scoring import Budget
-from moe_lab.engine.token_spans import TokenSpan
+from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
+from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing import find_routers
 from tests.engine.brute_prompt_tail import FAMILIES, prompts
 from tests.families.zoo import small_model
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 WEIGHT_NK = torch.tensor([[1.0, 0.5, 0.2], [0.3, 0.0, 0.9], [0.0, 0.0, 0.0]])
 """Of three questions; the second has two neighbours, the third none."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.methods.c3po import embeddings, optimizing
-from tests.cli import run_command
-from tests.runs import choices, write_jsonl
+from moe_lab.methods.c3po import optimizer as optimizing
+from moe_lab.methods.references import embeddings
+from tests.support.command import run_command
+from tests.support.runs import choices, write_jsonl
 
 OPTIMIZERS = ("ngd", "kernel_regression", "mode_finding", "oracle")
 

@@ -12,7 +12,7 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.method import C3PO
 from moe_lab.models.facts import ModelFacts
-from moe_lab.places import coordinate
+from moe_lab.runs.experiments.places import coordinate
 
 FACTS = ModelFacts(
     name="x",

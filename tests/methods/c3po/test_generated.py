@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.config import ModelConfig
-from tests.cli import run_command
+from moe_lab.config.schema import ModelConfig
+from tests.support.command import run_command
 
 KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=3"]
 
@@ -70,7 +70,7 @@ def test_every_optimizer_generates(optimizer, outputs, capsys):
 
 @pytest.mark.slow
 def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatch):
-    from moe_lab.methods.c3po.optimizing import PathwayOptimizer
+    from moe_lab.methods.c3po.optimizer import PathwayOptimizer
     from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.tasks.toy.datasets import toy_math
 

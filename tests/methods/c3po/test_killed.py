@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
-from moe_lab.app import main
-from moe_lab.methods.c3po import ngd, pathway_engine, reference_files
-from moe_lab.results.responses import ResponseLog
-from tests.cli import run_command
+from moe_lab.cli.main import main
+from moe_lab.methods.c3po import engine as pathway_engine
+from moe_lab.methods.c3po import ngd
+from moe_lab.methods.references import store as reference_files
+from moe_lab.results.request_log import ResponseLog
+from tests.support.command import run_command
 
 QUESTIONS, AT_ONCE, PORTION = 12, 4, 150
 

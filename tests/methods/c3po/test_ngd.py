@@ -7,18 +7,18 @@ import copy
 import pytest
 import torch
 
-from moe_lab.engine.scoring import Budget
-from moe_lab.engine.token_spans import TokenSpan
+from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing.remix import Remix
-from tests import rounding
 from tests.engine.brute_prompt_tail import FAMILIES, prompts, whole_logits
 from tests.families.zoo import small_model
 from tests.methods.c3po.conftest import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of
-from tests.tiers import by_family
+from tests.support import rounding
+from tests.support.tiers import by_family
 
 SMALL = (1e-3, 1e-3)
 SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from moe_lab.errors import TrainingError
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.finetune_freeze.training import train_phases
-from moe_lab.methods.training import MoeTrainer
-from moe_lab.processes import sharded
+from moe_lab.methods.trainer import MoeTrainer
+from moe_lab.runs.distributed import sharded
 from tests.methods.finetune_freeze.runs import training_of
 
 torch.set_num_threads(1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from moe_lab.config import Config, ModelConfig
-from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
-from moe_lab.methods.finetune_freeze.rows import Row
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.methods.conversations.tokenize import Row
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.training import Training, finetune
 from tests.families.zoo import VOCAB
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_lab.config import Config, ModelConfig
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.methods.training import COMPLETE
-from moe_lab.models.hub import TINY
-from moe_lab.prepare import prepare
-from tests.cli import run_command
+from moe_lab.methods.trainer import COMPLETE
+from moe_lab.models.source import TINY
+from moe_lab.runs.prepare import prepare
+from tests.support.command import run_command
 
 SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
 
@@ -178,8 +178,8 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
     """MoE-Bench, Table 1."""
     from omegaconf import OmegaConf
 
-    from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
-    from moe_lab.paths import resource_folder
+    from moe_lab.config.paths import resource_folder
+    from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 
     defaults = vars(FinetuneConfig())
     assert OmegaConf.load(resource_folder("conf") / "method" / "finetune-freeze.yaml") == defaults

@@ -21,17 +21,17 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers import AutoModelForCausalLM
 
-from moe_lab.methods.finetune_freeze.groups import parameter_groups
-from moe_lab.methods.finetune_freeze.order import Order
-from moe_lab.methods.finetune_freeze.recipe import FinetuneConfig
-from moe_lab.methods.finetune_freeze.rows import EMPTY
+from moe_lab.config.paths import resource_folder
+from moe_lab.methods.conversations.tokenize import EMPTY
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
+from moe_lab.methods.finetune_freeze.sampler import Order
 from moe_lab.methods.finetune_freeze.training import finetune
-from moe_lab.methods.training import COMPLETE
-from moe_lab.paths import resource_folder
-from tests.cli import run_command
+from moe_lab.methods.trainer import COMPLETE
 from tests.conftest import make_tokenizer
 from tests.families.zoo import small_model
 from tests.methods.finetune_freeze.runs import training_of
+from tests.support.command import run_command
 
 SETTINGS = {
     "count": 11,  # 6 batches of 2, the last one half empty; 3 steps of 2 batches
@@ -93,7 +93,7 @@ def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.T
         found[state.global_step] = {name: value.clone() for name, value in trained.state_dict().items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moe_lab.methods.training.Log.on_step_begin", keep, raising=False)
+        patch.setattr("moe_lab.methods.trainer.Log.on_step_begin", keep, raising=False)
         finetune(
             trained, training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings)
         )

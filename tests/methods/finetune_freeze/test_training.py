@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from transformers import OlmoeForCausalLM, TrainerCallback
 
 from moe_lab.errors import MoeLabError, ResultsError, TrainingError
-from moe_lab.methods import training as shared
+from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.freezing import most_memory
-from moe_lab.methods.finetune_freeze.groups import parameter_groups
-from moe_lab.methods.finetune_freeze.phases import SCHEDULES, phases_of
+from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
+from moe_lab.methods.finetune_freeze.schedule import SCHEDULES, phases_of
 from tests.families.zoo import small_model
 from tests.methods.finetune_freeze.runs import rows, train
-from tests.tiers import by_family
+from tests.support.tiers import by_family
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_lab.methods.virtual_tokens import trained
-from tests.cli import run_command
-from tests.runs import choices, write_jsonl
+from moe_lab.methods.virtual_tokens import store as trained
+from tests.support.command import run_command
+from tests.support.runs import choices, write_jsonl
 
 METHODS = ("soft-prompt", "prefix-tuning")
 SHORT = ["task=toy_choice", "limit=6", "method.reference_size=16", "method.epochs=2"]
@@ -61,7 +61,7 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from moe_lab.methods.virtual_tokens.training import Example, answer_loss
-    from moe_lab.models.hub import TINY
+    from moe_lab.models.source import TINY
 
     command(capsys, method, tmp_path, *SHORT)
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
@@ -81,11 +81,11 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
-    from moe_lab.compose import compose_cell
-    from moe_lab.convert import to_config
+    from moe_lab.config.compose import compose_cell
     from moe_lab.models.pool import ModelPool
-    from moe_lab.prepare import prepare
-    from moe_lab.run import execute
+    from moe_lab.runs.config import to_config
+    from moe_lab.runs.execute import execute
+    from moe_lab.runs.prepare import prepare
 
     def run(folder: str, *methods: list[str]) -> None:
         pool = ModelPool()

@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import DynamicCache
 
-from moe_lab.engine.layers import decoder_layers, runs_rows
-from moe_lab.engine.scoring import Budget, Question, score
+from moe_lab.engine.forward.layers import decoder_layers, runs_rows
+from moe_lab.engine.scoring.scoring import Budget, Question, score
 from moe_lab.methods.virtual_tokens.adapters import stored_past, with_adapter
-from moe_lab.methods.virtual_tokens.fits import refusal
 from moe_lab.methods.virtual_tokens.lm import PLACEHOLDER, VirtualTokensForward
+from moe_lab.methods.virtual_tokens.support import refusal
 from moe_lab.methods.virtual_tokens.training import Example, answer_loss
-from tests import rounding
 from tests.families.zoo import ZOO, small_config, small_model
-from tests.tiers import by_family
+from tests.support import rounding
+from tests.support.tiers import by_family
 
 KINDS = ("soft-prompt", "prefix-tuning")
 RECURRENT = ("qwen3_next", "jamba", "lfm2_moe", "minimax")
@@ -136,7 +136,7 @@ def test_a_layer_that_differs_from_the_first_is_found():
 def test_looking_for_sizes_leaves_nothing_on_the_layers():
     from transformers import AutoModelForCausalLM
 
-    import moe_lab.methods.virtual_tokens.fits as fits
+    import moe_lab.methods.virtual_tokens.support as fits
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(small_config("qwen3_moe"))

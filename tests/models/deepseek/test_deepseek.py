@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from moe_lab.config import ModelConfig
-from moe_lab.engine.layers import runs_rows
+from moe_lab.config.schema import ModelConfig
+from moe_lab.engine.forward.layers import runs_rows
 from moe_lab.errors import ModelError
-from moe_lab.models.hub import load_config
 from moe_lab.models.load import load_model
+from moe_lab.models.source import load_config
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers, record
 from tests.conftest import make_tokenizer

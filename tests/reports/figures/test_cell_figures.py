@@ -14,9 +14,9 @@ from moe_lab.reports.figures.accuracy import write_accuracy
 from moe_lab.reports.figures.control import control_rows, write_control
 from moe_lab.reports.figures.equivalent import write_equivalent
 from moe_lab.reports.figures.overhead import overhead_rows, write_overhead
-from moe_lab.reports.table_cell import TableCell
+from moe_lab.reports.papers.cell import TableCell
 from moe_lab.results import statistics
-from moe_lab.results.schema import versions
+from moe_lab.results.versions import versions
 
 
 def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from moe_lab.reports.experiment import Experiment, Published, Scale
 from moe_lab.reports.figures.epochs import write_epochs
 from moe_lab.reports.figures.lines import line_rows, write_lines
 from moe_lab.reports.figures.schedules import schedule_label, schedule_rows, write_schedules
-from moe_lab.reports.table_cell import TableCell
-from tests.reports.test_expert_rows import FOUND, results
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import Experiment, Published, Scale
+from tests.reports.papers.test_expert_rows import FOUND, results
 
 KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
 

@@ -1,0 +1,1 @@
+"""The command line: main, `--help`, `mode=doctor` and `mode=prefetch`."""

@@ -1,0 +1,1 @@
+"""`mode=doctor`: what this machine and this command lack."""

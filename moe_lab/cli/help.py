@@ -1,0 +1,119 @@
+"""What `--help` prints: read from the YAML files in `conf/`, without Hydra and without torch.
+
+Alone it is the overview; with options named beside it, these options (`help_options`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+from moe_lab.cli.help_options import FOOT, explain_experiment, explain_option, named_options
+from moe_lab.config.catalog import experiments, option_files, options, top_level_keys
+from moe_lab.config.paths import resource_folder
+from moe_lab.config.schema import GROUP_CONFIGS
+
+GROUPS = ("method", "model", "task", "tuning", "logger")
+
+HEAD = """\
+moe_lab: does a Mixture-of-Experts language model get better if it routes differently, and at what cost?
+
+Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
+
+python -m moe_lab --help method=<option> explains an option's keys; so with any group, or several at once.
+
+Seven commands:
+  python -m moe_lab
+      method=roe model=tiny task=toy_math: no network, no GPU, no data set
+  python -m moe_lab method=roe model=olmoe task=gsm8k limit=50 data_dir=my/data
+      a model of the hub on 50 documents of a local copy of GSM8K; such numbers are marked PARTIAL
+  python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe
+      tunes the temperatures on documents that the test leaves out, then evaluates five seeds
+  python -m moe_lab method=finetune-freeze model=tiny task=toy_choice method.schedule=none-router
+      fine-tunes a copy of the model, its routers frozen in the second half, and evaluates it beside the untrained one
+  python -m moe_lab -m method=base,roe model=olmoe,mixtral task=gsm8k,arc_challenge
+      a grid: every combination, each model loaded once, one table at the end
+  python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
+      what would run, what is stored already, and how much work it is; loads and writes nothing
+  python -m moe_lab experiment=roe/figure3 scale=tiny
+      a table or figure of a paper: runs what is not stored yet, then writes it to outputs/tables/
+"""
+
+TAIL = """\
+Where results go:
+  outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
+  outputs/studies/<model>-<task>-<metric>-<id>/best.yaml   tuned temperatures, for method.temperature=
+  outputs/tables/                                          tables of experiments
+  The same command again continues an interrupted run, or shows the stored result. The path of
+  results.json is the last line on stdout. output_dir=elsewhere moves all of it.
+
+A machine without network: mode=prefetch with the same overrides fetches what the command needs (weights,
+  tokenizers, data sets) where there is one; offline=true then runs it. mode=doctor says what it lacks.
+
+Flags (before the overrides):
+  -m, --multirun        a grid: values separated by commas make one run each
+  --cfg job             print the composed configuration and stop
+  --info defaults       how the configuration was composed (also: config, searchpath, plugins)
+  --config-dir FOLDER   options of your own: FOLDER/model/mine.yaml is model=mine
+  --hydra-help          Hydra's own flags
+  --version             the version of moe_lab
+
+Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run;
+130 and 143 interrupted.
+HYDRA_FULL_ERROR=1 shows the traceback of an error."""
+
+
+def help_text(argv: list[str]) -> str:
+    """The options that are named, else the overview; with the options in folders given by `--config-dir`.
+
+    Raises ConfigError for an unknown option.
+    """
+    folders = [resource_folder("conf"), *_config_dirs(argv)]
+    named = named_options(argv, [*GROUPS, "experiment"])
+    explained = [
+        explain_experiment(option)
+        if group == "experiment"
+        else explain_option(group, option, option_files(group, folders))
+        for group, option in dict.fromkeys(named)
+    ]
+    return "\n\n".join([*explained, FOOT]) if explained else _overview(folders)
+
+
+def _overview(folders: list[Path]) -> str:
+    groups = [_group(group, folders) for group in GROUPS]
+    return "\n".join(
+        [HEAD, "Groups (the first line of each option's YAML says what it is):", *groups, _keys(), TAIL]
+    )
+
+
+def _group(group: str, folders: list[Path]) -> str:
+    rows = [f"  {name:<16} {comment}" for name, comment in options(group, folders).items()]
+    return "\n".join([f"{group}=", *rows, ""])
+
+
+def _keys() -> str:
+    rows = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
+    grouped = [
+        ", ".join(f"{group}.{f.name}" for f in fields(cls) if group == "task" or f.name != "name")
+        for group, cls in GROUP_CONFIGS.items()
+    ]
+    tables = [f"  {name:<16} {comment}" for name, comment in experiments().items()]
+    return "\n".join(
+        [
+            "experiment=",
+            *tables,
+            "",
+            "Keys and defaults (of a method: --help method=<method>; of a command: --cfg job):",
+            *rows,
+            *(f"  {keys}" for keys in grouped),
+            "",
+        ]
+    )
+
+
+def _config_dirs(argv: list[str]) -> list[Path]:
+    flags = ("--config-dir", "-cd")
+    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    apart = [value for flag, value in pairwise(argv) if flag in flags]
+    return [Path(folder) for folder in joined + apart]

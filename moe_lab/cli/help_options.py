@@ -1,0 +1,128 @@
+"""What `--help method=roe` prints: the options that are named, each with its keys, defaults and comments.
+
+Read from the options' YAML files, as they are written: the first comment line says what the option is, the comment
+above a key what the key does.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import NamedTuple
+
+from moe_lab.config.catalog import COMMENT
+from moe_lab.config.schema import GROUP_CONFIGS
+from moe_lab.config.validators import unknown_option
+from moe_lab.errors import ConfigError
+
+FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
+KEY = re.compile(r"([\w.-]+):(?:\s+(.*?))?(?:\s+#.*)?$")
+WIDEST_KEY = 40
+"""Characters of a key and its default beside which a comment fits."""
+
+
+class Key(NamedTuple):
+    """A key of an option, its default as YAML writes it, and the comment above it."""
+
+    name: str
+    default: str
+    comment: str
+
+
+def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str, str]]:
+    """(group, option) of every option that a command line names; those of a grid one by one."""
+    overrides = [argument.lstrip("+").partition("=") for argument in argv]
+    named = [(group, names) for group, sign, names in overrides if sign and group in groups]
+    return [(group, option) for group, options in named for option in options.split(",")]
+
+
+def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
+    """An option with its keys. Raises ConfigError for one that is none of `files`, the group's by name."""
+    if option not in files:
+        raise ConfigError(unknown_option(group, option, sorted(files)))
+    about, keys = read_option(files[option])
+    shown = [Key(f"{group}.{key.name}", key.default, key.comment) for key in keys]
+    return "\n".join([f"{group}={option}", *_wrapped(about, 2), "", *_table(shown), *_left_out(group, keys)])
+
+
+def explain_experiment(name: str) -> str:
+    """An experiment with the cells of its scales. Raises ConfigError for an unknown one."""
+    from moe_lab.reports.papers.spec import find_experiments
+
+    texts = []
+    for found in find_experiments(name):
+        scales = [
+            f"  scale={scale:<8} {len(cells.overrides())} cells" for scale, cells in found.scales.items()
+        ]
+        about = [*_wrapped(found.title, 2), *_wrapped(found.source, 2)]
+        texts.append("\n".join([f"experiment={found.name}", *about, "", *scales]))
+    return "\n\n".join(texts)
+
+
+def read_option(file: Path) -> tuple[str, list[Key]]:
+    """The first comment line of an option's YAML, and its keys; lines below a key without a value are its default."""
+    about = ""
+    keys: list[Key] = []
+    comment: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            match = COMMENT.match(line)
+            if match and (about or keys):
+                comment.append(match[1].strip())
+            elif match:
+                about = match[1].strip()
+        elif match := KEY.match(line):
+            keys.append(Key(match[1], match[2] or "", " ".join(comment)))
+            comment = []
+        elif not line.strip():
+            comment = []
+        elif keys and not line.lstrip().startswith("#"):
+            name, default, said = keys[-1]
+            keys[-1] = Key(name, f"{default} {line.strip()}".strip(), said)
+    return about, keys
+
+
+def _table(keys: Sequence[Key]) -> list[str]:
+    texts = [f"{key.name}={key.default}" for key in keys]
+    width = max([len(text) for text in texts if len(text) <= WIDEST_KEY], default=WIDEST_KEY)
+    lines = []
+    for text, key in zip(texts, keys, strict=True):
+        first, *more = _wrapped(key.comment, width + 4) or [""]
+        beside = len(text) <= width
+        lines += [f"  {text:<{width}}  {first.strip()}".rstrip()] if beside else [f"  {text}", first]
+        lines += more
+    return lines
+
+
+def _left_out(group: str, keys: Sequence[Key]) -> list[str]:
+    """The keys of a group's schema that an option's YAML does not set."""
+    if group not in GROUP_CONFIGS:
+        return []
+    given = {key.name for key in keys} | {"name"}
+    left = [
+        f"{group}.{field.name}={_written(field.default)}"
+        for field in fields(GROUP_CONFIGS[group])
+        if field.name not in given
+    ]
+    return ["", *_wrapped("also: " + " ".join(left), 2)] if left else []
+
+
+def _written(default: object) -> str:
+    """A default as it is typed; one that is no plain value is an empty list."""
+    return "[]" if default is MISSING else "null" if default is None else str(default).lower()
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    width = min(max(shutil.get_terminal_size((110, 24)).columns, 80), 120)
+    margin = " " * indent
+    return TextWrapper(
+        width,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).wrap(text)

@@ -1,0 +1,170 @@
+"""mode=prefetch: fill the caches with all that the same command needs offline; loads no weights into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
+from moe_lab.models.memory import size_text
+from moe_lab.reports.terminal.console import print_table
+from moe_lab.runs.plan import task_name
+from moe_lab.tasks.judges.registry import judge_names
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that a command needs, and where it is now."""
+
+    what: str
+    size: int
+    """Bytes on disk."""
+    where: str
+    state: str
+
+
+def prefetch(configs: Sequence[Config]) -> int:
+    """Fetch what the configurations need, say what is where, and return the exit code.
+
+    What fails does not keep the rest from being fetched; the same command again continues. Raises ConfigError where the
+    network is forbidden.
+    """
+    from moe_lab.models.hub.offline import is_offline
+
+    if is_offline() or any(config.offline for config in configs):
+        raise ConfigError(
+            "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. Leave that out."
+        )
+    steps: dict[str, Callable[[], Item | None]] = {}
+    for config in configs:
+        model, task = config.model, config.task
+        steps.setdefault(f"{model.path} {model.revision} {model.tokenizer}", partial(_model, model))
+        steps.setdefault(repr((task, config.data_dir)), partial(_task, config))
+        steps.setdefault(repr((config.method, task, config.data_dir)), partial(_method, config))
+        for name in judge_names(config):
+            steps.setdefault(repr((name, task, config.data_dir)), partial(_judge, name, config))
+    items, errors = [], []
+    for step in steps.values():
+        try:
+            items.append(step())
+        except MoeLabError as error:
+            errors.append(error)
+    _print(item for item in items if item is not None)
+    for failed in errors:
+        print_error(failed)
+    return exit_code(errors[0]) if errors else 0
+
+
+def _model(model: ModelConfig) -> Item:
+    from moe_lab.models.source import load_config, model_folder, model_repository, tokenizer_folder
+    from moe_lab.models.tokenizer import load_tokenizer
+
+    repository = model_repository(model, offline=False)
+    before = 0 if repository is None else _size(repository.snapshot)
+    load_config(model, offline=False)
+    load_tokenizer(model, offline=False)
+    folders = {
+        model_folder(model, offline=False, weights=True),
+        tokenizer_folder(model, offline=False),
+    }
+    size = sum(_size(folder) for folder in folders)
+    where = ", ".join(sorted(map(str, folders)))
+    if repository is None:
+        return Item(f"model {model.name}", size, where, "local folder")
+    fetched = _size(repository.snapshot) - before
+    return Item(f"model {model.name}: {repository.id}", size, where, _state(fetched))
+
+
+def _task(config: Config) -> Item:
+    """All splits of the data sets of a task: `datasets` prepares them together."""
+    from datasets.config import HF_DATASETS_CACHE
+
+    from moe_lab.tasks.loading import load_tasks
+
+    cache = Path(HF_DATASETS_CACHE)
+    before = _sizes(cache)
+    tasks = load_tasks(config)["tasks"].values()
+    folders = {folder for task in tasks for folder in _folders(task)}
+    name = f"task {task_name(config)}"
+    if config.data_dir is not None:
+        return Item(name, 0, config.data_dir, "local files")
+    if not folders:
+        return Item(name, 0, "-", "made by its code")
+    sizes = {folder: _size(folder) for folder in folders}
+    fetched = sum(size for folder, size in sizes.items() if str(folder) not in before)
+    where = str(min(folders)) if len(folders) == 1 else f"{cache} ({len(folders)} data sets)"
+    return Item(name, sum(sizes.values()), where, _state(fetched))
+
+
+def _method(config: Config) -> Item | None:
+    """What a method reads beside the task's documents, such as C3PO's references; None where that is nothing."""
+    from datasets.config import HF_DATASETS_CACHE
+
+    from moe_lab.methods import get_method
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import model_facts
+
+    method = get_method(config.method.name)(config.method)
+    if type(method).reads is Method.reads:
+        return None
+    cache = Path(HF_DATASETS_CACHE)
+    before = _sizes(cache)
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=False)
+    if not method.reads(config, facts):
+        return None
+    new = sum(_size(Path(folder)) for folder in _sizes(cache) - before)
+    name = f"method {config.method.name}: what it reads beside {task_name(config)}"
+    return Item(name, new, config.data_dir or str(cache), _state(new))
+
+
+def _judge(name: str, config: Config) -> Item | None:
+    """The model of a judge; None where it has none, or no task of the command is judged."""
+    from moe_lab.models.source import model_repository
+    from moe_lab.tasks.judges.local_model import LocalJudge
+    from moe_lab.tasks.judges.registry import judges_of
+    from moe_lab.tasks.loading import load_tasks
+
+    judges = {judge.name: judge for judge in judges_of(config, load_tasks(config))}
+    judge = judges.get(name)
+    if not isinstance(judge, LocalJudge):
+        return None
+    repository = model_repository(judge.local.model, offline=False)
+    before = 0 if repository is None else _size(repository.snapshot)
+    folder = judge.local.folder()
+    judge.local.tokenizer()
+    state = "local folder" if repository is None else _state(_size(repository.snapshot) - before)
+    return Item(f"judge {name}: {judge.local.source}", _size(folder), str(folder), state)
+
+
+def _folders(task: Any) -> set[Path]:
+    """Where `datasets` keeps a task's data set; nothing for one that is made in memory."""
+    splits = task.dataset.values() if isinstance(task.dataset, dict) else []
+    return {Path(file["filename"]).parent for split in splits for file in split.cache_files}
+
+
+def _sizes(cache: Path) -> set[str]:
+    """The prepared data sets: <cache>/<name>/<configuration>/<version>/<hash>."""
+    return {str(folder) for folder in cache.glob("*/*/*/*") if folder.is_dir()}
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _state(fetched: int) -> str:
+    return f"fetched {size_text(fetched)}" if fetched else "already there"
+
+
+def _print(items: Iterable[Item]) -> None:
+    table = Table("what", "size", title="Caches")
+    table.add_column("where", overflow="fold")  # a path is there to be copied
+    table.add_column("state")
+    for item in items:
+        table.add_row(item.what, size_text(item.size), item.where, item.state)
+    print_table(table)

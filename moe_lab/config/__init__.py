@@ -1,0 +1,1 @@
+"""The typed configuration: schema, parsing, composing with Hydra, and its errors."""

@@ -1,0 +1,191 @@
+"""From the command line to composed configs: the one place that talks to Hydra.
+
+Hydra's job only collects what was composed, so that every cell of a grid is known before the first runs,
+and Hydra's errors (exit 1 and a traceback by its own rules) reach `moe_lab.cli.main`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from moe_lab.config.paths import resource_folder
+from moe_lab.config.schema import GROUP_CONFIGS, Config
+from moe_lab.errors import ConfigError
+
+PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
+PATHS = re.compile(
+    r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|task\.reward_model|task\.guard_model|method\.temperature|method\.embeddings)"
+    r"=(.+)$",
+    re.S,
+)
+FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
+"""A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""
+METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
+"""Several methods in one override."""
+EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
+METHOD_KEY = re.compile(r"\+*method\.")
+OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
+NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
+"""A character of a path that Hydra's grammar has another use for, or does not know."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One composed configuration and the overrides that made it."""
+
+    values: dict[str, Any]
+    choices: dict[str, str]
+    overrides: list[str]
+    config_dirs: list[str]
+    method_keys: list[str] = field(default_factory=list)
+    """`method.<key>=` beside experiment=, for the cells whose method has that key: no part of `values` here."""
+
+
+def compose(argv: list[str]) -> list[Cell]:
+    """All cells that a command line asks for; none after a flag that only prints (`--cfg`, `--info`).
+
+    Raises Hydra's and OmegaConf's own errors, and ConfigError for an override that removes a key.
+    """
+    composed: list[tuple[DictConfig, DictConfig]] = []
+    register_schema()
+    refuse_removals(argv)
+    argv, method_keys = without_method_keys(argv)
+    for one in one_method_each(argv):
+        with _hydra_surroundings(["moe_lab", *map(quote, one)]):
+            hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
+                lambda cfg: composed.append((cfg, HydraConfig.get()))
+            )()
+    return [replace(read_cell(cfg, runtime), method_keys=method_keys) for cfg, runtime in composed]
+
+
+def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
+    """A command line and its `method.<key>=` apart where it has experiment=: the methods of cells differ.
+
+    Raises what Hydra raises for one that does not parse, and ConfigError for one with several values.
+    """
+    if not any(map(EXPERIMENT.match, argv)):
+        return argv, []
+    keys = [argument for argument in argv if METHOD_KEY.match(argument)]
+    if any(
+        one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(map(quote, keys)))
+    ):
+        raise ConfigError(OWN_GRID)
+    return [argument for argument in argv if argument not in keys], keys
+
+
+def one_method_each(argv: list[str]) -> list[list[str]]:
+    """The same command line for each method of a grid: Hydra checks keys with the default method before it sweeps."""
+    swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
+    if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
+        return [argv]
+    [i] = swept
+    names = argv[i].partition("=")[2].split(",")
+    return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
+
+
+def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
+    """One cell from overrides alone, for experiments. `config_dirs`: folders given by `--config-dir`.
+
+    Raises what `compose` raises.
+    """
+    register_schema()
+    refuse_removals(overrides)
+    quoted = [quote(override) for override in overrides]
+    if config_dirs:
+        quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(resource_folder("conf"))):
+        cfg = hydra.compose("config", overrides=quoted, return_hydra_config=True)
+    return read_cell(cfg, cfg.hydra)
+
+
+def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
+    """Plain values of a composed config; `runtime` is its `hydra` node. Raises OmegaConf's errors."""
+    ours = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    values = {str(key): value for key, value in plain.items()}
+    choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
+    config_dirs = [
+        str(source.path) for source in runtime.runtime.config_sources if source.provider == "command-line"
+    ]
+    overrides = [str(override) for override in runtime.overrides.task]
+    return Cell(values=values, choices=choices, overrides=overrides, config_dirs=config_dirs)
+
+
+def register_schema() -> None:
+    """Let every key of a group be overridden, also where an option's YAML leaves it out."""
+    defaults = {
+        group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUP_CONFIGS.items()
+    }
+    ConfigStore.instance().store(name="schema", node=defaults)
+
+
+def quote(argument: str) -> str:
+    """Quote a value that Hydra's grammar would read in another way.
+
+    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`) and
+    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid.
+    """
+    if match := PLAIN_COMMAS.match(argument):
+        return f"{match[1]}='{match[2]}'"
+    match = PATHS.match(argument)
+    if match and not FOR_HYDRA.search(match[2]):
+        return f"{match[1]}={','.join(map(_quote_path, match[2].split(',')))}"
+    return argument
+
+
+def _quote_path(path: str) -> str:
+    escaped = path.strip().replace("'", "\\'")
+    return f"'{escaped}'" if NOT_PLAIN.search(path) else path
+
+
+def refuse_removals(overrides: list[str]) -> None:
+    """Raise ConfigError for `~key` and `~group`: Hydra takes some, and gives false reasons for others."""
+    for override in overrides:
+        key = override[1:].partition("=")[0]
+        if override.startswith("~") and key.partition(".")[0] in top_level_keys():
+            raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
+
+
+@contextmanager
+def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
+    """Hydra's command line; its errors raised, not printed; its folders in a scratch folder."""
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)
+    saved_argv, saved_environment = sys.argv, dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch:
+        sys.argv = argv
+        os.environ.update(HYDRA_FULL_ERROR="1", MOE_LAB_SWEEP_DIR=scratch)
+        try:
+            yield
+        finally:
+            sys.argv = saved_argv
+            os.environ.clear()
+            os.environ.update(saved_environment)
+
+
+def check_launcher(cell: Cell) -> None:
+    """Refuse launchers and sweepers that would run cells elsewhere than in this process."""
+    for part in ("hydra/launcher", "hydra/sweeper"):
+        if cell.choices.get(part, "basic") != "basic":
+            raise ConfigError(
+                f"{part}={cell.choices[part]} is not supported: moe_lab runs a grid in one process."
+            )
+
+
+def top_level_keys() -> list[str]:
+    """Keys that a composed config has, in the order of the schema."""
+    return [key for key in Config.__dataclass_fields__ if key != "overrides"]

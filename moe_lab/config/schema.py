@@ -1,0 +1,261 @@
+"""The typed schema of `conf/`: what `config.yaml` and its groups may hold.
+
+`method`'s keys belong to the method's own `Config` (see `moe_lab.methods`); all other groups are here.
+Nothing in this module imports torch, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe_lab.config.validators import above_zero, at_least, one_of
+from moe_lab.errors import ConfigError
+
+MODES = ("run", "plan", "doctor", "prefetch", "report")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+SCALES = ("tiny", "small", "paper")
+CATEGORIES = ("math", "commonsense", "code")
+ANSWERS = ("text", "letters")
+METRICS = ("none", "expert")
+JUDGES = ("toy", "reward", "llama_guard", "openai")
+TUNINGS = ("none", "tpe", "uniform")
+TUNING_METRICS = ("perplexity", "accuracy")
+LOGGERS = ("none", "wandb")
+LOGGER_MODES = ("online", "offline", "disabled")
+SEEDS_WITH_TUNING = 5
+LARGEST_SEED = 2**63
+MOST_SEEDS = 1000
+PLACEMENTS = ("auto",)
+EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    name: str = "tiny"
+    path: str | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    experts_implementation: str | None = None
+    experts_per_token: int | None = None
+    add_bos_token: bool | None = None
+    device_map: str | None = None
+    """How transformers spreads the layers; null: all of them on `device`."""
+    tp_plan: str | None = None
+    """How transformers splits each layer over the processes of torchrun; null: not at all."""
+
+    def __post_init__(self) -> None:
+        at_least("model.experts_per_token", self.experts_per_token, 1)
+        one_of("model.device_map", self.device_map, PLACEMENTS)
+        one_of("model.tp_plan", self.tp_plan, PLACEMENTS)
+        if self.device_map is not None and self.tp_plan is not None:
+            raise ConfigError(
+                "model.device_map and model.tp_plan exclude each other: layers on several devices, or every layer "
+                "split over several processes."
+            )
+        one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
+
+
+@dataclass(kw_only=True)
+class TaskConfig:
+    """Which lm-eval task, and which of its metrics is the headline."""
+
+    name: str | list[str] = "toy_math"
+    """lm-eval's name of a task or group, or a list of them."""
+    metric: str | None = None
+    """Headline metric in lm-eval's `metric,filter` spelling; null: the first that lm-eval reports."""
+    data_folder: str | None = None
+    """Folder under `data_dir`; null: the task's name."""
+    data_filter: str | None = None
+    """Column of a file that a group's tasks share; a task's rows have its `dataset_name` there."""
+    include_path: str | None = None
+    fewshot_split: str | None = None
+    category: str | None = None
+    """Row of the RoE paper's Table 1 that gives tuning its settings; null: none."""
+    allow_code_execution: bool = False
+    """Whether programs that the model wrote may be executed, in a cage (`moe_lab.tasks.sandbox`)."""
+    answer: str | None = None
+    """How a multiple-choice task is asked: "text", as lm-eval does, or "letters" (`tasks/letters.py`); null: text."""
+    chat_template: bool = False
+    """Whether prompts pass through the chat template, a plain one if need be, where `apply_chat_template` is null."""
+    judges: list[str] | None = None
+    """Who judges the answers of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model,
+    else reward and llama_guard."""
+    reward_model: str | None = None
+    """Folder, or hub id, `@revision` after it; null: the judge's own default. So the next two."""
+    guard_model: str | None = None
+    moderation_model: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("task.answer", self.answer, ANSWERS)
+        if self.answer == "letters" and self.metric == "acc_norm,none":
+            self.metric = "acc,none"  # letters are equally long
+        one_of("task.category", self.category, CATEGORIES)
+        for judge in self.judges or ():
+            one_of("task.judges", judge, JUDGES)
+        if self.judges is not None and (not self.judges or len(set(self.judges)) < len(self.judges)):
+            raise ConfigError(f"task.judges={self.judges} must name judges, each once: {', '.join(JUDGES)}.")
+        if not self.name:
+            raise ConfigError(
+                f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."
+            )
+
+
+@dataclass(kw_only=True)
+class TuningConfig:
+    """How temperatures are searched; null: the preset of task category and model (`moe_lab/runs/tuning/presets.py`)."""
+
+    name: str = "none"
+    n_trials: int | None = None
+    """All trials of a study, those of earlier commands included."""
+    metric: str | None = None
+    """What is optimized on the tuning documents: perplexity or accuracy."""
+    num_samples: int | None = None
+    max_temperature: float | None = None
+    seeds: int = 1
+    """Studies with seed, seed+1, ..., each followed by one run with its own seed; 1: one study for all runs."""
+
+    def __post_init__(self) -> None:
+        one_of("tuning", self.name, TUNINGS)
+        at_least("tuning.seeds", self.seeds, 1)
+        at_least("tuning.n_trials", self.n_trials, 1)
+        at_least("tuning.num_samples", self.num_samples, 1)
+        one_of("tuning.metric", self.metric, TUNING_METRICS)
+        above_zero("tuning.max_temperature", self.max_temperature)
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    """Where results are shown beside the output folder; nothing of it changes a number."""
+
+    name: str = "none"
+    project: str | None = None
+    """W&B project; null: WANDB_PROJECT, else moe_lab."""
+    entity: str | None = None
+    group: str | None = None
+    """Null: the experiment's or study's name."""
+    tags: list[str] = field(default_factory=list)
+    mode: str | None = None
+    """Null: WANDB_MODE, else online if a key is there, else offline."""
+
+    def __post_init__(self) -> None:
+        one_of("logger", self.name, LOGGERS)
+        one_of("logger.mode", self.mode, LOGGER_MODES)
+
+
+GROUP_CONFIGS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
+"""Groups whose options may leave keys out; a method's options have all of theirs."""
+
+
+@dataclass(kw_only=True)
+class Config:
+    """One composed run. Raises ConfigError for a value that no run can have."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: Any = None
+    """An instance of the method's `Config`; its `name` field says which method."""
+    task: TaskConfig = field(default_factory=TaskConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+    mode: str = "run"
+    seed: int = 0
+    seeds: int | None = None
+    """Runs with seed, seed+1, ...; None: 1, and with tuning 5, or `tuning.seeds` where that is more than 1."""
+    sample_seed: int = 1234
+    fewshot_seed: int = 1234
+    limit: int | float | None = None
+    samples: list[int] | None = None
+    num_fewshot: int | None = None
+    batch_size: int | str = "auto"
+    max_batch_size: int | None = None
+    max_length: int | None = None
+    gen_kwargs: dict[str, bool | int | float | str | list[str] | None] | None = None
+    apply_chat_template: bool | str | None = None
+    """Null: `task.chat_template`; it is never null in a `Config`."""
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = True
+    predict_only: bool = False
+    device: str = "auto"
+    dtype: str = "auto"
+    output_dir: str = "outputs"
+    data_dir: str | None = None
+    offline: bool = False
+    baseline: bool = True
+    rerun: bool = False
+    metrics: str = "none"
+    experiment: str | None = None
+    scale: str = "tiny"
+
+    overrides: list[str] = field(default_factory=list)
+    """The overrides that were typed, for the record; not a key of `conf/`."""
+
+    def __post_init__(self) -> None:
+        if self.apply_chat_template is None:
+            self.apply_chat_template = self.task.chat_template
+        one_of("mode", self.mode, MODES)
+        one_of("scale", self.scale, SCALES)
+        one_of("metrics", self.metrics, METRICS)
+        one_of("dtype", self.dtype, DTYPES)
+        for key in ("seed", "sample_seed", "fewshot_seed", "num_fewshot"):
+            at_least(key, getattr(self, key), 0)
+        for key in ("seed", "sample_seed", "fewshot_seed"):
+            if getattr(self, key) >= LARGEST_SEED:
+                raise ConfigError(f"{key}={getattr(self, key)} is too large. It must be below 2**63.")
+        for key in ("seeds", "max_batch_size", "max_length"):
+            at_least(key, getattr(self, key), 1)
+        for key, count in (("seeds", self.seeds), ("tuning.seeds", self.tuning.seeds)):
+            if count is not None and count > MOST_SEEDS:
+                raise ConfigError(f"{key}={count} is too many. It must be at most {MOST_SEEDS:,}.")
+        if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
+            raise ConfigError(
+                f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "
+                f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
+            )
+        self._check_documents()
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device={self.device} is not a device. Use auto, cpu, cuda or cuda:<index>.")
+        if self.model.device_map is not None and self.device != "auto":
+            raise ConfigError(
+                f"device={self.device} and model.device_map both say where the model goes. Leave one of them out."
+            )
+        if isinstance(self.batch_size, int):
+            at_least("batch_size", self.batch_size, 1)
+        elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
+            raise ConfigError(
+                f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
+            )
+
+    @property
+    def num_studies(self) -> int:
+        """How many studies with consecutive seeds are asked for."""
+        return 0 if self.tuning.name == "none" else self.tuning.seeds
+
+    @property
+    def num_seeds(self) -> int:
+        """How many runs with consecutive seeds are asked for."""
+        if self.num_studies > 1:
+            return self.num_studies
+        if self.seeds is not None:
+            return self.seeds
+        return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING
+
+    def _check_documents(self) -> None:
+        if self.limit is not None and not math.isfinite(self.limit):
+            raise ConfigError(
+                f"limit={self.limit} is no number of documents. Use a count, or a fraction below 1."
+            )
+        if self.limit is not None and self.limit <= 0:
+            raise ConfigError(f"limit={self.limit} selects nothing. Use a count, or a fraction below 1.")
+        if self.limit is not None and self.limit > 1 and self.limit != int(self.limit):
+            raise ConfigError(f"limit={self.limit} is neither a count nor a fraction below 1.")
+        if self.samples is None:
+            return
+        if self.limit is not None:
+            raise ConfigError("limit= and samples= both choose documents. Give one of them.")
+        if not self.samples or min(self.samples) < 0:
+            raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")

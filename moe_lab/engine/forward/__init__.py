@@ -1,0 +1,1 @@
+"""Forward passes over routing samples: layers, masks, batches, KV cache, observers."""

@@ -1,0 +1,113 @@
+"""Forward passes over a cache, with the output head on the wanted tokens only and an ensemble of rows for each.
+
+    with RowForward(model, ensemble) as forward:
+        scores_MV = ensemble.next_scores(forward(tokens, cache))
+
+transformers' own model runs; hooks (removed on exit) choose what its output head computes, and where the clean tokens
+part into rows.
+
+B = sequences, S = new tokens, T = cached columns, M = wanted tokens, n = rows of each, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.clean_history import CleanHistoryRows
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.masks import FULL, LayerMasks, ReachHooks
+from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.own_history import OwnHistoryRows
+from moe_lab.routing import routed
+
+
+class RowForward:
+    """A causal language model that computes the next-token logits of wanted tokens over a `RowCache`."""
+
+    shares_beginnings = True
+    """Whether a beginning that prompts have in common may be read once, as tokens of no prompt."""
+
+    def __init__(self, model: nn.Module, ensemble: Ensemble):
+        self.model = model
+        self.ensemble = ensemble
+        self.device = next(model.parameters()).device
+        self.num_layers = model.config.get_text_config().num_hidden_layers
+        self.tokens_in = 0
+        """Tokens put through the model so far, rows included, padding excluded."""
+        self.observer = Observer()
+        self._head_at = torch.zeros(0, dtype=torch.long)
+        self._reaches = ReachHooks(model)
+        self._rows: CleanHistoryRows | OwnHistoryRows | None = None
+        if ensemble.n > 1:
+            self._rows = (OwnHistoryRows if ensemble.own_history else CleanHistoryRows)(model, ensemble)
+
+    def __enter__(self) -> RowForward:
+        self._stack = ExitStack()
+        head = self.model.get_output_embeddings()
+        self._stack.callback(head.register_forward_pre_hook(self._select).remove)
+        self._reaches.install(self._stack)
+        if self._rows:
+            self._rows.install(self._stack)
+        if self.ensemble.routing:
+            self._stack.enter_context(routed(self.model, self.ensemble.routing))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.close()
+
+    @property
+    def row_columns(self) -> int:
+        """Columns that the rows of a wanted token take in the cache while it is read."""
+        return self._rows.columns if self._rows else 0
+
+    def new_cache(self, capacity: int = 0) -> RowCache:
+        return RowCache(self.num_layers, capacity)
+
+    @torch.inference_mode()
+    def __call__(
+        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
+    ) -> Tensor:
+        """Logits [M, n, V] of the token after each wanted one, its clean row first.
+
+        The cache keeps the clean tokens, or the tokens of all rows where these have histories of their own.
+
+        Args:
+            counted: how many of the tokens are no padding, if some are.
+            noise: False reads tokens, none of them wanted, without noise.
+        """
+        past = cache.length
+        self.observer.expect(tokens)
+        rows = self._rows.expect(tokens, cache, noise) if self._rows else None
+        if self.ensemble.routing:
+            self.ensemble.routing.expect(rows.noisy if rows else None)
+        self._head_at = rows.logits_at.reshape(-1) if rows else tokens.wanted_M
+        if not len(tokens.wanted_M):
+            self._head_at = torch.zeros(1, dtype=torch.long, device=self.device)
+        masks = None
+        if tokens.visible_BSK is not None:
+            masks = LayerMasks(tokens.visible_BSK, self.model.dtype)
+        self._reaches.expect(masks)
+        logits = self.model(
+            input_ids=tokens.ids_BS,
+            attention_mask=masks and masks.of(FULL),
+            position_ids=tokens.position_BS,
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        cache.keep(past + tokens.ids_BS.shape[1])
+        self.tokens_in += (tokens.ids_BS.numel() if counted is None else counted) + (
+            rows.extra if rows else 0
+        )
+        count = len(tokens.wanted_M)
+        return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
+
+    def _select(self, head: nn.Module, args: tuple) -> tuple:
+        """The output head's input, [B, R, hidden] -> [1, wanted rows, hidden]."""
+        hidden = args[0]
+        return (hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None], *args[1:])

@@ -1,0 +1,1 @@
+"""Generation: prefill, sampling, the prefix cache."""

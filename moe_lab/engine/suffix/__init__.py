@@ -1,0 +1,1 @@
+"""Prompts whose last tokens are routed anew."""

@@ -1,0 +1,125 @@
+"""Attention of a few new tokens to a long past that asks for no gradients.
+
+torch's own backward computes gradients of all keys and values, however few of them are wanted; here only the new ones
+have any. It takes the place of transformers' `sdpa` while gradients are computed.
+
+N = sequences, H = query heads, J = key-value heads, G = query heads of each, S = new tokens, T = past columns,
+K = T + S, D = head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from moe_lab.engine.forward.kv_cache import RowLayer
+
+SDPA = "sdpa"
+
+
+class TailLayer(RowLayer):
+    """One layer of joined pasts: every pass writes its new columns to the same place behind them."""
+
+    new: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    """Keys and values of the latest pass, then their new columns."""
+
+    @classmethod
+    def of(cls, parts: list[RowLayer], width: int, room: int) -> TailLayer:
+        past = cls(width + room)
+        past.join(parts, width)
+        return past
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """The past with [N, J, S, D] behind it, until the next call; gradients go to the new columns alone."""
+        if not self.is_initialized:
+            return key_states, value_states
+        keys: Tensor = _Written.apply(key_states, self.keys, self.length)
+        values: Tensor = _Written.apply(value_states, self.values, self.length)
+        self.new = keys, values, key_states, value_states
+        return keys, values
+
+
+class _Written(torch.autograd.Function):
+    """New columns put behind a past without a copy of it, [N, J, S, D] -> [N, J, K, D].
+
+    Backward through what an earlier call gave raises RuntimeError: its columns are overwritten.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, new: Tensor, past: Tensor, length: int) -> Tensor:
+        ctx.length = length
+        past[:, :, length:] = new
+        return past.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient[:, :, ctx.length :], None, None
+
+
+@contextmanager
+def tail_attention(layers: Sequence[RowLayer]) -> Iterator[None]:
+    """Inside the context `sdpa` over these layers' keys and values has no gradients of the past."""
+    usual: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[SDPA]
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        layer = layers[module.layer_idx]
+        new = layer.new if isinstance(layer, TailLayer) else None
+        known = new is not None and new[0] is key and new[1] is value
+        if new is None or not known or mask is None or not (query.requires_grad or key.requires_grad):
+            return usual(module, query, key, value, mask, **options)
+        scale = options.get("scaling") or query.shape[-1] ** -0.5
+        out_NHSD = _Attention.apply(query, new[2], new[3], key.detach(), value.detach(), mask, scale)
+        return out_NHSD.transpose(1, 2).contiguous(), None
+
+    ALL_ATTENTION_FUNCTIONS[SDPA] = attend
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[SDPA]
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(q k^T scale + mask) v, [N, H, S, D]; differentiable in q and in the new columns of k and v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_NHSD: Tensor,
+        new_keys: Tensor,
+        new_values: Tensor,
+        key_NJKD: Tensor,
+        value_NJKD: Tensor,
+        mask_N1SK: Tensor,
+        scale: float,
+    ) -> Tensor:
+        N, J, K, _ = key_NJKD.shape
+        query_NJQD = query_NHSD.reshape(N, J, -1, query_NHSD.shape[-1])  # Q = G x S
+        score_NJGSK = (query_NJQD @ key_NJKD.mT * scale).unflatten(2, (-1, query_NHSD.shape[2]))
+        score_NJGSK = score_NJGSK + mask_N1SK[:, :, None, :, :K]
+        precise = torch.promote_types(query_NHSD.dtype, torch.float32)
+        share_NJQK = score_NJGSK.softmax(dim=-1, dtype=precise).to(query_NHSD.dtype).flatten(2, 3)
+        ctx.save_for_backward(query_NJQD, key_NJKD, value_NJKD, share_NJQK)
+        ctx.scale, ctx.new, ctx.shape = scale, new_keys.shape[2], query_NHSD.shape
+        return (share_NJQK @ value_NJKD).reshape(*query_NHSD.shape[:3], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NHSD: Tensor) -> tuple[Tensor | None, ...]:
+        query_NJQD, key_NJKD, value_NJKD, share_NJQK = ctx.saved_tensors
+        N, J = key_NJKD.shape[:2]
+        gradient_NJQD = gradient_NHSD.reshape(N, J, -1, gradient_NHSD.shape[-1])
+        of_share_NJQK = gradient_NJQD @ value_NJKD.mT
+        centred = of_share_NJQK - (of_share_NJQK * share_NJQK).sum(dim=-1, keepdim=True)
+        of_score_NJQK = centred * share_NJQK * ctx.scale
+        of_query = (of_score_NJQK @ key_NJKD).reshape(ctx.shape)
+        of_new_keys = of_score_NJQK[..., -ctx.new :].mT @ query_NJQD
+        of_new_values = share_NJQK[..., -ctx.new :].mT @ gradient_NJQD
+        return of_query, of_new_keys, of_new_values, None, None, None, None

@@ -1,0 +1,170 @@
+"""From questions to their optimized pathways: neighbours, their loss, the optimizer that was asked for.
+
+N = questions of a batch, K = neighbours of each, R = references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moe_lab.engine.forward.memory_bound import Store, store_on
+from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
+from moe_lab.methods.c3po.contrast import Contrast
+from moe_lab.methods.c3po.kernel_regression import kernel_regression
+from moe_lab.methods.c3po.kernels import kernel
+from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding, without_neighbours
+from moe_lab.methods.c3po.ngd import Descent, ngd
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.references.embeddings import text_ids
+from moe_lab.methods.references.neighbours import Neighbours, neighbours
+from moe_lab.methods.references.reference_set import ReferenceSet, wrong_answers
+
+if TYPE_CHECKING:
+    from moe_lab.methods.c3po.config import C3POConfig
+    from moe_lab.models.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What became of N questions."""
+
+    pathways: Pathways
+    losses: Tensor
+    """float32 [states, N]: on the neighbours, of the untouched pathway and after every step."""
+    near: Neighbours | None = None
+    """None for the oracle."""
+    weight_NK: Tensor | None = None
+    """The kernel's, of any scale."""
+
+
+class PathwayOptimizer:
+    """Optimizes the pathways of questions on their neighbours; the oracle on their own right answers."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: C3POConfig,
+        layers: list[int],
+        references: ReferenceSet | None,
+        tails: PromptTails,
+        budget: Budget,
+    ):
+        self.model, self.settings, self.layers = model, settings, layers
+        self.references, self.tails, self.budget = references, tails, budget
+        self._wrong = wrong_answers(references, model) if references and settings.negative else None
+        self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
+        self._kept: Store[PromptTail] = store_on(model.device)
+        """Tails of references by the tokens of their prompt and answer."""
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        tails: Sequence[PromptTail],
+        own: Sequence[PromptTail] | None = None,
+        watch: Watch = unwatched,
+    ) -> Optimized:
+        """Args:
+        texts, tails: of N prompts.
+        own: the same, read with their right answers alone; the oracle's.
+        watch: is shown the pathways of every state.
+        """
+        settings = self.settings
+        clean = torch.stack([tail.pathway_WME for tail in tails])
+        pathways = Pathways(clean, self.layers, settings.core_experts)
+        if own is not None:
+            loss = NeighbourLoss(self.tails, [[tail] for tail in own], torch.ones(len(own), 1), settings.loss)
+            return Optimized(*ngd(pathways, loss, self._descent, watch))
+        references = self.references
+        assert references is not None, "the oracle alone has none"
+        embedding = self._embedded(references, list(texts), tails)
+        near, far_N = self._nearest(references, embedding).abstaining(settings.abstain)
+        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
+        loss = self._loss(references, near, weight_NK, settings.loss)
+        none_N = ~loss.found_N
+        if settings.optimizer == "ngd" and self._wrong:
+            changed = ngd(pathways, self._contrast(embedding, loss), self._descent, watch)
+        elif settings.optimizer == "ngd":
+            changed = ngd(pathways, loss, self._descent, watch)
+        elif settings.optimizer == "kernel_regression":
+            changed = kernel_regression(pathways, loss, settings.alpha, watch)
+        else:
+            excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
+            excluded_NR |= far_N[:, None]
+            known = references.pathway_RWME
+            none_N = without_neighbours(pathways, known, self._shifts, excluded_NR)
+            changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
+        self._count(near, far_N, none_N)
+        return Optimized(*changed, near, weight_NK)
+
+    def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
+        """By their embeddings. The ball of mode finding is one of pathways; the k nearest tell its loss."""
+        settings = self.settings
+        return neighbours(
+            embedding,
+            references.embedding_RX,
+            k=settings.k,
+            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
+            most_similar=settings.most_similar,
+        )
+
+    def _embedded(self, references: ReferenceSet, texts: list[str], tails: Sequence[PromptTail]) -> Tensor:
+        """float32 [N, X]; hidden states are those of the reading, where that read what stands for the texts."""
+        if references.how is None:
+            ids = text_ids(texts, self.model)
+            if all(tail.prompt == tuple(tokens) for tail, tokens in zip(tails, ids, strict=True)):
+                return references.embed_read(torch.stack([tail.mean_D for tail in tails]))
+        return references.embed(texts, self.model)
+
+    def _count(self, near: Neighbours, far_N: Tensor, none_N: Tensor) -> None:
+        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
+        self.counted["reference_far"] += int(far_N.sum())
+        self.counted["reference_none"] += int(none_N.sum())
+
+    @property
+    def _descent(self) -> Descent:
+        settings = self.settings
+        first, last = settings.learning_rate
+        return Descent(settings.steps, settings.update, (first, last), settings.schedule, settings.relax)
+
+    @property
+    def _shifts(self) -> Shifts:
+        settings = self.settings
+        alpha = 0.5 if settings.alpha is None else settings.alpha
+        return Shifts(
+            settings.shifts, alpha, settings.k, settings.epsilon, settings.kernel, settings.bandwidth
+        )
+
+    def _contrast(self, embedding: Tensor, right: NeighbourLoss) -> Contrast:
+        """With the nearest wrong answers of questions that have right neighbours."""
+        assert self._wrong is not None
+        settings = self.settings
+        near = self._nearest(self._wrong, embedding)
+        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth) * right.found_N[:, None]
+        wrong = self._loss(self._wrong, near, weight_NK, "unlikelihood")
+        return Contrast(right, wrong, settings.negative)
+
+    def _loss(
+        self, references: ReferenceSet, near: Neighbours, weight_NK: Tensor, kind: str
+    ) -> NeighbourLoss:
+        index = near.index_QK.tolist()
+        found = self._reference_tails(references, sorted({r for row in index for r in row if r >= 0}))
+        tails = [[found.get(r) for r in row] for row in index]
+        return NeighbourLoss(self.tails, tails, weight_NK, kind)
+
+    def _reference_tails(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptTail]:
+        """The tails of references; those that are not kept are read, and kept as far as memory is spare."""
+        keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
+        found = {r: tail for r, key in keys.items() if (tail := self._kept.get(key)) is not None}
+        missing = [key for r, key in keys.items() if r not in found]
+        prompts, answers = [prompt for prompt, _ in missing], [[answer] for _, answer in missing]
+        read = dict(zip(missing, self.tails.read(prompts, self.budget, answers), strict=True))
+        for key, tail in read.items():
+            self._kept.add(key, tail)
+        return found | {r: read[key] for r, key in keys.items() if key in read}

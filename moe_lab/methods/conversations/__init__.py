@@ -1,0 +1,1 @@
+"""Conversations to train on: read, and tokenized."""

@@ -1,0 +1,226 @@
+"""The fine-tuned model of a run: trained once per model, data and recipe, whatever task it is evaluated on.
+
+outputs/models/<model>-finetune-freeze-<id8>/
+  model/           plain Hugging Face format
+  checkpoints/     what a killed training continues from; gone when it is done
+  identity.json    what determines the weights, and the processes that checkpoints are of
+  log.jsonl        loss, gradient norm, learning rate, phase
+  figures/loss     the loss curve, .png and .csv
+  expert_metrics.jsonl, figures/expert_metrics   on what is held out, by epoch
+  training.json    what determines the weights, and how training went; written last
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.finetune_freeze.config import Recipe
+from moe_lab.methods.finetune_freeze.early_stopping import LOSS
+from moe_lab.models.distributed import num_processes, sharded
+from moe_lab.results.artifact import folder_of, is_trained, trained_once
+from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.stored import read_lines, whole_mapping
+from moe_lab.results.versions import DECISIVE, versions
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.conversations.tokenize import Encoded
+    from moe_lab.methods.finetune_freeze.training_data import Prepared
+    from moe_lab.models.facts import ModelFacts
+
+
+def training_content(
+    config: Config, recipe: Recipe, facts: ModelFacts, data: str, version: int | str
+) -> dict[str, Any]:
+    """What determines the weights: model, computing precision, recipe, data, seed and the libraries' versions."""
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
+
+    now = versions()
+    return {
+        "method": "finetune-freeze",
+        "numerics": version,
+        "recipe": recipe.identity(),
+        "data": data,
+        "seed": config.seed,
+        "model": model_identity(model_source(config.model), config.model),
+        "commit": facts.commit,
+        "dtype": facts.dtype,
+        "versions": {name: now[name] for name in DECISIVE},
+    }
+
+
+def work_left(
+    config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
+) -> dict[str, tuple[int, int]]:
+    """Optimizer steps and tokens that are left of the training, by its folder's name; nothing where it is done."""
+    if is_trained(config, content, "model"):
+        return {}
+    rows, folder = prepared.train.rows, folder_of(config, content)[0]
+    steps = max(0, recipe.steps(len(rows)) - _steps_kept(folder / "checkpoints"))
+    tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
+    return {folder.name: (steps, round(tokens))}
+
+
+def _steps_kept(checkpoints: Path) -> int:
+    """The steps that a killed training does not make again."""
+    if not checkpoints.is_dir():
+        return 0
+    from moe_lab.methods.trainer import last_checkpoint
+
+    last = last_checkpoint(checkpoints)
+    return 0 if last is None else int(last.name.rpartition("-")[2])
+
+
+def load_or_train(
+    config: Config,
+    recipe: Recipe,
+    content: dict[str, Any],
+    prepared: Prepared,
+    facts: ModelFacts,
+    free: Callable[[], None],
+) -> dict[str, Any]:
+    """The trained model: what training.json says of it, and its `folder`. Trained as far as it is missing.
+
+    `free` lets the model in memory go before a training. Another process that trains it is waited for. Raises
+    ConfigError for a folder of another training.
+    """
+
+    def train(folder: Path, digest: str) -> dict[str, Any]:
+        free()
+        _claim(folder, {"id": digest, "processes": num_processes(), "sharded": sharded(), **content})
+        return _train(folder, config, recipe, prepared, facts)
+
+    return trained_once(config, content, train, "model")
+
+
+def _claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Write down whose folder it is; refuse one with checkpoints of another training, or for other processes."""
+    from moe_lab.methods.trainer import last_checkpoint
+
+    owner = whole_mapping(folder / "identity.json")
+    begun = last_checkpoint(folder / "checkpoints") is not None
+    others = begun if owner is None else owner.get("id") != identity["id"]
+    if others:
+        raise ConfigError(
+            f"{folder} holds the checkpoints of another model, schedule or recipe. Move it away, or choose another "
+            "output_dir=."
+        )
+    for key in ("processes", "sharded"):
+        if begun and owner is not None and owner.get(key) != identity[key]:
+            raise ConfigError(
+                f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
+                f"{identity[key]}. Continue as it began, or remove its checkpoints/."
+            )
+    write_json(folder / "identity.json", identity)
+
+
+def _train(
+    folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
+) -> dict[str, Any]:
+    """Train, or continue, and write the model."""
+    from moe_lab.methods.finetune_freeze.parameter_groups import counts_of
+    from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
+    from moe_lab.models.load import load_model
+    from moe_lab.models.source import load_config
+
+    encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
+    steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
+    numbers = counts_of(load_config(config.model, offline=config.offline))
+    said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+    print(
+        f"{folder.name}: {recipe.label}, {_said(encoded)}, {steps:,} steps; parameters: {said}",
+        file=sys.stderr,
+    )
+    if held_out is not None:
+        print(f"{folder.name}: held out are {_said(held_out)}", file=sys.stderr)
+    if prepared.plain_template:
+        print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
+    training = Training(
+        recipe=recipe,
+        config=config,
+        folder=folder,
+        rows=encoded.rows,
+        validation=[] if held_out is None else held_out.rows,
+        pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        dtype=facts.dtype,
+    )
+    start = time.perf_counter()
+    if num_processes() > 1:
+        model, told = finetune_together(training)
+    else:
+        model = load_model(config.model, dtype="float32", device=config.device, offline=config.offline).model
+        told = finetune(model, training)
+    with writing(folder / "model"):
+        _save(model, tokenizer, folder / "model", facts.dtype)
+    _draw(folder)
+    return {
+        "schedule": recipe.label,
+        "steps": steps,
+        "phases_end_at": ends,
+        "source": prepared.data.source,
+        "attention": model.config._attn_implementation,
+        "plain_template": prepared.plain_template,
+        "parameters": numbers,
+        **_counts(encoded),
+        **told,
+        "validation": None if held_out is None else _counts(held_out) | told["validation"],
+        "last_session_seconds": time.perf_counter() - start,
+        "all_versions": versions(),
+    }
+
+
+def _counts(encoded: Encoded) -> dict[str, int]:
+    return {
+        "conversations": len(encoded.rows),
+        "truncated": encoded.truncated,
+        "left_out": encoded.left_out,
+    }
+
+
+def _said(encoded: Encoded) -> str:
+    counts = _counts(encoded)
+    return "{conversations:,} conversations ({truncated:,} truncated, {left_out:,} left out)".format(**counts)
+
+
+def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
+    """Parameters in the precision that the model is evaluated in; biases that are no parameters stay float32."""
+    import torch
+
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    model.config.dtype = getattr(torch, dtype)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _draw(folder: Path) -> None:
+    """The loss curve, with the loss on held-out conversations where there are any."""
+    from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, panels, write_figure
+
+    lines = read_lines(folder / "log.jsonl") or []
+    columns = ("step", "phase", "loss", "learning_rate", LOSS)
+    rows = [{key: line.get(key) for key in columns} for line in lines]
+
+    def draw() -> Any:
+        figure, (axis,) = panels(1)
+        for key, color, label in (("loss", BLUE, "training"), (LOSS, ORANGE, "validation")):
+            points = [(row["step"], row[key]) for row in rows if row[key] is not None]
+            if points:
+                axis.plot(
+                    *zip(*points, strict=True), color=color, label=label, marker="o" if key == LOSS else ""
+                )
+        for before, after in pairwise(row for row in lines if row.get("phase") is not None):
+            if before["phase"] != after["phase"]:
+                axis.axvline(before["step"], color=GREY, ls="--", lw=1)
+        axis.set(xlabel="optimizer step", ylabel="loss per answer token")
+        axis.legend()
+        return figure
+
+    write_figure(draw, rows, folder / "figures", "loss")

@@ -1,0 +1,1 @@
+"""`method=icl`: similar solved questions in the prompt."""

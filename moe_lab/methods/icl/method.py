@@ -1,0 +1,119 @@
+"""`method=icl`: in-context learning with the nearest references as demonstrations, a baseline of C3PO's Table 1.
+
+The references, and what is near, are C3PO's; the model is untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moe_lab.config.validators import at_least
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.method import Method
+from moe_lab.methods.references.checks import check_choice_questions, check_choices
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.methods.icl.lm import DemonstrationLM
+    from moe_lab.methods.references.documents import ReferenceDocuments
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.tasks.estimate import Asked
+
+
+class ICL(Method):
+    """The k nearest references before each question, with their right answers."""
+
+    answer: ClassVar[str | None] = "letters"
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/icl.yaml`."""
+
+        name: str = "icl"
+        k: int = 3
+        reference: str | list[str] | None = None
+        reference_size: int | None = None
+        embeddings: str | None = None
+        most_similar: float = 0.95
+        epsilon: ClassVar[None] = None
+        tokens: ClassVar[str] = "last1"
+        """Keys of C3PO that say which reference set it is: here those of C3PO's defaults."""
+
+        def __post_init__(self) -> None:
+            for key in ("k", "reference_size"):
+                at_least(f"method.{key}", getattr(self, key), 1)
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self._folder: Path | None = None
+        self._documents: ReferenceDocuments | None = None
+
+    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
+        from moe_lab.methods.references.documents import check_asked_enough, reference_documents
+        from moe_lab.methods.references.embeddings import embedding_identity
+        from moe_lab.methods.references.reference_set import reference_content
+
+        check_choice_questions(config)
+        _check_prompts(config)
+        documents = self._documents = reference_documents(config, self.config)
+        check_choices(config, documents.tasks)
+        check_asked_enough(documents, self.config)
+        return reference_content(config, self.config, documents, facts) | embedding_identity(
+            self.config.embeddings
+        )
+
+    def forward_tokens(self, asked: Asked) -> float:
+        """With k demonstrations, each as long as the question, before every prompt."""
+        return super().forward_tokens(asked) + self.config.k * asked.prompts
+
+    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        from moe_lab.methods.references.reference_set import references_left
+
+        assert self._documents is not None, "`reads` comes first"
+        return references_left(config, self.config, self._documents, facts)
+
+    def keep_files_in(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[DemonstrationLM]:
+        from moe_lab.engine.lm import EngineLM
+        from moe_lab.methods.icl.lm import DemonstrationLM, asked_questions
+        from moe_lab.methods.references.reference_set import load_or_build
+
+        base = EngineLM(model.model, model.tokenizer, **engine_options(config))
+        references = load_or_build(config, self.config, model, base)
+        self.opened = {"reference": references.counts}
+        yield DemonstrationLM(model, config, self.config, references, asked_questions(config), self._folder)
+
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        reference = {
+            "too_similar": counters.get("reference_dropped", 0),
+            "questions_without": counters.get("reference_none", 0),
+            "set": self.opened.get("reference"),
+        }
+        dropped = counters.get("demonstrations_dropped", 0)
+        return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}
+
+
+def _check_prompts(config: RunConfig) -> None:
+    """Raise ConfigError where a question is more than one plain text."""
+    from moe_lab.tasks.loading import load_tasks
+
+    if config.apply_chat_template:
+        raise ConfigError(
+            "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
+        )
+    for name, task in load_tasks(config)["tasks"].items():
+        if getattr(task, "multiple_input", 0):
+            raise ConfigError(
+                f"{name} has a prompt of its own for every choice, and method=icl looks for the neighbours of one: "
+                "task.answer=letters asks it with one."
+            )

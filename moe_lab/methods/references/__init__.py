@@ -1,0 +1,1 @@
+"""Solved reference questions: data, embeddings, neighbours, and their store."""

@@ -1,0 +1,211 @@
+"""Reference sets: questions that the untouched model answers correctly, with its pathways and their embeddings.
+
+A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/; its
+files are `reference_files.py`'s. A killed command continues.
+
+R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
+from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states
+from moe_lab.methods.references.store import build, is_whole, read
+from moe_lab.results.atomic import write_atomically
+from moe_lab.results.folder import RunFolder
+from moe_lab.results.identity import HASHED, run_id, task_settings
+from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.tasks.estimate import asked_of_tasks
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+NUMERICS = 3
+"""Raised whenever the content of a set may change."""
+
+
+@dataclass(frozen=True)
+class ReferenceSet:
+    """References, all correctly answered by the model they belong to (or, as `wrong_answers`, none of them), in the
+    order of their documents."""
+
+    folder: Path
+    texts: list[str]
+    """Prompts."""
+    answers: list[str]
+    """What the model answered."""
+    prompts: list[list[int]]
+    """Token ids of each prompt."""
+    golds: list[list[int]]
+    """Token ids of each answer, 32 at most."""
+    pathway_RWME: Tensor
+    """float32: routing probabilities of the prompt's re-routed tokens at every MoE layer."""
+    embedding_RX: Tensor
+    """float32, rows of unit length."""
+    counts: dict[str, Any]
+    """label, asked, correct, dropped (test documents), and per source what was there (`reference_tasks`)."""
+    how: str | None = None
+    """`method.embeddings` of `embedding_RX`."""
+    mean_X: Tensor | None = None
+    """What was taken off hidden states: the references' mean."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def embed_read(self, mean_ND: Tensor) -> Tensor:
+        """float32 [N, X]: as `embed`, by hidden states, of texts that the model has read: their mean."""
+        raw_NX = mean_ND if self.mean_X is None else mean_ND - self.mean_X
+        return torch.nn.functional.normalize(raw_NX, dim=1)
+
+    def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
+        """float32 [Q, X]: embeddings of other texts, to be compared with `embedding_RX`."""
+        return embed(texts, self.how, model, self.mean_X)
+
+
+def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineLM) -> ReferenceSet:
+    """The run's reference set: read, or built as far as it is missing; another process that builds it is waited for.
+
+    Args:
+        settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
+        lm: the untouched model.
+
+    Raises ConfigError for references that cannot be had or are fewer than k, and for a folder that holds another set.
+    """
+    documents = reference_documents(config, settings)
+    content = reference_content(config, settings, documents, model.facts)
+    folder, digest = folder_of(config, documents, content, model.facts)
+    store = RunFolder(folder, digest)
+    if not is_whole(folder, digest):
+        with store.held(wait=True):
+            if not is_whole(folder, digest):
+                with store.status():
+                    build(folder, digest, config, settings.tokens, documents, model, lm)
+    found = read(folder, correct=True)
+    _check_enough(found["counts"], settings, config)
+    embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
+    return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=settings.embeddings, mean_X=mean)
+
+
+def folder_of(
+    config: Config, documents: ReferenceDocuments, content: dict[str, Any], facts: ModelFacts
+) -> tuple[Path, str]:
+    """Where a set is kept, and its id; `content` is `reference_content`'s."""
+    now = versions()
+    made_with = {"commit": facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    digest = run_id(content | made_with)
+    return Path(config.output_dir) / "references" / _folder_name(config, documents, digest), digest
+
+
+def references_left(
+    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
+) -> dict[str, float]:
+    """Tokens that asking the questions of a set takes, by its folder's name; nothing where it is there."""
+    content = reference_content(config, settings, documents, facts)
+    folder, digest = folder_of(config, documents, content, facts)
+    if is_whole(folder, digest):
+        return {}
+    asked = asked_of_tasks(documents.tasks, documents.samples, config)
+    return {folder.name: asked.prompts + asked.answers}
+
+
+def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
+    """What the model answered wrongly of the questions that a set was made of."""
+    found = read(references.folder, correct=False)
+    file = _embedding_file(references.folder, references.how, "wrong-")
+    embedding = _kept(file).get("embedding", torch.zeros(0, 0))
+    if embedding.shape != (len(found["texts"]), references.embedding_RX.shape[1]):
+        embedding = references.embed(found["texts"], model)
+        write_atomically(file, save({"embedding": embedding}))
+    return replace(references, **found, embedding_RX=embedding)
+
+
+def reference_content(
+    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
+) -> dict[str, Any]:
+    """All that determines a set but the hub commit of the model and the libraries' versions, as plain values.
+
+    Needs no weights.
+    """
+    asked = questions_content(config, documents, facts)
+    return asked | {"numerics": NUMERICS, "tokens": settings.tokens}
+
+
+def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
+    """The model, and what it is asked: the documents and their form, as plain values. Needs no weights."""
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
+    from moe_lab.tasks.documents import documents_digest
+
+    tasks: Any = {"tasks": documents.tasks}
+    return {
+        "model": model_identity(model_source(config.model), config.model),
+        "dtype": facts.dtype,
+        "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
+        "settings": {
+            name: getattr(config, name) for name in sorted(HASHED - {"predict_only", "fewshot_seed"})
+        },
+        "samples": documents.samples,
+        "metrics": documents.metrics,
+        "documents": documents_digest(tasks, documents.samples),
+    }
+
+
+def _folder_name(config: Config, documents: ReferenceDocuments, digest: str) -> str:
+    tasks = "-".join(documents.tasks)[:60]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{tasks}-{digest[:8]}")
+
+
+def _check_enough(counts: dict[str, Any], settings: Any, config: Config) -> None:
+    least = settings.k if settings.epsilon is None else 1
+    if counts["correct"] >= least:
+        return
+    tasks = ", ".join(task for source in counts["sources"] for task in source["tasks"])
+    enough = "" if least == 1 else f", and method.k={settings.k} neighbours are wanted"
+    raise ConfigError(
+        f"{config.model.name} answered {counts['correct']} of {counts['asked']} reference questions of {tasks} "
+        f"correctly{enough}.\nmethod.reference=<lm-eval task> names other ones, method.reference_size=<n> asks more."
+    )
+
+
+def _embeddings(
+    folder: Path, how: str | None, texts: list[str], model: LoadedModel
+) -> tuple[Tensor, Tensor | None]:
+    """([R, X], what was taken off), kept beside the set."""
+    file = _embedding_file(folder, how)
+    kept = _kept(file)
+    shape = (len(texts), len(kept["mean"])) if "mean" in kept else None
+    whole = "embedding" in kept and len(kept["embedding"]) == len(texts)
+    if not whole or (how is None and kept["embedding"].shape != shape):
+        if how is None:
+            raw_RX = hidden_states(texts, model)
+            mean = raw_RX.mean(dim=0)
+            kept = {"embedding": torch.nn.functional.normalize(raw_RX - mean, dim=1), "mean": mean}
+        else:
+            kept = {"embedding": embed(texts, how, model)}
+        write_atomically(file, save(kept))
+    return kept["embedding"], kept.get("mean")
+
+
+def _embedding_file(folder: Path, how: str | None, which: str = "") -> Path:
+    return folder / f"embeddings-{which}{run_id(embedding_identity(how))[:8]}.safetensors"
+
+
+def _kept(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError):  # absent, or torn by another program: computed anew
+        return {}

@@ -1,0 +1,184 @@
+"""The files of a reference set: built in portions, joined, read.
+
+    references.jsonl             one line per answered question: task, document, text, what was answered, token ids
+    pathways.safetensors         pathway [R, W, M, E]
+    embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding that was asked for (`references.py`)
+    references.json              counts and versions, written last
+    parts/                       finished portions while the set is being built
+
+R = references, W = re-routed tokens, M = MoE layers, E = experts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from moe_lab.engine.suffix.token_span import check_length, named_tokens
+from moe_lab.errors import ConfigError
+from moe_lab.methods.references.questions import Graded, Question, answered, reference_questions
+from moe_lab.progress import Progress
+from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.results.stored import DamagedError, damaged, read_lines, read_mapping, whole_mapping
+from moe_lab.results.versions import versions
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.references.documents import ReferenceDocuments
+    from moe_lab.models.load import LoadedModel
+
+ANSWER_TOKENS = 32
+"""First tokens of an answer that are kept: what losses are of."""
+COUNTS = {"label", "asked", "correct", "dropped", "sources"}
+"""What references.json tells of a set."""
+FIELDS = {"task", "text", "answer", "correct", "prompt_ids", "answer_ids"}
+"""What a line of references.jsonl has."""
+PORTION = 256
+"""Documents that are asked, and kept, together: what a killed command computes again at most."""
+
+
+def is_whole(folder: Path, digest: str) -> bool:
+    """Whether the folder holds the set `digest`, undamaged. Raises ConfigError where it holds another one."""
+    stored = whole_mapping(folder / "references.json")
+    if stored is None:
+        return False
+    if not isinstance(stored.get("id"), str):
+        print(f"{folder / 'references.json'} names no set. The set is made again.", file=sys.stderr)
+        return False
+    if stored["id"] != digest:
+        raise ConfigError(
+            f"{folder} holds the references of another model, prompt or choice of documents, which this run cannot "
+            "use.\nRemove that folder, or give another output_dir=."
+        )
+    try:
+        read(folder, correct=True)
+    except DamagedError as error:
+        print(f"{error.told}. The set is made again.", file=sys.stderr)
+        return False
+    return True
+
+
+def build(
+    folder: Path,
+    digest: str,
+    config: Config,
+    tokens: str,
+    documents: ReferenceDocuments,
+    model: LoadedModel,
+    lm: EngineLM,
+) -> None:
+    """Ask what is not asked yet, and write the set. The folder is held by the caller.
+
+    Args:
+        tokens: the name of those whose pathways are kept.
+    """
+    start = time.perf_counter()
+    questions = reference_questions(config, documents)
+    parts = folder / "parts"
+    parts.mkdir(exist_ok=True)
+    with Progress(len(questions), "references", "question") as progress:
+        for first in range(0, len(questions), PORTION):
+            portion = questions[first : first + PORTION]
+            part = parts / f"{first:08}.safetensors"
+            if not _is_finished(part):
+                _ask(part, portion, tokens, model, lm)
+            progress.update(len(portion))
+    _join(folder, parts)
+    lines = read_lines(folder / "references.jsonl") or []
+    correct = Counter(line["task"] for line in lines if line["correct"])
+    counts = {"asked": len(questions), "correct": correct.total(), "dropped": documents.dropped}
+    sources = [
+        source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
+    ]
+    summary = {"id": digest, "label": documents.label, **counts, "sources": sources}
+    seconds = time.perf_counter() - start
+    write_json(
+        folder / "references.json", summary | {"versions": versions(), "last_session_seconds": seconds}
+    )
+    shutil.rmtree(parts)
+
+
+def _is_finished(part: Path) -> bool:
+    """Whether a portion is there, its lines and pathways belonging together."""
+    try:
+        pathways = len(load_file(part)["pathway"]) if part.exists() else None
+        return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways
+    except (OSError, SafetensorError, KeyError, DamagedError):
+        return False  # damaged by another program: asked again
+
+
+def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
+    """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
+    from moe_lab.engine.suffix.suffix_forward import PromptTails
+
+    lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
+    facts, span = model.facts, named_tokens(tokens)
+    pathways = [torch.zeros(0, span.size, facts.moe_layers, facts.experts)]
+    if lines:
+        for line in lines:
+            check_length(span, line["prompt_ids"], line["text"])
+        read = PromptTails(model.model, facts.moe_layers - 1, span).read(
+            [line["prompt_ids"] for line in lines], lm.budget
+        )
+        pathways.append(torch.stack([tail.pathway_WME for tail in read]))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(part.with_suffix(".jsonl"), text)
+    write_atomically(part, save({"pathway": torch.cat(pathways)}))
+
+
+def _line(graded: Graded, lm: EngineLM) -> dict[str, Any]:
+    question = graded.question
+    prompt, answer = lm.encode_pair(question.prompt, graded.text)
+    return {
+        "task": question.task,
+        "document": question.number,
+        "text": question.prompt,
+        "answer": graded.text,
+        "correct": graded.correct,
+        "prompt_ids": list(prompt),
+        "answer_ids": list(answer[:ANSWER_TOKENS]),
+    }
+
+
+def _join(folder: Path, parts: Path) -> None:
+    finished = sorted(parts.glob("*.safetensors"))
+    text = "".join(part.with_suffix(".jsonl").read_text(encoding="utf-8") for part in finished)
+    write_atomically(folder / "references.jsonl", text)
+    pathway_RWME = torch.cat([load_file(part)["pathway"] for part in finished])
+    write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RWME}))
+
+
+def read(folder: Path, correct: bool) -> dict[str, Any]:
+    """Fields of a ReferenceSet of the questions that were answered correctly, or of those that were not.
+
+    Raises DamagedError where a file is gone or damaged, or the files do not belong together.
+    """
+    summary = read_mapping(folder / "references.json") or {}
+    lines = read_lines(folder / "references.jsonl") or []
+    try:
+        pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise damaged(folder / "pathways.safetensors", error) from error
+    if not COUNTS <= summary.keys() or not all(FIELDS <= line.keys() for line in lines):
+        raise damaged(folder / "references.jsonl", "fields are missing")
+    if len(lines) != len(pathway_RWME) or summary["correct"] != sum(line["correct"] for line in lines):
+        raise damaged(folder / "references.jsonl", "the set's files differ in length")
+    wanted = [i for i, line in enumerate(lines) if line["correct"] == correct]
+    return {
+        "texts": [lines[i]["text"] for i in wanted],
+        "answers": [lines[i]["answer"] for i in wanted],
+        "prompts": [lines[i]["prompt_ids"] for i in wanted],
+        "golds": [lines[i]["answer_ids"] for i in wanted],
+        "pathway_RWME": pathway_RWME[wanted],
+        "counts": {key: summary[key] for key in sorted(COUNTS)},
+    }

@@ -1,0 +1,1 @@
+"""`method=roe`: ensembles over Gumbel-top-k routings."""

@@ -1,0 +1,202 @@
+"""`method=roe`: Roster of Experts, n routings of every token averaged (arXiv 2509.17238).
+
+Row 0 of a token is the untouched model; the other rows route it with Gumbel noise (equation 1). With cache=clean all
+rows read the clean history, and only row 0's keys and values are kept (section 2.3); with cache=standard each row reads
+and keeps its own; cache=none is the same, computed anew for every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.validators import at_least, one_of
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.method import Method
+from moe_lab.methods.roe.profile import Profile, read_profile
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+_CHOICES = {
+    "cache": ("clean", "standard", "none"),
+    "prefill": ("noisy", "clean"),
+    "weights": ("clean", "perturbed"),
+    "aggregate": ("probabilities", "logits"),
+}
+
+
+class RoE(Method):
+    """An ensemble of routings per token."""
+
+    random = True
+    tunable = True
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/roe.yaml`."""
+
+        name: str = "roe"
+        n: int = 32
+        temperature: float | list[float] | str = 0.1
+        """A number for all MoE layers not skipped, a list with one entry per MoE layer, or a profile's path."""
+        skip_layers: int | None = None
+        """L: MoE layers without noise at either end; null: 1 for a number, else what the list or profile says."""
+        cache: str = "clean"
+        """Whose history rows read: one without noise, or each its own (none: computed anew for every token)."""
+        prefill: str = "noisy"
+        """Whether rows with histories of their own read the prompt with noise."""
+        weights: str = "clean"
+        aggregate: str = "probabilities"
+        include_clean: bool = True
+
+        def __post_init__(self) -> None:
+            for key, choices in _CHOICES.items():
+                one_of(f"method.{key}", getattr(self, key), choices)
+            if self.prefill != "noisy" and self.cache == "clean":
+                raise ConfigError(
+                    f"method.prefill={self.prefill} says how rows with histories of their own read the prompt, but "
+                    "with method.cache=clean no history has noise.\nLeave it out, or set method.cache=standard."
+                )
+            at_least("method.n", self.n, 1)
+            at_least("method.skip_layers", self.skip_layers, 0)
+            if self.n == 1 and not self.include_clean:
+                raise ConfigError(
+                    "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
+                )
+            if not isinstance(self.temperature, str):
+                _check_temperatures(self.temperature)
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        path = config.temperature
+        self.profile: Profile | None = read_profile(path) if isinstance(path, str) else None
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        return frozenset(self.profile.documents if self.profile else ())
+
+    def check(self, facts: ModelFacts) -> None:
+        self.temperatures(facts.moe_layers)
+        if self.config.weights == "perturbed":
+            _check_noise_on_logits(facts.family)
+
+    def temperatures(self, moe_layers: int) -> list[float]:
+        """One temperature per MoE layer. Raises ConfigError where list or L do not fit the model."""
+        given, skip = self.config.temperature, self._skip_layers
+        if self.profile is not None:
+            given = self.profile.temperature
+            _check_temperatures(given)
+        if isinstance(given, list):
+            if len(given) != moe_layers:
+                raise ConfigError(
+                    f"method.temperature has {len(given)} entries, but the model has {moe_layers} MoE layers: give one "
+                    "for each, those without noise (0) included."
+                )
+            if skip and any(given[:skip] + given[-skip:]):
+                raise ConfigError(
+                    f"method.skip_layers={skip} contradicts method.temperature, which is not 0 in the first and last "
+                    f"{skip}. With a list, leave skip_layers out."
+                )
+            return [float(value) for value in given]
+        if 2 * skip >= moe_layers:
+            raise ConfigError(
+                f"method.skip_layers={skip} skips {2 * skip} MoE layers (both ends), but the model has {moe_layers}: "
+                "none would be left. Choose a smaller one."
+            )
+        return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
+
+    @property
+    def _skip_layers(self) -> int:
+        """L, where it was not given: 1 for a number, 0 for a list or a profile."""
+        if self.config.skip_layers is not None:
+            return self.config.skip_layers
+        return 0 if isinstance(self.config.temperature, list | str) else 1
+
+    def first_noisy(self, moe_layers: int) -> int:
+        """The MoE layer from which the rows are computed apart: the first with noise, or else the first not skipped."""
+        temperatures = self.temperatures(moe_layers)
+        return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """`temperature` and `skip_layers` as what they resolve to."""
+        resolved = {
+            "temperatures": self.temperatures(facts.moe_layers),
+            "first_noisy": self.first_noisy(facts.moe_layers),
+            "study": self.profile.study if self.profile else None,
+        }
+        replaced = ("temperature", "skip_layers")
+        return {
+            key: value for key, value in super().identity(facts).items() if key not in replaced
+        } | resolved
+
+    @contextmanager
+    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[EngineLM]:
+        from moe_lab.engine.lm import EngineLM
+
+        temperatures = self.temperatures(model.facts.moe_layers)
+        ensemble = self.ensemble(temperatures, self.first_noisy(model.facts.moe_layers), config.seed)
+        yield EngineLM(
+            model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config)
+        )
+
+    def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
+        """The rows of every token at these temperatures (one per MoE layer)."""
+        from moe_lab.engine.forward.ensemble import Ensemble
+        from moe_lab.routing import GumbelTopK
+
+        settings = self.config
+        routing = GumbelTopK(temperatures, seed, settings.weights == "perturbed") if settings.n > 1 else None
+        return Ensemble(
+            n=settings.n,
+            routing=routing,
+            first_noisy=first_noisy,
+            aggregate=settings.aggregate,
+            include_clean=settings.include_clean,
+            cache=settings.cache,
+            prefill=settings.prefill,
+        )
+
+    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+        decisions = counters.get("noisy_decisions", 0)
+        tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
+        return tuned | {
+            "roe": {
+                "n": self.config.n,
+                "temperatures": self.temperatures(facts.moe_layers),
+                "cache": self.config.cache,
+                "prefill": self.config.prefill,
+                "weights": self.config.weights,
+                "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
+            },
+        }
+
+
+def _check_noise_on_logits(model_type: str) -> None:
+    """Raise ConfigError for a family whose noise is added to something else than what weights are made of."""
+    from moe_lab.routing import family_of_type
+
+    family = family_of_type(model_type)
+    if family and not family.chooses_by_logits:
+        chosen_by = family.rule.noise + (" plus a bias" if family.bias else "")
+        raise ConfigError(
+            f"method.weights=perturbed: routers of {family.name} choose by a {chosen_by}, which is where the noise "
+            "goes; their weights are made of logits, which have none.\nLeave it out (method.weights=clean)."
+        )
+
+
+def _check_temperatures(given: Any) -> None:
+    """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
+    for value in given if isinstance(given, list) else [given]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ConfigError(
+                f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one entry "
+                "per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."
+            )

@@ -1,0 +1,79 @@
+"""A temperature profile: what a study found, as the YAML that `method.temperature=<file>` takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moe_lab.config.parse import build
+from moe_lab.errors import ConfigError
+from moe_lab.results.stored import DamagedError, read_mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Temperatures, and where they come from."""
+
+    model: str
+    task: str
+    study: str
+    """Name of the study's folder in `outputs/studies/`."""
+    tuning: str
+    """tpe or uniform."""
+    metric: str
+    """perplexity or accuracy, of the tuning documents."""
+    n: int
+    trials: int
+    """Finished trials."""
+    trial: int
+    """Number of the best one; 0 is the untuned model."""
+    score: float
+    """Its metric."""
+    untuned_score: float
+    """The metric of trial 0: temperature 0 everywhere."""
+    split: str
+    """Where the tuning documents come from."""
+    samples: dict[str, list[int]]
+    """Their row numbers in that split, per task."""
+    documents: list[str]
+    """Their `document_hashes`: a run with this profile leaves such documents out."""
+    temperature: list[float]
+    """One per MoE layer."""
+    references: dict[str, Any] | None = None
+    """Of a perplexity over the untouched model's own solutions: `asked`, `correct`, and the `folder` of them."""
+
+    @property
+    def block(self) -> dict[str, object]:
+        """The `tuning` block of results.json."""
+        kept = ("study", "model", "tuning", "metric", "n", "trials", "trial", "score", "untuned_score")
+        return {name: getattr(self, name) for name in (*kept, "split", "samples", "references")}
+
+    def text(self) -> str:
+        """The YAML file's content."""
+        return yaml.safe_dump(asdict(self), sort_keys=False, width=110, default_flow_style=None)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a profile. Raises ConfigError for a missing file and for one that is no profile."""
+    try:
+        values = read_mapping(Path(path))
+    except DamagedError as error:
+        raise ConfigError(f"method.temperature={path} is no temperature profile: {error.told}.") from error
+    if values is None:
+        raise ConfigError(
+            f"method.temperature={path}: no such file. Give a number, a list, or the best.yaml of a study "
+            "(tuning=tpe makes one)."
+        )
+    try:
+        profile: Profile = build(Profile, values, "")
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"method.temperature={path} is no temperature profile: {error}") from error
+    if not profile.documents:
+        raise ConfigError(
+            f"method.temperature={path} does not say which documents it was tuned on (documents:), so they could not "
+            "be left out."
+        )
+    return profile

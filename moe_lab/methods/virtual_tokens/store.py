@@ -1,0 +1,82 @@
+"""The adapter of a run: trained once per model, questions and recipe, whatever task is evaluated with it.
+
+outputs/models/<model>-<method>-<id8>/
+  adapter/         peft's own format
+  checkpoints/     what a killed training continues from; gone when it is done
+  log.jsonl        loss and learning rate of every step
+  training.json    what determines the adapter, and how training went; written last
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods.virtual_tokens.adapters import with_adapter
+from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
+from moe_lab.results.artifact import trained_once
+from moe_lab.results.atomic import writing
+from moe_lab.results.versions import DECISIVE, versions
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.references.documents import ReferenceDocuments
+    from moe_lab.models.load import LoadedModel
+
+
+def load_or_train(
+    config: Config, settings: Any, content: dict[str, Any], model: LoadedModel
+) -> dict[str, Any]:
+    """The run's adapter: what training.json says of it, and its `folder`. Trained as far as it is missing.
+
+    Args:
+        settings: `name`, `virtual_tokens`, `learning_rate`, `epochs`, `batch_size`, and what chooses the questions.
+        content: all that determines the adapter but the hub commit of the model and the libraries' versions.
+
+    Another process that trains it is waited for.
+    """
+    now = versions()
+    made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    return trained_once(
+        config, content | made_with, lambda folder, _: _train(folder, config, settings, model), "adapter"
+    )
+
+
+def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
+    """Train, or continue, and write the adapter."""
+    from moe_lab.methods.references.documents import reference_documents
+
+    documents = reference_documents(config, settings)
+    examples = _examples(config, settings, documents, model)
+    recipe = Recipe(settings.learning_rate, settings.epochs, settings.batch_size, config.seed)
+    start = time.perf_counter()
+    with with_adapter(model.model, settings.name, settings.virtual_tokens, config.seed) as wrapped:
+        losses = train(wrapped, examples, recipe, folder)
+        with writing(folder / "adapter"):
+            wrapped.save_pretrained(str(folder / "adapter"))
+        trained = sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters())
+    epoch = losses[-recipe.steps(len(examples)) // recipe.epochs :]
+    return {
+        "recipe": asdict(recipe),
+        "questions": len(examples),
+        "steps": len(losses),
+        "parameters": trained,
+        "loss_of_last_epoch": sum(epoch) / len(epoch),
+        "last_session_seconds": time.perf_counter() - start,
+        "reference": {"label": documents.label, "dropped": documents.dropped, "sources": documents.sources},
+        "all_versions": versions(),
+    }
+
+
+def _examples(
+    config: Config, settings: Any, documents: ReferenceDocuments, model: LoadedModel
+) -> list[Example]:
+    """All questions that are asked, each with its right answer."""
+    from moe_lab.methods.references.questions import reference_questions
+    from moe_lab.methods.virtual_tokens.lm import short_lm
+
+    lm = short_lm(model, config, settings.virtual_tokens)
+    asked = reference_questions(config, documents)
+    return [Example(*lm.encode_pair(question.prompt, question.right_answer)) for question in asked]

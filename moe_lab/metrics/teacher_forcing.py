@@ -1,0 +1,157 @@
+"""Rows of token ids read at once (teacher-forced) under a routing policy: what is predicted right, by which experts.
+
+Padding stands behind a row's last token; it is routed with the rest and counted nowhere.
+
+N = rows, G = groups of rows, B = rows of a pass, S = tokens of the longest, T = B x S, V = vocabulary, L = MoE layers,
+E = experts (of the layer with the most), K = experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.token_hash import prefix_names
+from moe_lab.metrics.counts import LARGEST, LEAST_GROUPS, pair_counts
+from moe_lab.routing import Router, Routing, routed
+
+NO_LABEL = -100
+"""Label of tokens that are read and not predicted, as in transformers."""
+PASS_TOKENS = 2048
+"""Of a pass with its padding, unless one row is longer."""
+
+Row = Mapping[str, Sequence[int]]
+"""`input_ids`, and `labels`, as many: the tokens themselves, or NO_LABEL."""
+
+
+def right_tokens(model: nn.Module, rows: Sequence[Row], policy: Observer) -> np.ndarray:
+    """int64 [N]: how many labels of each row are the most probable token under the policy.
+
+    The model reads in evaluation mode, without gradients or random numbers, and is left in the modes it had.
+    """
+    device = next(model.parameters()).device
+    right_N = np.zeros(len(rows), dtype=np.int64)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), routed(model, policy):
+            for numbers in _passes(rows):
+                tokens = _tokens([rows[number]["input_ids"] for number in numbers], device)
+                policy.expect(tokens)
+                assert tokens.real_BS is not None
+                logits_BSV = model(
+                    input_ids=tokens.ids_BS, attention_mask=tokens.real_BS.long(), use_cache=False
+                ).logits
+                right_N[numbers] = _right(logits_BSV, [rows[number]["labels"] for number in numbers])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return right_N
+
+
+def labelled_tokens(rows: Sequence[Row]) -> np.ndarray:
+    """int64 [N]: how many tokens of each row are to be predicted; a first token cannot be."""
+    labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set may have no end by itself
+    return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
+
+
+class PairCounts(Observer):
+    """A policy that changes nothing and counts experts, alone and in pairs, in N rows that are read with it once."""
+
+    def __init__(self, rows: int):
+        self.experts: dict[int, int] = {}
+        """Experts to choose from, per MoE layer."""
+        self.top_k: dict[int, int] = {}
+        self.tokens = 0
+        self._rows = rows
+        self._real_T = torch.zeros(0, dtype=torch.bool)
+        self._lengths: list[int] = []
+        self._index: dict[int, Tensor] = {}
+        self._seen = 0
+        self._pairs_GLEE: np.ndarray | None = None
+
+    def expect(self, tokens: Tokens) -> None:
+        self._keep_pass()
+        assert tokens.real_BS is not None
+        self._real_T = tokens.real_BS.reshape(-1)
+        self._lengths = tokens.real_BS.sum(dim=1).tolist()
+
+    def __call__(self, router: Router, routing: Routing) -> None:
+        self.experts[router.layer] = routing.logits_TE.shape[-1]
+        self.top_k[router.layer] = routing.index_TK.shape[-1]
+        self._index[router.layer] = routing.index_TK[self._real_T.to(routing.index_TK.device)]
+
+    @property
+    def pairs_GLEE(self) -> np.ndarray:
+        """int64: tokens of each group of rows that take both experts; on the diagonal, that take the expert."""
+        self._keep_pass()
+        assert self._pairs_GLEE is not None
+        return self._pairs_GLEE
+
+    @property
+    def experts_of_layers(self) -> list[int]:
+        return [self.experts[layer] for layer in sorted(self.experts)]
+
+    def _keep_pass(self) -> None:
+        if not self._index:
+            return
+        index = [self._index[layer].cpu().numpy() for layer in sorted(self._index)]
+        L, E = len(index), max(self.experts.values())
+        if self._pairs_GLEE is None:
+            G = min(self._rows, max(LEAST_GROUPS, LARGEST // (8 * L * E * E)))
+            self._pairs_GLEE = np.zeros((G, L, E, E), dtype=np.int64)
+        parts = [(row, np.zeros(length)) for row, length in enumerate(self._lengths)]
+        groups = (self._seen + np.arange(len(parts))) % len(self._pairs_GLEE)
+        np.add.at(self._pairs_GLEE, groups, pair_counts(index, parts, E))
+        self._seen += len(parts)
+        self.tokens += sum(self._lengths)
+        self._index = {}
+
+
+def _passes(rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Numbers of rows that are read together, the longest first."""
+    numbers: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"])):
+        if numbers and len(rows[numbers[0]]["input_ids"]) * (len(numbers) + 1) > PASS_TOKENS:
+            yield numbers
+            numbers = []
+        numbers.append(number)
+    if numbers:
+        yield numbers
+
+
+def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
+    B, S = len(ids), max(map(len, ids))
+    ids_BS, real_BS = torch.zeros(B, S, dtype=torch.long), torch.zeros(B, S, dtype=torch.bool)
+    for row, own in enumerate(ids):
+        ids_BS[row, : len(own)] = torch.tensor(own)
+        real_BS[row, : len(own)] = True
+
+    def names_BS() -> np.ndarray:
+        found = np.zeros((B, S), dtype=np.int64)
+        for row, own in enumerate(ids):
+            found[row, : len(own)] = prefix_names(own)
+        return found
+
+    return Tokens(
+        ids_BS=ids_BS.to(device),
+        position_BS=torch.arange(S, device=device).expand(B, S),
+        visible_BSK=None,
+        wanted_M=torch.zeros(0, dtype=torch.long),
+        document_B=torch.zeros(B, dtype=torch.long),
+        repeat_B=torch.zeros(B, dtype=torch.long),
+        real_BS=real_BS.to(device),
+        names_BS=names_BS,
+    )
+
+
+def _right(logits_BSV: Tensor, labels: Sequence[Sequence[int]]) -> np.ndarray:
+    S = logits_BSV.shape[1]
+    labels_BS = torch.tensor([[*own, *[NO_LABEL] * (S - len(own))] for own in labels])
+    predicted_BS = logits_BSV[:, :-1].argmax(dim=-1).cpu()
+    return (predicted_BS == labels_BS[:, 1:]).sum(dim=1).numpy()

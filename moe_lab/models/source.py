@@ -1,0 +1,178 @@
+"""Where a model comes from: a folder, or a repository of the hub, whose files become a folder of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.experts_per_token import set_experts_per_token
+from moe_lab.models.hub.failures import explain
+from moe_lab.models.identity import SMALL
+from moe_lab.models.weight_files import known_weights, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from moe_lab.models.hub.repository import Repository
+
+__all__ = [
+    "TINY",
+    "explain",
+    "load_config",
+    "model_commit",
+    "model_folder",
+    "model_repository",
+    "model_source",
+    "small_files",
+    "tokenizer_folder",
+]
+
+TINY = Path(__file__).parent / "tiny"
+"""The model that comes with the package."""
+
+
+def model_source(model: ModelConfig) -> str:
+    """Where the model is: a hub id or a folder."""
+    return str(Path(model.path).expanduser()) if model.path else str(TINY)
+
+
+def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
+    """The model's configuration, with `experts_per_token` applied.
+
+    Raises ModelError where there is none, or where it is not that of a causal language model.
+    """
+    transformers_logging.set_verbosity_error()
+    folder = model_folder(model, offline=offline)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except StrictDataclassError as error:  # neither of the others, and its own first line says nothing
+        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(explain(error, model_source(model), "model", offline)) from error
+    _check_language_model(config, model_source(model))
+    if model.experts_per_token is not None:
+        set_experts_per_token(config, model.experts_per_token)
+    return config
+
+
+def _check_language_model(config: PreTrainedConfig, source: str) -> None:
+    """Raise ModelError for what AutoModelForCausalLM does not load: its registry tells, no modeling code is needed."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    text = config.get_text_config()
+    part = ""
+    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        part = (
+            f"\nIts text model alone runs, saved as a checkpoint of its own (model_type {text.model_type})."
+        )
+    raise ModelError(
+        f"{source} has the model type {config.model_type}, which is no causal language model of transformers "
+        f"(AutoModelForCausalLM does not take it).{part}\ndocs/models.md says which models run."
+    )
+
+
+def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
+    """The hub's repository at the commit that `model.revision` stands for; None for a folder.
+
+    Raises ModelError, and ConfigError for a revision of a folder.
+    """
+    source = model_source(model)
+    if not _is_folder(source):
+        return _find(source, model.revision, "model", offline)
+    if model.revision is not None:
+        raise ConfigError(
+            f"model.revision={model.revision} belongs to a repository of the hub, and the model is the folder "
+            f"{source}. Leave it out."
+        )
+    return None
+
+
+def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
+    """The commit that `model.revision` stands for on the hub; None for a folder. Raises ModelError."""
+    repository = model_repository(model, offline=offline)
+    return None if repository is None else repository.commit
+
+
+def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) -> Path:
+    """The folder to load from; of a hub model, what is missing in it is fetched, the weights only where wanted.
+
+    Raises ModelError with what to do where it cannot be had.
+    """
+    source = model_source(model)
+    repository = model_repository(model, offline=offline)
+    if repository is None:
+        if not (Path(source) / "config.json").is_file():
+            raise ModelError(
+                f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+            )
+        if weights:
+            known_weights(Path(source))
+        return Path(source)
+    if not repository.holds("config.json"):
+        raise ModelError(f"The repository {source} is no model: it has no config.json.")
+    folder = _fetch(repository, small_files, "model", offline)
+    return _fetch(repository, weight_files, "model", offline) if weights else folder
+
+
+def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
+    """The folder of the tokenizer's files: the model's, or that of `model.tokenizer` at its own default revision."""
+    if model.tokenizer is None:
+        return model_folder(model, offline=offline)
+    source = str(Path(model.tokenizer).expanduser())
+    if _is_folder(source):
+        return Path(source)
+    return _fetch(_find(source, None, "tokenizer", offline), small_files, "tokenizer", offline)
+
+
+def small_files(repository: Repository) -> list[str]:
+    """Configurations and tokenizer files; offline those that the cache has."""
+    if repository.files is None:
+        return []
+    return [
+        name
+        for name in repository.files
+        if name.endswith(SMALL) and not name.endswith(".index.json")
+        if "/" not in name or name.startswith("additional_chat_templates/")
+    ]
+
+
+def _is_folder(source: str) -> bool:
+    """Whether a source is a local folder; raises ModelError where it looks like one and there is none."""
+    path = Path(source)
+    looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ModelError(f"There is no folder {source}. Give a local folder or a hub id like owner/name.")
+    return path.is_dir()
+
+
+def _find(source: str, revision: str | None, what: str, offline: bool) -> Repository:
+    import httpx2
+
+    from moe_lab.models.hub.repository import find
+
+    try:
+        return find(source, "model", revision, offline=offline)
+    except (OSError, ValueError, httpx2.HTTPError) as error:
+        raise ModelError(explain(error, source, what, offline)) from error
+
+
+def _fetch(
+    repository: Repository, choose: Callable[[Repository], Iterable[str]], what: str, offline: bool
+) -> Path:
+    import httpx2
+
+    from moe_lab.models.hub.download import fetch
+
+    try:
+        return fetch(repository, choose(repository))
+    except (OSError, ValueError, httpx2.HTTPError) as error:
+        raise ModelError(explain(error, repository.id, what, offline)) from error

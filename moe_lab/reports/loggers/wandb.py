@@ -1,0 +1,198 @@
+"""W&B: one W&B run per evaluated run and one per study, told once what went wrong and then left alone.
+
+A W&B run begins with the first value that is logged, so that nothing appears there for a run that was refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.loggers import expert_tables, tables
+from moe_lab.reports.loggers.logger import Logger
+from moe_lab.results.atomic import plain
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+
+PROJECT = "moe_lab"
+INIT_SECONDS = 30.0
+"""How long the server may take to answer before the run is logged offline."""
+FINISH_SECONDS = 300.0
+"""How long an upload may take at the end of a run; what is missing then can be uploaded with `wandb sync`."""
+_told: set[str] = set()
+"""What was told on stderr already ("offline", "failed"): a grid of twenty runs tells it once."""
+
+
+@contextmanager
+def wandb_logger(config: Config, *, kind: str, name: str, group: str | None) -> Iterator[Logger]:
+    """The W&B logger of a run or study; its W&B run is finished when the block ends, as failed where that raised."""
+    mode = config.logger.mode or os.environ.get("WANDB_MODE")
+    if mode == "disabled":
+        yield Logger()
+        return
+    logger = WandbLogger(config, kind=kind, name=name, group=group, mode=mode)
+    try:
+        yield logger
+    except BaseException:
+        logger.finish(exit_code=1)
+        raise
+    logger.finish(exit_code=0)
+
+
+class WandbLogger(Logger):
+    """Logs to one W&B run. No method raises: the first failure is told on stderr and ends the logging."""
+
+    def __init__(self, config: Config, *, kind: str, name: str, group: str | None, mode: str | None):
+        self._config = config
+        self._kind, self._name = kind, name
+        self._group = config.logger.group or group or (name if kind == "study" else None)
+        self._mode = mode
+        self._failed = False
+
+    def log_results(self, results: dict[str, Any], folder: Path) -> None:
+        def log(run: Any) -> None:
+            run.config.update({"run_id": results["moe_lab"]["run_id"]})
+            run.tags = (*(run.tags or ()), *tables.marks(results))
+            run.log(tables.scores(results))
+            for key, table in tables.samples(results, folder).items():
+                run.log({key: self._table(*table)})
+            if (found := expert_tables.expert_metrics(results, folder)) is not None:
+                run.log(expert_tables.expert_scores(found))
+                run.log({"expert/layers": self._table(*expert_tables.expert_layers(found))})
+
+        self._guarded(log)
+
+    def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
+        def log(run: Any) -> None:
+            for metric in ("value", "temperature/*"):
+                run.define_metric(metric, step_metric="trial")
+            run.log(tables.trial(number, value, temperatures, state))
+
+        self._guarded(log)
+
+    def log_study(self, folder: Path) -> None:
+        def log(run: Any) -> None:
+            study, best = tables.study(folder)
+            run.config.update({"study": study})
+            run.summary.update(best)
+            run.log({"trials": self._table(*tables.csv_table(folder / "trials.csv"))})
+
+        self._guarded(log)
+
+    def log_figure(self, path: Path) -> None:
+        def log(run: Any) -> None:
+            import wandb
+
+            if path.suffix == ".csv":
+                run.log({f"tables/{path.stem}": self._table(*tables.csv_table(path))})
+            else:
+                run.log({f"figures/{path.stem}": wandb.Image(str(path))})
+
+        self._guarded(log)
+
+    def finish(self, exit_code: int) -> None:
+        """End the W&B run, if one was begun."""
+        if "_run" in self.__dict__:
+            self._guarded(lambda run: run.finish(exit_code=exit_code))
+
+    def _guarded(self, action: Callable[[Any], None]) -> None:
+        if self._failed:
+            return
+        try:
+            action(self._run)
+        except Exception as error:  # whatever a logger raises, the result is worth more; it is told
+            self._failed = True
+            reason = _reason(error)
+            _tell_once(
+                "failed", f"W&B: {self._name} is logged no further ({reason}). Results are not affected."
+            )
+
+    @cached_property
+    def _run(self) -> Any:
+        """The W&B run; offline where there is no key, or where the server cannot be reached."""
+        folder = Path(self._config.output_dir).absolute()
+        prepare_environment(folder)
+        mode, why = self._mode or "online", ""
+        if mode == "online" and "offline" in _told:  # this process does not wait for the server twice
+            mode = "offline"
+        if mode == "online" and not has_key():
+            mode, why = "offline", " (no API key: wandb login, or WANDB_API_KEY)"
+        if mode == "online":
+            try:
+                run = self._init(mode, folder)
+                print(f"W&B: {run.url}", file=sys.stderr)
+                return run
+            except Exception as error:  # told below; whatever stands in the way, nothing is lost offline
+                mode, why = "offline", f" ({_reason(error)})"
+        run = self._init(mode, folder)
+        _tell_once("offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*")
+        return run
+
+    def _init(self, mode: Any, folder: Path) -> Any:
+        import wandb
+
+        settings = self._config.logger
+        return wandb.init(
+            mode=mode,
+            project=settings.project or os.environ.get("WANDB_PROJECT", PROJECT),
+            entity=settings.entity,
+            name=self._name,
+            group=self._group,
+            job_type=self._kind,
+            tags=settings.tags or None,
+            config=plain(asdict(self._config)),
+            dir=str(folder),
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                finish_timeout_raises=True,
+            ),
+        )
+
+    def _table(self, columns: list[str], rows: list[list[Any]]) -> Any:
+        import wandb
+
+        return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+
+
+def prepare_environment(folder: Path) -> None:
+    """Keep what W&B writes under `folder`, whatever part of it writes, and send no error reports."""
+    (folder / "wandb").mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
+    os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("WANDB_SILENT", "true")
+
+
+def has_key() -> bool:
+    """Whether W&B finds an API key, in its environment variables or its files. No network, no prompt."""
+    import wandb
+    from wandb.sdk.lib.wbauth import authenticate_session
+
+    host = wandb.setup().settings.base_url
+    return bool(authenticate_session(host=host, source=PROJECT, prompt=False, update_session=False))
+
+
+def _reason(error: Exception) -> str:
+    """An error in one short line, without the key."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    key = os.environ.get("WANDB_API_KEY")
+    return line.replace(key, "...") if key else line
+
+
+def _tell_once(subject: str, line: str) -> None:
+    if subject not in _told:
+        _told.add(subject)
+        print(line, file=sys.stderr)

@@ -1,0 +1,1 @@
+"""The papers' tables, beside the papers' own numbers."""

@@ -1,0 +1,48 @@
+"""The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import AVERAGE, Experiment
+
+NOTE = (
+    "The average counts every task alike and stands only where all of them are measured; its interval is that of "
+    "documents drawn anew from each task (Zou and Donner, 2008)."
+)
+
+
+def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
+    """One cell for each line of cells that differ in `experiment.average` alone; none without that axis.
+
+    A line that lacks a value of that axis has an average without a number.
+    """
+    axis = experiment.average
+    if axis is None:
+        return []
+    wanted = list(dict.fromkeys(cell.coordinates[axis] for cell in cells))
+    if len(wanted) == 1:
+        return []  # it would repeat the one cell
+    lines: dict[tuple[str, ...], dict[str, TableCell]] = {}
+    for cell in cells:
+        place = tuple(cell.coordinates[key] for key in experiment.keys if key != axis)
+        lines.setdefault(place, {})[cell.coordinates[axis]] = cell
+    return [_average(line, axis, wanted) for line in lines.values()]
+
+
+def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
+    """What a table shows: its cells, then their averages; these alone where their axis is neither row nor column."""
+    means = averages(experiment, cells)
+    alone = experiment.average not in [*experiment.rows, *experiment.columns]
+    return means if means and alone else [*cells, *means]
+
+
+def _average(line: dict[str, TableCell], axis: str, wanted: Sequence[str]) -> TableCell:
+    some = next(iter(line.values()))
+    absent = TableCell(coordinates={}, run_id=None)
+    return TableCell(
+        coordinates={**some.coordinates, axis: AVERAGE},
+        run_id=None,
+        parts=[line.get(name, absent) for name in wanted],
+    )

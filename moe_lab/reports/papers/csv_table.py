@@ -1,0 +1,99 @@
+"""The table of an experiment as CSV: one line per cell, numbers as they are stored.
+
+`value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
+`without_neighbour` counts the questions of a C3PO run that had no neighbour; `run_id` lists the runs of all seeds,
+`study` is the folder of the study that tuned them. Averages come last. What a run is compared with beside base
+(`compared` of results.json) has columns of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from moe_lab.reports.papers.average import averages
+from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
+from moe_lab.reports.papers.spec import Experiment, Published
+from moe_lab.reports.scores import Row
+
+COMPARED_COLUMNS = ("difference", "difference_low", "difference_high", "p_mcnemar")
+CSV_COLUMNS = (
+    "metric",
+    "value",
+    "stderr",
+    "std",
+    "low",
+    "high",
+    "n",
+    "seeds",
+    "without_neighbour",
+    *COMPARED_COLUMNS,
+    "marks",
+    "published",
+    "published_unit",
+    "published_place",
+    "published_mark",
+    "run_id",
+    "study",
+    "problem",
+)
+
+
+def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
+    """One line per cell, then one per average; numbers as they are stored."""
+    stream = io.StringIO()
+    others = compared_names(cells)
+    names = [f"{other}_{column}" for other in others for column in COMPARED_COLUMNS]
+    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS, *names], lineterminator="\n")
+    writer.writeheader()
+    for cell in [*cells, *averages(experiment, cells)]:
+        line = {**cell.coordinates, **_csv_numbers(cell), **_csv_published(published_of(experiment, cell))}
+        for other in others:
+            line |= {f"{other}_{column}": value for column, value in _comparison(cell.row(other)).items()}
+        writer.writerow(line)
+    return stream.getvalue()
+
+
+def _comparison(row: Row | None) -> dict[str, Any]:
+    """The COMPARED_COLUMNS of a row."""
+    if row is None:
+        return {}
+    low, high = row.difference_interval or (None, None)
+    return dict(zip(COMPARED_COLUMNS, (row.difference, low, high, row.p_mcnemar), strict=True))
+
+
+def _csv_numbers(cell: TableCell) -> dict[str, Any]:
+    study = " ".join(folder.name for folder in cell.studies) or None
+    numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
+    row = cell.row()
+    if row is None:
+        return numbers
+    low, high = row.interval or (None, None)
+    return {
+        **numbers,
+        "run_id": row.run_id,
+        "metric": row.metric,
+        "value": row.value,
+        "stderr": row.stderr,
+        "std": row.std,
+        "low": low,
+        "high": high,
+        "n": row.n,
+        "seeds": row.seeds,
+        "without_neighbour": without[0] if (without := cell.without_neighbour()) else None,
+        **_comparison(row),
+        "marks": " ".join(row.marks),
+    }
+
+
+def _csv_published(published: Published | None) -> dict[str, Any]:
+    if published is None:
+        return {}
+    return {
+        "published": published.value,
+        "published_unit": published.unit,
+        "published_place": published.place,
+        "published_mark": published.mark,
+    }

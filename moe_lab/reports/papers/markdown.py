@@ -1,0 +1,199 @@
+"""The table of an experiment as Markdown and CSV: measured and published values side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from moe_lab.reports.papers.average import NOTE, averages, shown_cells
+from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
+from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.spec import MEASURE, Experiment, Published
+from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_file
+from moe_lab.reports.scores import MARKS, Row
+
+NOT_COMPARABLE = {
+    "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
+    "small": "Scale small: part of the documents.",
+}
+
+
+def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
+    """Write `<stem>.md` and `.csv` (`file_stem`) and return the path of the first."""
+    stem = file_stem(experiment, scale)
+    write_file(folder / f"{stem}.csv", csv_text(experiment, cells))
+    return write_file(folder / f"{stem}.md", markdown(experiment, scale, cells))
+
+
+def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> str:
+    """The whole Markdown file."""
+    lines = [f"# {title(experiment, scale)}", "", experiment.source, "", *typed_lines(experiment)]
+    if scale in NOT_COMPARABLE:
+        lines += [NOT_COMPARABLE[scale], ""]
+    measured = [row for cell in cells if (row := cell.row())]
+    lines += [
+        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
+        "(in brackets) and 95% intervals over documents."
+        + (" ±: standard deviation over seeds." if any(row.seeds > 1 for row in measured) else ""),
+        "",
+    ]
+    lines += [NOTE, ""] if averages(experiment, cells) else []
+    lines += _grid(experiment, shown_cells(experiment, cells))
+    lines += ["", *_shown(experiment, cells), *_published_list(experiment), *_marks(measured)]
+    lines += [*_problems(cells), *_runs(cells)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+    across = [key for key in experiment.keys if key not in experiment.rows]
+    named = [key for key in experiment.rows if any(cell.coordinates[key] != "-" for cell in cells)]
+    by_place = {(_key(cell, named), _key(cell, across)): cell for cell in cells}
+    rows = list(dict.fromkeys(row for row, _ in by_place))
+    columns = list(dict.fromkeys(column for _, column in by_place))
+    others = compared_names(cells)
+    header = [*named, "documents", "seeds", "without a neighbour"]
+    for column in columns:
+        name = _column_name(across, column)
+        header += [name, f"{name}, published", f"{name} - base (p, McNemar)"]
+        header += [f"{name} - {other.replace('_', ' ')} (p, McNemar)" for other in others]
+    body = []
+    for row in rows:
+        line = [*row, *_counts([by_place.get((row, column)) for column in columns])]
+        for column in columns:
+            line += _texts(experiment, by_place.get((row, column)), others)
+        body.append(line)
+    if not any(published_of(experiment, cell) for cell in cells):
+        kept = [index for index, name in enumerate(header) if not name.endswith(", published")]
+        header, body = _only(kept, header, body)
+    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
+    header, body = _only(kept, header, body)  # base has no difference to itself
+    return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+
+
+def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+    """What the numbers of each column are."""
+    across = [key for key in experiment.keys if key not in experiment.rows]
+    told = {_column_name(across, _key(cell, across)): what for cell in cells if (what := cell.shows())}
+    return ["What is shown:", "", *(f"- {name}: {what}" for name, what in told.items()), ""] if told else []
+
+
+def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
+    """Options by their name, dotted keys as `n=8`; what a cell does not have is left out."""
+    parts = [
+        f"{key.rpartition('.')[2]}={value}" if "." in key else value
+        for key, value in zip(keys, column, strict=True)
+        if value != "-"
+    ]
+    return " ".join(parts)
+
+
+def _only(kept: list[int], header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
+
+
+def _texts(experiment: Experiment, cell: TableCell | None, others: Sequence[str]) -> list[str]:
+    """What stands in a cell's columns: measured, published, difference to base and to each other run."""
+    if cell is None:
+        return [""] * (3 + len(others))
+    row, published = cell.row(), published_of(experiment, cell)
+    shown = (
+        ""
+        if published is None
+        else f"{published.fraction:.4g}{f' {published.mark}' if published.mark else ''}"
+    )
+    if row is None:
+        return ["failed" if cell.problem else "missing", shown or "-", *[""] * (1 + len(others))]
+    value = " ".join([_value(row), *row.marks])
+    return [value, shown or "-", *(_difference(cell.row(other)) for other in (None, *others))]
+
+
+def _value(row: Row) -> str:
+    if row.value is None:
+        return "-"
+    error = "" if row.stderr is None else f" ({row.stderr:.4f})"
+    spread = "" if row.std is None else f" ± {row.std:.4f}"
+    return f"{row.value:.4f}{error}{spread}{_bounds(row.interval)}"
+
+
+def _difference(row: Row | None) -> str:
+    if row is None or row.difference is None:
+        return ""
+    p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
+    return f"{row.difference:+.4f}{_bounds(row.difference_interval, '+')}{p}"
+
+
+def _bounds(bounds: tuple[float, float] | None, sign: str = "") -> str:
+    return "" if bounds is None else f" [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
+
+
+def _counts(cells: Sequence[TableCell | None]) -> list[str]:
+    """Documents, seeds and questions without a neighbour of a line's cells, of averages where they stand alone.
+
+    No seeds where all are one run, and no such questions where every one has the k nearest.
+    """
+    present = [cell for cell in cells if cell is not None]
+    single = [cell for cell in present if not cell.parts]
+    rows = [row for cell in single or present if (row := cell.row())]
+    documents = dict.fromkeys(str(row.n) for row in rows if row.n is not None)
+    seeds = dict.fromkeys(str(row.seeds) for row in rows)
+    alone = [counts for cell in single or present if (counts := cell.without_neighbour()) is not None]
+    none, questions = (sum(numbers) for numbers in zip(*alone, strict=True)) if alone else (0, 0)
+    return [
+        "/".join(documents) or "-",
+        "/".join(seeds) if any(row.seeds > 1 for row in rows) else "",
+        f"{none} of {questions}" if alone else "",
+    ]
+
+
+def _published_list(experiment: Experiment) -> list[str]:
+    lines = []
+    for (place, unit, mark, where), group in groupby(
+        experiment.paper, lambda each: _origin(experiment, each)
+    ):
+        numbers = ", ".join(" ".join([*_columns(experiment, each), f"{each.value:g}"]) for each in group)
+        lines.append(f"- {', '.join(where)}: {numbers} {unit} ({place})" + (f" {mark}" if mark else ""))
+    return ["Published numbers and their places:", "", *lines, ""] if lines else []
+
+
+def _columns(experiment: Experiment, each: Published) -> list[str]:
+    """What tells a number from the others of its line in the paper's table."""
+    return [each.cell[key] for key in (experiment.average, MEASURE) if key in each.cell]
+
+
+def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
+    """What numbers of one line of the paper's table have in common."""
+    own = (experiment.average, MEASURE)
+    where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
+    return each.place, each.unit, each.mark, where
+
+
+def _marks(rows: Sequence[Row]) -> list[str]:
+    seen = {mark for row in rows for mark in row.marks}
+    lines = [f"- {text}" for mark, text in MARKS.items() if mark in seen]
+    return [*lines, ""] if lines else []
+
+
+def _problems(cells: Sequence[TableCell]) -> list[str]:
+    lines = [f"- {cell.name}: {cell.problem}" for cell in cells if cell.problem]
+    return ["Failed cells:", "", *lines, ""] if lines else []
+
+
+def _runs(cells: Sequence[TableCell]) -> list[str]:
+    lines = []
+    for cell in cells:
+        ids = " ".join(results["moe_lab"]["run_id"] for results in cell.results)
+        names = ", ".join(folder.name for folder in cell.studies)
+        tuned = f" (tuned by {names})" if names else ""
+        if ids or tuned:
+            name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
+            lines.append(f"- {name}: {ids}{tuned}")
+    return ["Runs:", "", *dict.fromkeys(lines)] if lines else []
+
+
+def _key(cell: TableCell, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell.coordinates[name] for name in names)
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

@@ -1,0 +1,99 @@
+"""Table 7 of the C3PO paper: benchmarks and reference sets, what was asked and kept here beside the paper's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.table_files import file_stem, title, typed_lines
+from moe_lab.reports.scores import rows_of
+from moe_lab.results.atomic import write_atomically
+
+COLUMNS = {
+    "model": "model",
+    "task": "benchmark",
+    "documents": "documents",
+    "published_documents": "paper",
+    "reference": "reference set",
+    "available": "documents there",
+    "test_documents": "of these, test documents",
+    "asked": "asked",
+    "published_asked": "paper",
+    "kept": "answered correctly",
+    "absent": "absent tasks",
+}
+
+
+def write_references(
+    experiment: Experiment, cells: Sequence[TableCell], folder: Path, scale: str
+) -> list[Path]:
+    """Write `<name>-<scale>.md` and `.csv` of the cells of C3PO that have results; nothing without one."""
+    rows = reference_rows(experiment, cells)
+    if not rows:
+        return []
+    stem = file_stem(experiment, scale)
+    folder.mkdir(parents=True, exist_ok=True)
+    markdown = folder / f"{stem}.md"
+    write_atomically(markdown, _markdown(experiment, scale, rows, cells))
+    return [markdown, write_rows(rows, folder / f"{stem}.csv")]
+
+
+def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, Any]]:
+    """One row per benchmark and reference set: documents evaluated, and references available, asked and kept.
+
+    None where a number does not exist: no published one, or a run all of whose answers were stored when it was made.
+    """
+    rows = []
+    for cell in cells:
+        block = cell.results[0]["moe_lab"] if cell.results else {}
+        found = (block.get("c3po", {}).get("reference") or {}).get("set") or {}
+        for source in found.get("sources", []):
+            rows.append(
+                {
+                    "model": block["model"]["name"],
+                    "task": cell.coordinates["task"],
+                    "documents": rows_of(cell.results[0])[0].n,
+                    "published_documents": _published(experiment, cell.coordinates["task"], "documents"),
+                    "reference": source["title"],
+                    "available": source["documents"],
+                    "test_documents": source["dropped"],
+                    "asked": source["asked"],
+                    "published_asked": _published(experiment, source["title"], "references"),
+                    "kept": source.get("correct"),
+                    "absent": ", ".join(source["absent"]),
+                }
+            )
+    return rows
+
+
+def _published(experiment: Experiment, name: str, quantity: str) -> int | None:
+    for each in experiment.paper:
+        if each.cell.get(quantity) == name:
+            return int(each.value)
+    return None
+
+
+def _markdown(
+    experiment: Experiment, scale: str, rows: Sequence[dict[str, Any]], cells: Sequence[TableCell]
+) -> str:
+    lines = [
+        f"# {title(experiment, scale)}",
+        "",
+        experiment.source,
+        "",
+        *typed_lines(experiment),
+        f"| {' | '.join(COLUMNS.values())} |",
+        "|" + " --- |" * len(COLUMNS),
+        *(f"| {' | '.join(_text(row[key]) for key in COLUMNS)} |" for row in rows),
+    ]
+    problems = [f"- {cell.name}: {cell.problem}" for cell in cells if cell.problem]
+    lines += ["", "Failed cells:", "", *problems] if problems else []
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value or "-")

@@ -1,0 +1,209 @@
+"""An experiment: a YAML in `experiments/` that names a paper's table, its cells and the paper's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moe_lab.config.parse import build
+from moe_lab.config.paths import resource_folder
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import ConfigError
+
+FIGURES = (
+    "accuracy",
+    "activation",
+    "control",
+    "epochs",
+    "equivalent",
+    "flops",
+    "forest",
+    "heatmap",
+    "history",
+    "lines",
+    "overhead",
+    "recipe",
+    "references",
+    "retained",
+    "sample",
+    "schedules",
+    "setup",
+    "steps",
+    "sweep",
+)
+"""Kinds of figures (`moe_lab.runs.experiments.figures`)."""
+MEASURE = "measure"
+"""The axis of an experiment with several metrics."""
+SETTINGS = "settings"
+"""The axis that tells cells apart which what was typed puts in one place."""
+AVERAGE = "average"
+"""What an averaged cell is called on the axis that it averages over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Which cells a scale runs, as overrides of the ordinary command."""
+
+    grid: dict[str, list[Any]] | list[dict[str, list[Any]]] = field(default_factory=list)
+    """Options by key, one grid or several. An option may be a list: its name, then overrides that go with it."""
+    cells: list[list[str]] = field(default_factory=list)
+    set: list[str] = field(default_factory=list)
+    profile: list[str] = field(default_factory=list)
+    """Overrides of the study whose profile `method.temperature=profile` means in this scale's cells."""
+    metric: str | dict[str, str] | None = None
+    """What its cells show instead of the experiment's `metric`: where other judges stand in, say."""
+
+    def overrides(self) -> list[list[str]]:
+        """One list of overrides per cell: the grids' combinations, then the single cells."""
+        grids = [self.grid] if isinstance(self.grid, dict) else self.grid
+        combined = [cell for grid in grids for cell in _combinations(grid)]
+        return [[*cell, *self.set] for cell in [*combined, *self.cells]]
+
+
+def _combinations(grid: dict[str, list[Any]]) -> list[list[str]]:
+    axes = [
+        [[f"{key}={name}", *more] for name, *more in (_listed(option) for option in options)]
+        for key, options in grid.items()
+    ]
+    return [[text for part in combination for text in part] for combination in product(*axes)]
+
+
+def _listed(option: Any) -> list[Any]:
+    return option if isinstance(option, list) else [option]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A number of the paper: of which cell, in which unit, its place, a mark where it is doubtful."""
+
+    cell: dict[str, str]
+    value: float
+    unit: str = "fraction"
+    place: str
+    mark: str | None = None
+
+    @property
+    def fraction(self) -> float:
+        """The value as results have it: rates are fractions."""
+        return self.value / 100 if self.unit == "percent" else self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One table: what its rows and columns are, what runs at each scale, what the paper says."""
+
+    name: str
+    title: str
+    source: str
+    rows: list[str]
+    columns: list[str]
+    metric: str | dict[str, str]
+    """`headline`, an lm-eval `metric,filter` or an expert metric (`expert.load_balance`); several by what they are
+    called on the axis MEASURE."""
+    scales: dict[str, Scale]
+    paper: list[Published]
+    figure: str | None = None
+    """What is drawn of the cells: one of FIGURES."""
+    average: str | None = None
+    """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
+    typed: list[str] = field(default_factory=list)
+    """What was typed beside `experiment=` and changes what it shows."""
+    merged: int = 0
+    """How many cells that made equal to others."""
+
+    def __post_init__(self) -> None:
+        if self.figure is not None and self.figure not in FIGURES:
+            raise ConfigError(
+                f"figure={self.figure} is not drawn.{did_you_mean(self.figure, FIGURES)} "
+                f"Choices: {', '.join(FIGURES)}."
+            )
+        told = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
+        if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in told):
+            raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
+
+    def metrics(self, scale: str) -> dict[str, str]:
+        """The metrics of a scale's cells by their names on the axis MEASURE; the one metric of others by itself."""
+        metric = self.scale(scale).metric or self.metric
+        return metric if isinstance(metric, dict) else {metric: metric}
+
+    @property
+    def keys(self) -> list[str]:
+        """All axes of its cells."""
+        return list(dict.fromkeys([*self.rows, *self.columns, *([self.average] if self.average else [])]))
+
+    def scale(self, name: str) -> Scale:
+        """The cells of one scale. Raises ConfigError naming those that the experiment has."""
+        if name not in self.scales:
+            raise ConfigError(
+                f"experiment={self.name} has no scale={name}. It has: {', '.join(self.scales)}."
+            )
+        return self.scales[name]
+
+
+def find_experiments(names: str) -> list[Experiment]:
+    """The experiments of `experiment=<name>,...|all`. A name is a file's, with its folder if needed.
+
+    Raises ConfigError for an unknown or ambiguous name and for a malformed file.
+    """
+    root = resource_folder("experiments")
+    files = {file.relative_to(root).with_suffix("").as_posix(): file for file in sorted(root.rglob("*.yaml"))}
+    if names == "all":
+        chosen = list(files)
+    else:
+        chosen = [_full_name(name.strip(), list(files)) for name in names.split(",")]
+    return [load_experiment(name, files[name]) for name in dict.fromkeys(chosen)]
+
+
+def load_experiment(name: str, file: Path) -> Experiment:
+    """Read one file, every key checked."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} is not a mapping.")
+    try:
+        scales = {
+            key: build(Scale, scale, f"scales.{key}.") for key, scale in values.get("scales", {}).items()
+        }
+        paper = [
+            build(Published, each, f"paper[{i}].")
+            for i, entry in enumerate(values.get("paper") or [])
+            for each in _single_numbers(entry, f"{file}: paper[{i}]")
+        ]
+        return build(
+            Experiment, {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}, ""
+        )
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _single_numbers(entry: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """An entry of `paper` as one per number: a list in its cell goes with a list of values."""
+    cell = entry.get("cell", {})
+    listed = [key for key, value in cell.items() if isinstance(value, list)]
+    if not listed:
+        return [entry]
+    names, values = cell[listed[0]], entry.get("value")
+    if len(listed) > 1 or not isinstance(values, list) or len(values) != len(names):
+        raise ConfigError(f"{place}: cell.{listed[0]} lists {len(names)} names, value needs as many numbers.")
+    return [
+        {**entry, "cell": {**cell, listed[0]: name}, "value": value}
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def _full_name(name: str, known: list[str]) -> str:
+    matches = [full for full in known if name in (full, full.rpartition("/")[2])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"experiment={name} is ambiguous. Choose one of: {', '.join(matches)}.")
+    shown = known if "/" in name else [full.rpartition("/")[2] for full in known]
+    raise ConfigError(
+        f"Unknown experiment {name!r}.{did_you_mean(name, shown)}\nChoices: {', '.join(known)}, all."
+    )

@@ -1,0 +1,76 @@
+"""The table of expert metrics on the terminal, after that of the runs they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from moe_lab.reports.scores import headline
+from moe_lab.reports.terminal.console import print_table
+from moe_lab.reports.terminal.results import HEAD, interval, number, settings, without_empty
+from moe_lab.results.expert_metrics import stored_metrics
+
+CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
+PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
+PRUNED = {"least": "least activated expert masked", "most": "most activated expert masked"}
+Line = tuple[str, str, str, str, str, str]
+"""metric, of what, value, interval, base -> changed or the largest possible value, p."""
+
+
+def print_expert_metrics(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
+    """One table for all runs, of (results.json, folder), that have expert metrics; nothing where none has."""
+    table = Table(*HEAD, "metric", "of", title="Expert metrics (docs/expert_metrics.md)")
+    for heading in ("value", "95% interval", "at most, or accuracy", "p (McNemar)"):
+        table.add_column(heading, justify="right")
+    blocks = [results["moe_lab"] for results, _ in runs]
+    labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
+    for block, label, (_, folder) in zip(blocks, labels, runs, strict=True):
+        found = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
+        if found is None:
+            continue
+        name = block["task"]["name"]
+        task = name if isinstance(name, str) else ",".join(name)
+        for line in lines(found):
+            table.add_row(block["model"]["name"], block["method"]["name"], task, label, *line)
+    if table.row_count:
+        print_table(without_empty(without_empty(table, len(table.columns) - 1), 3))
+        print(CORRECTED)
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    """The rows of one expert_metrics.json."""
+    return [*_entropies(found), *_losses(found)]
+
+
+def _entropies(found: dict[str, Any]) -> Iterator[Line]:
+    for key, label in (("load_balance", "Load Balance, bits"), ("collaboration", "Collaboration, bits")):
+        for phase, of in PHASES.items():
+            if (one := found[key][phase]) is not None:
+                yield label, of, number(one["value"]), interval(one["ci95"]), number(one["maximum"]), ""
+
+
+def _losses(found: dict[str, Any]) -> Iterator[Line]:
+    if found["capacity"] is None:
+        return  # the method lets no expert be masked or drawn at random
+    for which, of in PRUNED.items():
+        yield from _of_tasks("Capacity", of, found["capacity"][which]["tasks"], found["metric"])
+    of = f"random experts, {len(found['specialization']['seeds'])} seeds"
+    yield from _of_tasks("Specialization", of, found["specialization"]["tasks"], found["metric"])
+
+
+def _of_tasks(label: str, of: str, tasks: dict[str, Any], wanted: str | None) -> Iterator[Line]:
+    """Each task's loss; of many tasks (a group) their documents together."""
+    shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
+    for task, losses in shown.items():
+        if not losses:
+            continue
+        metric = headline(losses, wanted)
+        one = losses[metric]
+        where = of if len(shown) == 1 else f"{of}, {task}"
+        p = one["runs"][0]["p_mcnemar"] if len(one["runs"]) == 1 else None
+        scores = f"{number(one['base'])} to {number(one['changed'])}"
+        difference, limits = number(one["difference"], sign=True), interval(one["ci95"], sign=True)
+        yield f"{label}, {metric}", where, difference, limits, scores, "" if p is None else number(p)

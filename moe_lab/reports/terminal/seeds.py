@@ -1,0 +1,93 @@
+"""The tables over seeds on the terminal: what `moe_lab.runs.summaries` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from moe_lab.reports.scores import headline, marks_of
+from moe_lab.reports.terminal.console import print_table
+from moe_lab.reports.terminal.results import interval, number, settings, without_empty
+from moe_lab.results.stored import read_mapping
+
+HEAD = ("model", "method", "task", "settings", "metric")
+
+
+ONE_STUDY = (
+    "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
+    "tuning.seeds= repeats the study, too."
+)
+
+Row = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
+"""What it is called, the headline metric's scores, the summary."""
+
+
+def print_summaries(files: Sequence[Path]) -> None:
+    """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
+    rows = list(_rows([summary for file in files if (summary := read_mapping(file)) is not None]))
+    if rows:
+        print_table(without_empty(_table(rows), HEAD.index("settings")))
+    for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):
+        print_table(without_empty(_compared_table(rows, other), HEAD.index("settings")))
+    if any(len(summary.get("studies", [])) == 1 for _, _, summary in rows):
+        print(ONE_STUDY)
+    for file in files:
+        print(file)
+
+
+def _rows(summaries: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
+    for summary, label in zip(summaries, labels, strict=True):
+        for task, scores in summary["scores"].items():
+            metric = headline(scores, summary["task"]["metric"])
+            if metric in scores:  # predict_only computes no score
+                names = (summary["model"]["name"], summary["method"]["name"], task, label, metric)
+                yield names, scores[metric], summary
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(*HEAD, title="Over seeds")
+    headings = ("seeds", "mean", "std", "95% over seeds", "95% over documents", "base", "difference")
+    for heading in (*headings, "95% over seeds", "95% over documents"):
+        table.add_column(heading, justify="right")
+    table.add_column("marks")
+    for names, score, summary in rows:
+        table.add_row(
+            *names,
+            _seeds(summary),
+            number(score["mean"]),
+            number(score["std"]),
+            interval(score["ci95_seeds"]),
+            interval(score["ci95_documents"]),
+            number(score.get("base")),
+            *_difference(score),
+            " ".join(marks_of(summary)),
+        )
+    return table
+
+
+def _seeds(summary: dict[str, Any]) -> str:
+    """How many seeds, and of tuned runs how many studies their temperatures are from."""
+    studies = len(summary.get("studies", []))
+    told = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
+    return f"{len(summary['seeds'])}{told}"
+
+
+def _compared_table(rows: Sequence[Row], other: str) -> Table:
+    """The rows that are compared with another run of each seed."""
+    name = other.replace("_", " ")
+    table = Table(*HEAD, title=f"Over seeds, compared with {name}")
+    for heading in ("mean", name, "difference", "95% over seeds", "95% over documents"):
+        table.add_column(heading, justify="right")
+    for names, score, _ in rows:
+        if (found := score.get("compared", {}).get(other)) is not None:
+            table.add_row(*names, number(score["mean"]), number(found["mean"]), *_difference(found))
+    return table
+
+
+def _difference(found: dict[str, Any]) -> list[str]:
+    bounds = [found.get(f"difference_ci95_{over}") for over in ("seeds", "documents")]
+    return [number(found.get("difference"), sign=True), *(interval(each, sign=True) for each in bounds)]

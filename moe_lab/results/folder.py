@@ -1,0 +1,164 @@
+"""A run's folder: who works on it, how it ended, and its finished result."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
+from moe_lab.results import statistics
+from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.stored import tidy, whole_mapping
+from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
+
+LEAST_FREE_BYTES = 64 * 2**20
+BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
+"""Mappings that the block `moe_lab` of every results.json has."""
+
+
+class RunFolder:
+    """`outputs/runs/<model>-<method>-<task>-<id8>/`."""
+
+    def __init__(self, path: Path, run_id: str):
+        self.path = path
+        self.run_id = run_id
+
+    def stored(self, commit: str | None = None) -> dict[str, Any] | None:
+        """The finished result: complete, of this identity and, for a hub model, of this commit; else None."""
+        results = whole_mapping(self.path / "results.json") or {}
+        block = results.get("moe_lab")
+        if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
+            return None  # absent, damaged, or not ours: the run is computed
+        if not all(isinstance(block.get(key), dict) for key in BLOCKS):
+            return None
+        mine = block.get("run_id") == self.run_id and block.get("schema_version") == SCHEMA_VERSION
+        if not mine or block.get("status") != "success":
+            return None
+        other = block["model"].get("commit")
+        return None if commit and other and commit != other else results
+
+    @contextmanager
+    def held(self, *, wait: bool = False) -> Iterator[None]:
+        """Hold the run: one process at a time, its end or death sets it free. What is left of a kill is cleared.
+
+        Raises RunHeldError naming the holder, unless `wait`; ConfigError where the folder cannot be made.
+        """
+        from filelock import FileLock, Timeout
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be made: {error.strerror}. Choose another output_dir=."
+            ) from error
+        lock = FileLock(self.path / ".lock", is_singleton=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not wait:
+                raise RunHeldError(
+                    f"{self.path.name} is held by {self._holder()}.\n"
+                    "Wait for it, or stop it; the same command then continues."
+                ) from None
+            print(f"Waiting for {self.path.name}, which {self._holder()} holds", file=sys.stderr)
+            lock.acquire(timeout=-1)
+        except OSError as error:  # Timeout is one, too
+            raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
+        try:
+            with writing(self.path):
+                tidy(self.path)
+            yield
+        finally:
+            lock.release()
+
+    def is_held(self) -> bool:
+        """Whether a living process holds the run."""
+        from filelock import FileLock, Timeout
+
+        file = self.path / ".lock"
+        if not file.exists():
+            return False
+        lock = FileLock(file, is_singleton=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+    @contextmanager
+    def status(self) -> Iterator[None]:
+        """Keep status.json: started, then success, error or interrupted."""
+        started = _now()
+        self._write_status("started", started, None)
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as stop:
+            self._write_status("interrupted", started, type(stop).__name__)
+            raise
+        except BaseException as error:
+            self._write_status("error", started, f"{type(error).__name__}: {error}")
+            raise
+        self._write_status("success", started, None)
+
+    def _write_status(self, status: str, started: str, error: str | None) -> None:
+        ended = None if status == "started" else _now()
+        content = {"status": status, "run_id": self.run_id, "pid": os.getpid(), "host": socket.gethostname()}
+        try:
+            write_json(
+                self.path / "status.json", content | {"started": started, "ended": ended, "error": error}
+            )
+        except Exception:
+            if status in ("started", "success"):
+                raise
+            # the error that brought us here is the one to tell
+
+    def _holder(self) -> str:
+        status = whole_mapping(self.path / "status.json") or {}
+        if not {"pid", "host", "started"} <= status.keys():
+            return "another process"
+        return f"process {status['pid']} on {status['host']} since {status['started']}"
+
+
+def version_marks(block: dict[str, Any]) -> list[str]:
+    """ "made with lm_eval 0.4.12, now 0.4.13" for each decisive package whose version is another now."""
+    then, now = block.get("versions", {}), versions()
+    return [
+        f"made with {name} {then.get(name)}, now {now[name]}"
+        for name in DECISIVE
+        if then.get(name) != now[name]
+    ]
+
+
+def older_intervals(block: dict[str, Any]) -> bool:
+    """Whether intervals were made by earlier methods, and can be made anew from the stored answers."""
+    return block.get("statistics") != statistics.VERSION and not version_marks(block)
+
+
+def check_writable(output_dir: str) -> None:
+    """Raise ConfigError where results could not be written. Makes nothing."""
+    import shutil
+
+    folder = Path(output_dir).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"output_dir={output_dir}: {folder} is a file. Choose another output_dir=.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"output_dir={output_dir}: {folder} is not writable. Choose another output_dir=.")
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE_BYTES:
+        raise ConfigError(
+            f"output_dir={output_dir}: {free / 2**20:.0f} MiB are free on its disk, "
+            f"{LEAST_FREE_BYTES / 2**20:.0f} MiB are needed. Free some, or choose another output_dir=."
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,166 @@
+"""The log of answered requests: one line each, appended and flushed as it is done; a restart replays it.
+
+The first line says whose answers these are; a log of another identity, model commit or library version is never
+served: it is renamed and a new one begins. A line carries what was spent since the line before, so that the sums are
+over all sessions, what was computed again after a kill included.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.stored import free_name
+
+HEADER = "header"
+PARTS = {HEADER: dict, "key": str, "cost": dict, "environment": dict, "opened": dict}
+"""What a line may have, beside the response."""
+
+
+def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
+    """SHA-256 of what was asked."""
+    text = json.dumps([kind, list(args), repeat], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class ResponseLog:
+    """Answers by request key, kept in `path`. `header` says whose they are (see `run.py`)."""
+
+    def __init__(self, path: Path, header: dict[str, Any]):
+        self.path = path
+        self.cost: dict[str, float] = {}
+        """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
+        self.environment: dict[str, str | None] = {}
+        """Where the latest answers were computed: device, experts and attention implementation."""
+        self.opened: dict[str, Any] = {}
+        """`Method.opened` of the latest session that asked the model."""
+        self.set_aside: Path | None = None
+        """Where a log that was found here, and is not this one, lies now."""
+        self._answers: dict[str, Any] = {}
+        with writing(path):
+            lines = _whole_lines(path) if path.exists() else []
+            ours = bool(lines) and lines[0].get(HEADER) == header
+            if lines and not ours:
+                self.set_aside = free_name(path)
+                path.rename(self.set_aside)
+            # unbuffered: what could not be written is not tried again when the file is closed
+            self._file = path.open("ab" if ours else "wb", buffering=0)
+            if not ours:
+                self._write({HEADER: header})
+        for line in lines[1:] if ours else []:
+            self._take(line)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._answers
+
+    def __getitem__(self, key: str) -> Any:
+        return self._answers[key]
+
+    def get(self, key: str) -> Any:
+        """The answer, or None."""
+        return self._answers.get(key)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def answer(self, key: str, response: Any, cost: dict[str, float]) -> None:
+        """Keep one answer and what it cost. Raises ResultsError where it cannot be written."""
+        self._append({"key": key, "response": response, **({"cost": cost} if cost else {})})
+
+    def spend(self, cost: dict[str, float], environment: dict[str, str | None] | None = None) -> None:
+        """Keep a cost that belongs to no single answer, such as loading, and where it arose."""
+        self._append({"cost": cost, **({"environment": environment} if environment else {})})
+
+    def keep_opened(self, opened: dict[str, Any]) -> None:
+        """Keep what a method knows once it is open."""
+        self._append({"opened": opened})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with writing(self.path):
+            self._write(line)
+        self._take(line)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        content = (json.dumps(line) + "\n").encode()
+        if self._file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "key" in line and "response" in line:
+            self._answers[line["key"]] = _answer(line["response"])
+        self.environment = line.get("environment", self.environment)
+        self.opened = line.get("opened", self.opened)
+        for name, amount in line.get("cost", {}).items():
+            before = self.cost.get(name, 0)
+            self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
+
+
+def logs_beside(folder: Path, name: str) -> list[Path]:
+    """The logs of this name of other runs of the same model, method and task."""
+    found = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{name}")
+    return sorted(path for path in found if path.parent != folder and path.is_file())
+
+
+def stored_answers(path: Path) -> dict[str, Any]:
+    """The answers of a log that another process may be writing, by key."""
+    lines = _readable(path.read_bytes())
+    return {line["key"]: line["response"] for line in lines if "key" in line and "response" in line}
+
+
+def answers_in(path: Path, header: dict[str, Any]) -> int:
+    """How many answers a log has that `ResponseLog` would continue; 0 where there is none of this header."""
+    if not path.is_file():
+        return 0
+    lines = _readable(path.read_bytes())
+    if not lines or lines[0].get(HEADER) != header:
+        return 0
+    return len({line["key"] for line in lines if "key" in line and "response" in line})
+
+
+def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
+    """Copy the answers of a run beside `folder` that asks the same, judged by others, where the folder has none."""
+    path = folder / "responses.jsonl"
+    if path.exists():
+        return
+    for other in logs_beside(folder, path.name):
+        with other.open("rb") as lines:
+            first = lines.readline()
+        if first == (json.dumps({HEADER: header}) + "\n").encode():
+            write_atomically(path, other.read_bytes())
+            return
+
+
+def _answer(response: Any) -> Any:
+    """JSON has no tuples: lm-eval's (log-likelihood, is greedy) comes back as one."""
+    return tuple(response) if isinstance(response, list) else response
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The log's readable lines. A last line that was torn by a kill or a full disk is cut off the file."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    return _readable(content[:whole])
+
+
+def _readable(content: bytes) -> list[dict[str, Any]]:
+    lines = []
+    for line in content.splitlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # a damaged line is a missing answer: it is asked again
+        if isinstance(value, dict) and all(
+            isinstance(value.get(key, kind()), kind) for key, kind in PARTS.items()
+        ):
+            lines.append(value)
+    return lines

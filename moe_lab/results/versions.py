@@ -1,0 +1,29 @@
+"""Versions that a result is made with."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from moe_lab import __version__
+
+SCHEMA_VERSION = 1
+LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
+DECISIVE = ("moe_lab", "lm_eval", "transformers")
+"""Packages whose version may change numbers: a result made by others is shown with a mark."""
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of this package, Python and the libraries that numbers depend on; none of them is imported."""
+    return {
+        "moe_lab": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in LIBRARIES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

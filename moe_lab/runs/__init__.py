@@ -1,0 +1,1 @@
+"""Runs: prepared, executed, planned and summarized."""

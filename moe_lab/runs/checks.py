@@ -1,0 +1,186 @@
+"""What can be wrong between a method, a model and the settings, told before weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import ConfigError, ModelError, TaskError
+from moe_lab.tasks.generation import MAX_NEW_TOKENS
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+
+
+def check_tuning_keys(configs: Sequence[Config]) -> None:
+    """Raise ConfigError for keys of a tuning where no cell of a grid tunes. Cells of experiments bring their own."""
+    if any(config.experiment or config.tuning.name != "none" for config in configs):
+        return
+    untouched = asdict(TuningConfig())
+    for key, value in asdict(configs[0].tuning).items():
+        if value != untouched[key]:
+            raise ConfigError(
+                f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "
+                "it out."
+            )
+
+
+def check_router(method: Method, facts: ModelFacts) -> None:
+    """Raise ModelError where the method needs a router and the model has none."""
+    if not method.needs_router or facts.moe_layers:
+        return
+    from moe_lab.routing.hook import no_router_message
+
+    raise ModelError(
+        no_router_message(f"{facts.path or facts.name} (model type {facts.family})", facts.family)
+    )
+
+
+def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+    """Raise ConfigError where expert metrics are wanted of what has none: a method that mixes routings, no accuracy.
+
+    Raises ModelError for a model without experts.
+    """
+    if config.metrics == "none":
+        return
+    from moe_lab.tasks.judges.lm_eval_hooks import is_judged
+
+    if not method.own_routing:
+        raise ConfigError(
+            f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
+            "other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r."
+        )
+    if config.predict_only:
+        raise ConfigError(
+            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
+        )
+    if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
+        raise ConfigError(
+            f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
+            "Leave metrics=expert out, or take a task with right answers."
+        )
+    if config.model.tp_plan is not None:
+        raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+    if not facts.moe_layers:
+        from moe_lab.routing.hook import no_router_message
+
+        raise ModelError(no_router_message(facts.path or facts.name, facts.family))
+    if facts.top_k >= facts.experts:
+        raise ConfigError(
+            f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
+        )
+
+
+def check_chat_template(config: Config) -> None:
+    """Raise ConfigError where a chat template is wanted that the tokenizer does not have."""
+    if not config.apply_chat_template:
+        return
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    if config.task.chat_template and config.apply_chat_template is True:
+        with_template(tokenizer)
+    templates = tokenizer.chat_template
+    if not templates:
+        raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
+    wanted = config.apply_chat_template
+    if isinstance(wanted, str) and (not isinstance(templates, dict) or wanted not in templates):
+        names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
+        raise ConfigError(f"apply_chat_template={wanted}: the tokenizer has {names}.")
+
+
+NUMBERS = {
+    "temperature": (float, 0, None),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "typical_p": (float, 0, 1),
+    "epsilon_cutoff": (float, 0, 1),
+    "eta_cutoff": (float, 0, 1),
+    "repetition_penalty": (float, 0, None),
+    "top_k": (int, 0, None),
+    "no_repeat_ngram_size": (int, 0, None),
+}
+"""Numeric generation settings that are honoured: type, least and greatest value."""
+
+
+def _check_setting(key: str, value: Any) -> None:
+    """Raise ConfigError for a generation setting that is not honoured, or a value that it cannot have."""
+    known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
+    if key not in known:
+        raise ConfigError(
+            f"gen_kwargs: {key} is no generation setting that is honoured.{did_you_mean(key, known)}\n"
+            f"Settings: {', '.join(known)}."
+        )
+    if key in NUMBERS:
+        kind, least, most = NUMBERS[key]
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        if not is_number or value < least or (most is not None and value > most):
+            upto = "" if most is None else f" and at most {most}"
+            raise ConfigError(f"gen_kwargs: {key}={value} must be {kind.__name__}, at least {least}{upto}.")
+    elif key == "do_sample" and not isinstance(value, bool):
+        raise ConfigError(f"gen_kwargs: do_sample={value} must be true or false.")
+    elif key == "num_beams" and value != 1:
+        raise ConfigError("gen_kwargs: beam search is not supported; leave num_beams out.")
+    elif key == "until" and not all(
+        isinstance(x, str) for x in (value if isinstance(value, list) else [value])
+    ):
+        raise ConfigError(f"gen_kwargs: until={value} must be a text or a list of texts.")
+
+
+def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+    """Raise ConfigError for a generation setting that has no effect or leaves no room for a prompt."""
+    for key, value in (config.gen_kwargs or {}).items():
+        _check_setting(key, value)
+    length = config.max_length or facts.max_length
+    for name, task in tasks["tasks"].items():
+        settings = task.get_config("generation_kwargs") or {}
+        new = next((settings[key] for key in MAX_NEW_TOKENS if settings.get(key) is not None), None)
+        if new is None:
+            continue
+        if not isinstance(new, int) or new < 1:
+            raise ConfigError(f"gen_kwargs: max_gen_toks={new} must be a positive integer.")
+        if new >= length:
+            raise ConfigError(
+                f"max_gen_toks={new} of {name} leaves no room for a prompt: the model reads {length} tokens.\n"
+                "Lower it with gen_kwargs=max_gen_toks=<n>, or raise max_length."
+            )
+
+
+def check_code_execution(config: Config, tasks: TaskDict) -> None:
+    """Raise TaskError where a task executes what the model wrote, and that is not allowed or cannot be caged here."""
+    unsafe = [name for name, task in tasks["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
+    if not unsafe or config.predict_only:
+        return
+    if not config.task.allow_code_execution:
+        raise TaskError(
+            f"Task {unsafe[0]} executes the programs that the model writes: that is how they are scored.\n"
+            "They run in a cage without network, with limits and a folder of their own (docs/tasks.md).\n"
+            "Allow it with task.allow_code_execution=true, or only log the answers with predict_only=true."
+        )
+    from moe_lab.tasks.sandbox.programs import require_cage
+
+    require_cage()
+
+
+def check_metric(config: Config, tasks: TaskDict) -> None:
+    """Raise TaskError where no task reports the headline metric that was asked for."""
+    metric = config.task.metric
+    if metric is None or config.predict_only:
+        return
+    known = {
+        f"{name},{one.name}"
+        for task in tasks["tasks"].values()
+        for name in task.aggregation()
+        for one in task._filters
+    }
+    if metric not in known:
+        raise TaskError(
+            f"task.metric={metric} is not reported by {config.task.name}.{did_you_mean(metric, sorted(known))}\n"
+            f"Metrics: {', '.join(sorted(known))}."
+        )

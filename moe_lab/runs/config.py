@@ -1,0 +1,97 @@
+"""From composed values to the typed `Config`, cell by cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+from moe_lab.config.compose import Cell, top_level_keys
+from moe_lab.config.parse import build, unknown_key
+from moe_lab.config.schema import GROUP_CONFIGS, Config
+from moe_lab.errors import ConfigError, in_cell
+from moe_lab.methods import get_method, methods_with
+
+LONGEST_NAME = 255
+"""Characters of a file's name."""
+TEXTS = ("system_instruction", "experiment", "gen_kwargs")
+"""Keys whose text is no name."""
+
+
+def to_configs(cells: list[Cell]) -> list[Config]:
+    """The typed configs of a grid; an error names its cell."""
+    configs = []
+    for cell in cells:
+        with in_cell(cell.overrides, alone=len(cells) == 1):
+            configs.append(to_config(cell))
+    return configs
+
+
+def to_config(cell: Cell) -> Config:
+    """The typed config of a cell. ConfigError names the key, what it expects or the closest one."""
+    values = dict(cell.values)
+    _check_names(values)
+    _check_texts(values)
+    sections: dict[str, Any] = {}
+    for group in GROUP_CONFIGS:
+        section = _section(values, group)
+        named = section.get("name") is not None
+        sections[group] = section if named else {**section, "name": cell.choices[group]}
+    _name_model(sections["model"], cell.overrides)
+    typed = {
+        group: build(GROUP_CONFIGS[group], section, prefix=f"{group}.") for group, section in sections.items()
+    }
+    method = _section(values, "method")
+    method_class = get_method(str(method.get("name")))
+    typed["method"] = build(method_class.Config, method, prefix="method.", owners=methods_with)
+    if typed["task"].answer is None and method_class.answer:
+        typed["task"] = replace(typed["task"], answer=method_class.answer)
+    rest = {key: value for key, value in values.items() if key not in typed}
+    rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
+    return build(Config, {**rest, **typed, "overrides": cell.overrides}, prefix="")
+
+
+def _check_names(values: dict[str, Any]) -> None:
+    known = top_level_keys()
+    nested = [
+        f"{group}.{key}" for group, section in values.items() if isinstance(section, dict) for key in section
+    ]
+    for key in values:
+        if key not in known:
+            raise unknown_key(key, known + [name for name in nested if not name.startswith(f"{key}.")])
+
+
+def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
+    for key, value in values.items():
+        if value == "":
+            raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
+        if isinstance(value, str) and key not in TEXTS and max(map(len, value.split("/"))) > LONGEST_NAME:
+            raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
+        if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
+            _check_texts(value, f"{key}.")
+
+
+def _section(values: dict[str, Any], group: str) -> dict[str, Any]:
+    section = values[group]
+    if not isinstance(section, dict):
+        raise ConfigError(f"{group}={section}: choose an option of conf/{group}/ (see --help).")
+    return section
+
+
+def _name_model(section: dict[str, Any], overrides: list[str]) -> None:
+    """A model given by path is named after its last part, unless a name was given too."""
+    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
+    if section.get("path") and "model.path" in keys and "model.name" not in keys:
+        section["name"] = PurePath(str(section["path"])).name
+
+
+def _gen_kwargs(value: Any) -> Any:
+    """lm-eval's own spelling `temperature=0.7,do_sample=true` as a mapping."""
+    if not isinstance(value, str):
+        return value
+    pairs = [pair.partition("=") for pair in value.split(",")]
+    if any(not equals for _, equals, _ in pairs):
+        raise ConfigError(f"gen_kwargs={value}: write gen_kwargs=key=value,key=value.")
+    return {key.strip(): yaml.safe_load(item) for key, _, item in pairs}

@@ -1,0 +1,150 @@
+"""Several processes of torchrun or `accelerate launch`: the first does what a single one does, the others follow it.
+
+    torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
+    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
+
+Process 0 alone reads what is stored, evaluates and writes. Where all are needed it tells the others to call the same
+function: with `model.tp_plan`, where each holds a part of every layer, to load a model and to answer requests; with
+method=finetune-freeze to train. If one fails, torchrun ends the others; the same command continues.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError, TrainingError, exit_code, print_error
+from moe_lab.models.distributed import broadcast, num_processes, sharded
+
+if TYPE_CHECKING:
+    from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+    from moe_lab.models.pool import ModelPool
+
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the first one, which may be fetching weights or evaluating."""
+
+
+def in_step(configs: Sequence[Config], run: Callable[[], int]) -> int:
+    """`run()` in the first process; in the others, what that one tells. Returns the exit code.
+
+    Raises ConfigError for what has no work for several processes, or needs them.
+    """
+    _check(configs)
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= says it
+    if num_processes() < 2:
+        os.environ.pop("LOCAL_RANK", None)  # else accelerate takes a single process for one of several
+        return run()
+    sharded()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
+    import torch
+    import torch.distributed as dist
+
+    if torch.cuda.is_available() and configs[0].device != "cpu":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(timeout=PATIENCE)
+    if dist.get_rank():
+        code = _follow(dist.get_rank())
+    elif (code := run()) == 0:
+        broadcast(None)
+    if code == 0:  # else the others may be waiting in a pass: torchrun ends them
+        dist.destroy_process_group()
+    return code
+
+
+def _check(configs: Sequence[Config]) -> None:
+    from moe_lab.methods import get_method
+
+    processes, one = num_processes(), configs[0]
+    split = any(config.model.tp_plan for config in configs)
+    shared = one.experiment or any(get_method(config.method.name).several_processes for config in configs)
+    if processes > 1 and not split and not shared:
+        raise ConfigError(
+            f"{processes} processes were started, and only method=finetune-freeze and model.tp_plan=auto have work for "
+            "more than one."
+        )
+    if not split:
+        return
+    if processes < 2:
+        raise ConfigError(
+            "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
+            "model.device_map=auto uses several GPUs in one process."
+        )
+    if len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment:
+        raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
+    if get_method(one.method.name).trains:
+        raise ConfigError("model.tp_plan splits models that are evaluated; training takes one process.")
+
+
+class Leading:
+    """An `EngineLM` of the first process: the others answer the same requests."""
+
+    def __init__(self, lm: EngineLM, config: Config):
+        self._lm = lm
+        self._config = config
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        """As `EngineLM.answer`."""
+        broadcast(partial(_answer, self._config, kind, list(requests)))
+        self._lm.answer(kind, requests, on_answer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lm, name)
+
+
+def tell_to_load(config: Config) -> None:
+    """Let the others load the model of this run now, which takes all of them at once."""
+    from moe_lab.models.source import model_folder
+
+    model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
+    broadcast(partial(_load, config))
+
+
+def _follow(rank: int) -> int:
+    """Do what is told until the first process is done. Its own errors are the only ones told from here."""
+    import torch.distributed as dist
+    from transformers.utils import logging
+
+    os.environ["TQDM_DISABLE"] = "1"
+    logging.set_verbosity_error()
+    try:
+        while True:
+            told: list[Any] = [None]
+            dist.broadcast_object_list(told, src=0, device="cpu")
+            if told[0] is None:
+                return 0
+            try:
+                told[0]()
+            except TrainingError:
+                continue  # the first process has it, too, and tells
+    except KeyboardInterrupt as stop:
+        return exit_code(stop)
+    except Exception as error:
+        if "gloo" in str(error) or isinstance(error, dist.DistError):
+            print(f"Process {rank} ends, as another one has.", file=sys.stderr)
+        else:
+            print(f"Process {rank}:", file=sys.stderr)
+            print_error(error)
+        return exit_code(error)
+
+
+@cache
+def _models() -> ModelPool:
+    from moe_lab.models.pool import ModelPool
+
+    return ModelPool()
+
+
+def _load(config: Config) -> None:
+    _models().get(config)
+
+
+def _answer(config: Config, kind: str, requests: list[Request]) -> None:
+    from moe_lab.methods import get_method
+
+    with get_method(config.method.name)(config.method).open(_models().get(config), config) as lm:
+        lm.answer(kind, requests, lambda index, answer: None)

@@ -1,0 +1,1 @@
+"""One run: answers, lm-eval, results.json."""

@@ -1,0 +1,150 @@
+"""The evaluation of one run inside its folder: answers, lm-eval's metrics, files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from moe_lab.progress import naming
+from moe_lab.results.atomic import plain, write_atomically, write_json
+from moe_lab.results.request_log import ResponseLog, adopt_answers
+from moe_lab.results.run_log import RunLog
+from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.runs.evaluation.cost import cost_block
+from moe_lab.runs.evaluation.judges_block import judges_block
+from moe_lab.runs.evaluation.result_block import moe_lab_block
+from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
+from moe_lab.tasks.judges.session import JUDGEMENTS, judgements_file
+
+if TYPE_CHECKING:
+    from moe_lab.metrics.routes import Routes
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.runs.run import Run
+
+
+logger = logging.getLogger("moe_lab")
+
+
+def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
+
+    `before` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
+    """
+    with _run_log(run), naming(run.folder.name):
+        return _evaluate_and_write(run, models, before)
+
+
+def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    from moe_lab.models.tokenizer import template_block
+    from moe_lab.results.samples import write_samples
+
+    _write_settings(run)
+    path = run.folder / "responses.jsonl"
+    again = run.config.rerun  # an interrupted rerun continues its own log
+    if run.judges and not again:
+        adopt_answers(run.folder, answers_header(run))
+    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, answers_header(run))
+    if log.set_aside is not None:
+        reason = "they are of another model commit, made with other versions, or damaged"
+        print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
+    logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
+    if len(log):
+        print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)
+    template = template_block(run.config)
+    if template and template["chat_template"]["plain"]:
+        print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
+    routes = _routes(run)
+    try:
+        evaluated = evaluate_answers(run, models, log, routes)
+    finally:
+        log.close()
+    run.method.opened = log.opened
+    report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
+    block = moe_lab_block(run, evaluated, cost_block(log), report, before)
+    block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
+    samples = evaluated.pop("samples")
+    block |= template | judges_block(run.judges, samples)
+    write_samples(run.folder, samples)
+    if again:
+        os.replace(log.path, path)
+        if run.judges:
+            os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
+    results = plain(evaluated | {"moe_lab": block})
+    write_json(run.folder / "results.json", results)
+    if routes is not None:
+        from moe_lab.runs.evaluation.expert_metrics import write_expert_metrics
+
+        write_expert_metrics(
+            run, routes, samples, partial(_evaluate_policy, run, models), partial(ask_again, run, models)
+        )
+    return results
+
+
+def _routes(run: Run) -> Routes | None:
+    """What sees the routing of all answers to come, where metrics are made of it."""
+    if run.config.metrics == "none":
+        return None
+    from moe_lab.metrics.routes import Routes
+
+    return Routes()
+
+
+def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
+    """The run's documents under a routing policy with an `identity`: lm-eval's samples, and their cost. Resumed."""
+    path = run.folder / "expert_metrics" / f"{name}.jsonl"
+    again = run.config.rerun
+    log = ResponseLog(
+        path.with_suffix(".rerun.jsonl") if again else path, answers_header(run) | {"policy": policy.identity}
+    )
+    logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
+    print(f"{run.folder.name}: {name}", file=sys.stderr)
+    try:
+        samples = evaluate_answers(run, models, log, policy, bootstrap_iters=0)["samples"]
+    finally:
+        log.close()
+    if again:
+        os.replace(log.path, path)
+    return samples, cost_block(log)
+
+
+def answers_header(run: Run) -> dict[str, Any]:
+    """What the log of a run's answers begins with: whose answers they are."""
+    now = versions()
+    return {
+        "run_id": run.answers_id,
+        "commit": run.facts.commit,
+        "versions": {name: now[name] for name in DECISIVE},
+    }
+
+
+@contextmanager
+def _run_log(run: Run) -> Iterator[None]:
+    """What this package logs, and the traceback of what stops the run, in the run's own run.log."""
+    handler = RunLog(run.folder / "run.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+        logger.info("finished")
+    except BaseException:
+        logger.exception("stopped")
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def _write_settings(run: Run) -> None:
+    config = asdict(run.config)
+    overrides = config.pop("overrides")
+    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))

@@ -1,0 +1,136 @@
+"""`metrics=expert`: Load Balance, Collaboration, Capacity and Specialization of a run (MoE-Bench, section 4.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moe_lab.results.atomic import write_atomically, write_json, writing
+from moe_lab.results.expert_metrics import COUNTS, FILE, FOLDER, SCHEMA_VERSION, SEEDS
+from moe_lab.results.versions import versions
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.observer import Observer
+    from moe_lab.engine.hf import Request
+    from moe_lab.metrics.accuracy_drop import Samples
+    from moe_lab.metrics.counts import Counts
+    from moe_lab.metrics.routes import Routes
+    from moe_lab.runs.run import Run
+
+
+METRICS = ("load_balance", "collaboration", "capacity", "specialization")
+Evaluate = Callable[[str, "Observer"], tuple["Samples", dict[str, Any]]]
+"""(name, policy) -> lm-eval's samples under the policy, and what that cost."""
+Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
+"""Answers requests once more, seen by the observer."""
+
+
+def write_expert_metrics(
+    run: Run, routes: Routes, samples: Samples, evaluate: Evaluate, ask: Ask
+) -> dict[str, Any]:
+    """Compute what of the metrics is missing and write the run's files, expert_metrics.json last.
+
+    What `routes` has not seen is asked again, because a run was interrupted, or stored without metrics. `samples` are
+    the run's own. Returns the content of expert_metrics.json.
+    """
+    from moe_lab.metrics.counts import count
+    from moe_lab.metrics.documents import documents_of
+
+    documents = documents_of(run.tasks)
+    missing = [asked for key, asked in documents.asked.items() if key not in routes.reads]
+    start = time.perf_counter()
+    if missing:
+        ask(routes, missing)
+    asked = time.perf_counter()
+    counts = count(routes, documents.requests)
+    top_k = [routes.top_k[layer] for layer in routes.layers]
+    found = _header(run, counts, top_k) | entropies(counts)
+    cost = {
+        "asked_again": len(missing),
+        "asking_again_seconds": asked - start if missing else 0.0,
+        "counting_seconds": time.perf_counter() - asked,
+    }
+    _write_counts(run.folder / FOLDER / COUNTS, counts)
+    found |= {"cost": cost, "capacity": None, "specialization": None}
+    if run.method.interventions:
+        found |= _changed(run.tasks["tasks"], counts, samples, evaluate)
+    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
+        found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
+    write_json(run.folder / FILE, found)
+    return found
+
+
+def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
+    from moe_lab.metrics.counts import PHASES
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "commit": run.facts.commit,
+        "versions": versions(),
+        "metric": run.config.task.metric,
+        "documents": counts.documents,
+        "groups": len(counts.pairs_GPLEE),
+        "experts": counts.experts,
+        "top_k": top_k,
+        "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
+    }
+
+
+def entropies(counts: Counts) -> dict[str, Any]:
+    """{"load_balance", "collaboration"}: each {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
+    from moe_lab.metrics.counts import PHASES
+
+    phases = {"all": _measured(counts, [0, 1])}
+    for number, phase in enumerate(PHASES):
+        own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
+        phases[phase] = _measured(counts, [number]) if own and others else phases["all"] if own else {}
+    metrics = ("load_balance", "collaboration")
+    return {metric: {phase: found.get(metric) for phase, found in phases.items()} for metric in metrics}
+
+
+def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
+    from moe_lab.metrics.entropies import entropies_of
+
+    return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
+
+
+def _changed(tasks: dict[str, Any], counts: Counts, samples: Samples, evaluate: Evaluate) -> dict[str, Any]:
+    """{"capacity", "specialization"}, each with what its evaluations cost."""
+    from moe_lab.metrics.accuracy_drop import losses
+    from moe_lab.metrics.interventions import Masked, RandomRouting, extreme_experts
+
+    selections_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
+    capacity = {}
+    for which, experts in extreme_experts(selections_LE, counts.experts).items():
+        pruned, cost = evaluate(f"capacity_{which}", Masked(experts))
+        capacity[which] = {"masked": experts, "tasks": losses(tasks, samples, [pruned]), "cost": cost}
+    drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in SEEDS]
+    specialization = {
+        "seeds": list(SEEDS),
+        "tasks": losses(tasks, samples, [found for found, _ in drawn]),
+        "cost": [cost for _, cost in drawn],
+    }
+    return {"capacity": capacity, "specialization": specialization}
+
+
+def _write_counts(path: Path, counts: Counts) -> None:
+    """`selections.<phase>` int64 [L, E] and `pairs.<phase>` int64 [L, E, E] (no diagonal), over all documents."""
+    from safetensors.numpy import save
+
+    from moe_lab.metrics.counts import PHASES
+
+    tensors = {}
+    for number, phase in enumerate(PHASES):
+        pairs_LEE = counts.pairs_GPLEE[:, number].sum(axis=0, dtype=np.int64)
+        selections_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
+        off = 1 - np.eye(pairs_LEE.shape[-1], dtype=np.int64)
+        tensors[f"selections.{phase}"] = np.ascontiguousarray(selections_LE)
+        tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, save(tensors))

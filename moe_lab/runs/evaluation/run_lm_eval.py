@@ -1,0 +1,125 @@
+"""lm-eval over a run's answers: those that its log lacks are asked of the model, which is loaded for the first one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.runs.distributed import Leading, tell_to_load
+from moe_lab.tasks.judges.session import judging
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config.schema import Config
+    from moe_lab.engine.forward.observer import Observer
+    from moe_lab.engine.hf import Request
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.results.request_log import ResponseLog
+    from moe_lab.runs.run import Run
+
+
+logger = logging.getLogger("moe_lab")
+
+
+def evaluate_answers(
+    run: Run,
+    models: ModelPool,
+    log: ResponseLog,
+    observer: Observer | None = None,
+    bootstrap_iters: int = 100000,
+) -> dict[str, Any]:
+    """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`."""
+    from moe_lab.engine.forward.observer import observed
+    from moe_lab.models.tokenizer import prompt_tokenizer
+    from moe_lab.runs.evaluation.cost import reset_peak_memory, weight_bytes
+    from moe_lab.runs.evaluation.replay_lm import RecordedLM
+
+    config = run.config
+    with ExitStack() as opened:
+
+        def open_model() -> Any:
+            if config.model.tp_plan:
+                tell_to_load(config)
+            loaded = models.get(run.method.loads(config, run.facts, models.free))
+            load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
+            log.spend(load, environment(loaded))
+            logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
+            reset_peak_memory(loaded.device)
+            run.method.keep_files_in(run.folder)
+            lm = opened.enter_context(run.method.open(loaded, config))
+            log.keep_opened(run.method.opened)
+            if observer is not None:
+                opened.enter_context(observed(lm, observer))
+            return Leading(lm, config) if config.model.tp_plan else lm
+
+        def free_model() -> None:
+            if config.model.tp_plan:
+                return  # the other processes hold their parts
+            opened.close()
+            lm.forget_model()
+            models.free()
+
+        lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
+        with judging(run.judges, run.folder, config.rerun, free_model):
+            return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+
+
+def _chosen(run: Run) -> dict[str, Any]:
+    """`samples=` of lm-eval; None where a task is evaluated whole, which spares lm-eval a search per document."""
+    tasks = run.tasks["tasks"]
+    return {name: ids if len(ids) < len(tasks[name].task_docs) else None for name, ids in run.samples.items()}
+
+
+def evaluate_tasks(
+    config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
+) -> dict[str, Any]:
+    """What `lm_eval.evaluate` returns for the tasks; `samples` are document numbers, None where all are meant."""
+    from lm_eval.evaluator import evaluate
+
+    from moe_lab.tasks.requests import reseed
+
+    reseed(config, tasks)
+    evaluated = evaluate(
+        lm=lm,
+        task_dict=tasks,
+        samples=samples,
+        bootstrap_iters=bootstrap_iters,
+        system_instruction=config.system_instruction,
+        apply_chat_template=config.apply_chat_template,
+        fewshot_as_multiturn=config.fewshot_as_multiturn,
+        confirm_run_unsafe_code=config.task.allow_code_execution or config.predict_only,
+    )
+    assert evaluated is not None
+    return dict(evaluated)
+
+
+def ask_again(
+    run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
+) -> None:
+    """Let an observer see how requests are answered; the answers are dropped."""
+    from moe_lab.engine.forward.observer import observed
+
+    print(
+        f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
+    )
+    loaded = models.get(run.method.loads(run.config, run.facts, models.free))
+    with run.method.open(loaded, run.config) as lm, observed(lm, observer):
+        for kind in dict.fromkeys(kind for kind, _ in requests):
+            lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
+
+
+def environment(loaded: LoadedModel) -> dict[str, str | None]:
+    """What is recorded of how a model runs; none of it is part of a run's identity."""
+    config = loaded.model.config
+    one_way = not loaded.model._can_set_experts_implementation()
+    return {
+        "device": str(loaded.device),
+        "experts_implementation": None if one_way else getattr(config, "_experts_implementation", None),
+        "attn_implementation": getattr(config, "_attn_implementation", None),
+    }

@@ -1,0 +1,200 @@
+"""The cells of an experiment: each composed with what the user typed, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.compose import Cell, compose_cell
+from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
+from moe_lab.config.schema import Config
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
+from moe_lab.methods import methods_with
+from moe_lab.reports.papers.expert_rows import EXPERT
+from moe_lab.reports.papers.spec import Experiment, find_experiments
+from moe_lab.reports.papers.table_files import typed_settings
+from moe_lab.runs.config import to_config
+from moe_lab.runs.jobs import Job, job_after, job_of
+
+if TYPE_CHECKING:
+    from moe_lab.runs.tuning.study import Study
+
+OURS = ("experiment", "scale", "mode")
+PROFILE = "profile"
+"""As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """An experiment at one scale: the configurations of its cells, and of the study that its scale names."""
+
+    experiment: Experiment
+    cells: list[tuple[Cell, Config]]
+    study: Config | None
+
+
+@dataclass
+class Prepared:
+    """A cell of an experiment, checked: its job, or why it cannot run."""
+
+    cell: Cell
+    config: Config
+    job: Job | None
+    error: BaseException | None = None
+
+
+def compose_experiments(config: Config, base: Cell) -> list[Composed]:
+    """The experiments that `config.experiment` names, every cell composed with the user's own overrides last.
+
+    `method.<key>=` reaches the cells whose method has that key. Raises ConfigError for a key that none has, and where
+    a cell cannot take the other overrides.
+    """
+    assert config.experiment is not None
+    experiments = find_experiments(config.experiment)
+    scales = [each.scale(config.scale) for each in experiments]
+    if base.method_keys:
+        pairs = zip(experiments, scales, strict=True)
+        methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
+        _check_method_keys(config.experiment, methods, base)
+    typed = typed_settings([*_typed(base), *base.method_keys])
+    composed = [
+        Composed(
+            replace(experiment, typed=typed if scale.overrides() else []),
+            [_compose(experiment, overrides, base) for overrides in scale.overrides()],
+            _compose(experiment, scale.profile, base)[1] if scale.profile else None,
+        )
+        for experiment, scale in zip(experiments, scales, strict=True)
+    ]
+    for each in composed:
+        _check_metrics(each, config.scale)
+    return composed
+
+
+def _check_metrics(composed: Composed, scale: str) -> None:
+    """Raise ConfigError for a table of expert metrics none of whose cells measures them."""
+    experiment, configs = composed.experiment, [config for _, config in composed.cells]
+    shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
+    if shown and configs and all(config.metrics == "none" for config in configs):
+        raise ConfigError(
+            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which metrics=none does not "
+            "measure. Leave metrics=none out."
+        )
+
+
+def _check_method_keys(names: str, methods: list[dict[str, Any]], base: Cell) -> None:
+    known = dict.fromkeys(key for method in methods for key in method)
+    there = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
+    for key in map(_method_key, base.method_keys):
+        if key not in known:
+            raise ConfigError(
+                f"Unknown key 'method.{key}': no cell of experiment={names} has {key!r}.{did_you_mean(key, known)}\n"
+                + (f"Methods of its cells: {there}." if there else "It has no cells.")
+            )
+
+
+def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
+    method = _method(experiment, overrides, base) if base.method_keys else {}
+    taken = [override for override in base.method_keys if _method_key(override) in method]
+    with _naming(experiment, overrides):
+        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs)
+    return cell, to_config(cell)
+
+
+def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[str, Any]:
+    """The keys of a cell's method, each with its default."""
+    choices = [override for override in [*overrides, *_typed(base)] if _key(override) == "method"]
+    with _naming(experiment, overrides):
+        return _defaults(tuple(choices), tuple(base.config_dirs))
+
+
+@cache
+def _defaults(choices: tuple[str, ...], config_dirs: tuple[str, ...]) -> dict[str, Any]:
+    method: dict[str, Any] = compose_cell(list(choices), list(config_dirs)).values["method"]
+    return method
+
+
+@contextmanager
+def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
+    """Let Hydra's errors name the cell."""
+    try:
+        yield
+    except REQUEST_ERRORS as error:
+        raise ConfigError(
+            f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error, methods_with)}\n"
+            "What is typed beside experiment= applies to every cell of its table, method.<key>= to those that have it."
+        ) from error
+
+
+def _typed(base: Cell) -> list[str]:
+    return [override for override in base.overrides if _key(override) not in OURS]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
+
+
+def _method_key(override: str) -> str:
+    """`phases` of `method.phases`, `+method.phases.0.lr` and so on."""
+    return _key(override).split(".")[1]
+
+
+def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[Prepared]:
+    """Every cell of an experiment with its job; those that what the user typed made equal are one.
+
+    `known` has the jobs of earlier experiments by configuration: a cell that several have is one job. A cell without
+    data or model is kept.
+    """
+    study = cache(lambda: _study(composed.study))
+    unreadable: dict[
+        str, ModelError | TaskError
+    ] = {}  # a hub that does not answer is asked once, a file sought once
+    cells: list[Prepared] = []
+    seen: set[str] = set()
+    for cell, config in composed.cells:
+        with_profile = cell.values["method"].get("temperature") == PROFILE
+        name = repr((replace(config, overrides=[]), composed.study if with_profile else None))
+        if name in seen:
+            continue
+        seen.add(name)
+        model = repr((config.model, config.method.name))  # a model without routers runs with method=base
+        asked = (config.method.name, getattr(config.method, "reference", None))
+        data = repr((config.task, config.data_dir, config.limit, config.samples, *asked))
+        try:
+            if known_error := unreadable.get(model) or unreadable.get(data):
+                raise known_error
+            if name not in known:
+                known[name] = job_after(study(), config) if with_profile else job_of(config)
+                known[name].group = known[name].group or composed.experiment.name
+            cells.append(Prepared(cell, config, known[name]))
+        except MoeLabError as error:
+            if isinstance(error, ModelError | TaskError):
+                unreadable[model if isinstance(error, ModelError) else data] = error
+            cells.append(Prepared(cell, config, None, error))
+    return cells
+
+
+def _study(config: Config | None) -> Study:
+    from moe_lab.runs.tuning.study import prepare_study
+
+    if config is None:
+        raise ConfigError(
+            f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."
+        )
+    if config.num_studies > 1:
+        raise ConfigError(
+            f"method.temperature={PROFILE} takes the temperatures of one study: leave tuning.seeds out."
+        )
+    return prepare_study(config)
+
+
+def experiment_configs(config: Config, base: Cell) -> list[Config]:
+    """The configuration of every cell of the experiments that `config.experiment` names, and of their studies."""
+    configs = []
+    for composed in compose_experiments(config, base):
+        configs += [typed for _, typed in composed.cells]
+        configs += [composed.study] if composed.study is not None else []
+    return configs

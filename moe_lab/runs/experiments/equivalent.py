@@ -1,0 +1,107 @@
+"""RoE beside the plain model that the scaling law calls equivalent: time and memory, measured once and stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config
+from moe_lab.methods import get_method
+from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.stored import DamagedError, read_mapping, set_aside
+from moe_lab.results.versions import versions
+from moe_lab.runs.experiments.deepen import non_embedding_parameters, of_depth, scaled_depth
+from moe_lab.runs.experiments.timing import NEW_TOKENS, PROMPT, REPETITIONS, measure_in_turns
+
+if TYPE_CHECKING:
+    import torch
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.pool import ModelPool
+
+
+def measured(
+    config: Config, models: ModelPool, ratio: float, stored_only: bool = False
+) -> dict[str, Any] | None:
+    """The stored measurement of a RoE configuration against a plain model `ratio` times as large, or a new one.
+
+    None where it is not stored and `stored_only`. Returns its key's content, `non_embedding_parameters` of both
+    models, and `base`, `roe`, `equivalent`: what `Generation` has of the untouched model, of RoE, and of the model
+    with `equivalent_layers` layers and random weights.
+    """
+    method = get_method(config.method.name)(config.method)
+    key = _key(config, method, ratio)
+    path = Path(config.output_dir) / "measurements" / _file_name(config, key)
+    try:
+        stored = read_mapping(path)
+    except DamagedError as error:
+        set_aside(path, error.told)
+        stored = None
+    if stored is not None or stored_only:
+        return stored
+    found = key | _measure(config, models.get(config), method, key["equivalent_layers"])
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+    return found
+
+
+def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
+    """What determines a measurement, told without loading weights."""
+    from moe_lab.models.facts import model_facts, resolve_device
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import load_config, model_source
+
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    layers = load_config(config.model, offline=config.offline).num_hidden_layers
+    return {
+        "model": model_identity(model_source(config.model), config.model),
+        "dtype": facts.dtype,
+        "method": method.identity(facts),
+        "layers": layers,
+        "equivalent_layers": scaled_depth(layers, ratio),
+        "new_tokens": NEW_TOKENS,
+        "repetitions": REPETITIONS,
+        "prompt": PROMPT,
+        "device": _device_name(resolve_device(config.device)),
+        "versions": versions(),
+    }
+
+
+def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, Any]:
+    larger = of_depth(loaded, layers)
+    plain = get_method("base")(get_method("base").Config(name="base"))
+    untouched = replace(config, method=plain.config)
+    found = measure_in_turns(
+        {
+            "base": partial(plain.open, loaded, untouched),
+            "roe": partial(method.open, loaded, config),
+            "equivalent": partial(plain.open, larger, untouched),
+        }
+    )
+    sizes = [non_embedding_parameters(one.model) for one in (loaded, larger)]
+    return {
+        "non_embedding_parameters": sizes[0],
+        "equivalent_non_embedding_parameters": sizes[1],
+        **{name: one.plain() for name, one in found.items()},
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} (threads: {torch.get_num_threads()})"
+
+
+def _file_name(config: Config, key: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    model = re.sub(r"[^A-Za-z0-9._-]", "-", config.model.name)
+    return f"{model}-n{config.method.n}-{digest[:8]}.json"

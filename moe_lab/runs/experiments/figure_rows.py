@@ -1,0 +1,124 @@
+"""Rows of figures that need more than stored results: measurements (RoE, Figure 5) and presets (Table 1 of RoE and of
+MoE-Bench)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import Experiment
+from moe_lab.runs.experiments.scaling_law import size_ratio
+
+if TYPE_CHECKING:
+    from moe_lab.models.pool import ModelPool
+
+
+def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
+    """One row per tuned cell on perplexity, by n: its equivalent size, and time and memory beside that size.
+
+    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
+    mode=report cells whose time was not measured yet are left out.
+    """
+    from moe_lab.runs.experiments.equivalent import measured
+
+    rows = []
+    for cell in cells:
+        if not cell.results or "paired" not in cell.results[0]["moe_lab"]:
+            continue
+        quality = _quality(cell)
+        found = measured(
+            _at_its_temperatures(cell), models, quality["size_ratio"], stored_only=mode == "report"
+        )
+        if found is not None:
+            rows.append(quality | _measured_columns(found))
+    return sorted(rows, key=lambda row: row["n"])
+
+
+def _quality(cell: TableCell) -> dict[str, Any]:
+    row, block = cell.row(), cell.results[0]["moe_lab"]
+    assert row is not None and row.value is not None and row.baseline is not None
+    base = row.baseline
+    low, high = row.difference_interval or (math.nan, math.nan)
+    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
+    return {
+        "model": row.model,
+        "task": row.task,
+        "documents": row.n,
+        "seeds": row.seeds,
+        "n": block["roe"]["n"],
+        "metric": row.metric,
+        "perplexity": row.value,
+        "base_perplexity": base,
+        "size_ratio": ratios[0],
+        "size_ratio_low": ratios[1],
+        "size_ratio_high": ratios[2],
+        "run_id": row.run_id,
+    }
+
+
+def _ratio(perplexity: float, base: float) -> float | None:
+    """Losses are the logarithms of perplexities per word: in nats, and proportional to those per token."""
+    return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
+
+
+def _at_its_temperatures(cell: TableCell) -> Config:
+    """The cell's configuration with the temperatures that its study found."""
+    roe, config = cell.results[0]["moe_lab"]["roe"], cell.config
+    assert config is not None
+    method = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+    return replace(config, method=method, batch_size=1)
+
+
+def _measured_columns(found: dict[str, Any]) -> dict[str, Any]:
+    columns = {
+        name: found[name]
+        for name in (
+            "non_embedding_parameters",
+            "equivalent_non_embedding_parameters",
+            "layers",
+            "equivalent_layers",
+            "new_tokens",
+            "repetitions",
+            "device",
+        )
+    }
+    for name in ("base", "roe", "equivalent"):
+        for each in ("seconds", "fastest", "slowest"):
+            label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
+            columns[f"{name}_{label}"] = 1000 * found[name][each] / found["new_tokens"]
+        columns[f"{name}_mebibytes"] = found[name]["memory_bytes"] / 2**20
+        columns[f"{name}_energy_joules"] = found[name]["energy_joules"]
+    return columns
+
+
+def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """Table 1: for every number that the paper gives, what tuning uses here where nothing else is given."""
+    from moe_lab.runs.tuning.presets import preset
+
+    rows = []
+    for published in experiment.paper:
+        where = published.cell
+        usual = preset(where["category"], where["model"])
+        own: Any = getattr(usual, where["quantity"])
+        value = float(own in ("perplexity", "standard")) if isinstance(own, str) else float(own)
+        rows.append({**where, "value": value, "published": published.value, "place": published.place})
+    return rows
+
+
+def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """MoE-Bench's Table 1: for every number that the paper gives, the default of the method's key."""
+    from moe_lab.methods import get_method
+
+    rows = []
+    for published in experiment.paper:
+        name, key = published.cell["method"], published.cell["setting"]
+        method: Any = get_method(name)
+        recipe = method.Config(name=name, dataset="lima").recipe()
+        value = float(getattr(recipe, key))
+        place = {"published": published.value, "place": published.place}
+        rows.append({"setting": f"method.{key}", "value": value, **place})
+    return rows

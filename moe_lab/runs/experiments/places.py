@@ -1,0 +1,109 @@
+"""Where the cells of an experiment stand in its table, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods import get_method
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.expert_rows import EXPERT
+from moe_lab.reports.papers.spec import MEASURE, SETTINGS, Experiment
+from moe_lab.results.expert_metrics import stored_metrics
+from moe_lab.runs.experiments.cells import Prepared
+from moe_lab.runs.grid import Failure
+from moe_lab.runs.summaries import summary
+
+if TYPE_CHECKING:
+    from moe_lab.runs.run import Outcome
+
+Place = dict[str, str]
+
+NULL = "temperature 0"
+"""Of a method whose rows all route as the untouched model does: what it changes is rounding."""
+
+
+def placed(experiment: Experiment, cells: Sequence[Prepared]) -> tuple[Experiment, list[Place]]:
+    """The coordinates of every cell on the axes of the experiment.
+
+    Cells that what was typed puts in one place are told apart by one more axis, SETTINGS: their own overrides.
+    """
+    axes = [key for key in experiment.keys if key != MEASURE]
+    places = [{key: coordinate(one, key) for key in axes} for one in cells]
+    shared = [[one for one, other in zip(cells, places, strict=True) if other == place] for place in places]
+    if all(len(group) == 1 for group in shared):
+        return experiment, places
+    settings = [_own_settings(one, group) for one, group in zip(cells, shared, strict=True)]
+    told_apart = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
+    return replace(experiment, rows=[*experiment.rows, SETTINGS]), told_apart
+
+
+def _own_settings(one: Prepared, group: Sequence[Prepared]) -> str:
+    """The overrides of a cell that not all of its group have; a dash for none."""
+    common = set.intersection(*(set(each.cell.overrides) for each in group))
+    last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last of a key holds
+    return " ".join(text for text in last.values() if text not in common) or "-"
+
+
+def coordinate(prepared: Prepared, key: str) -> str:
+    """What a cell is called on one axis: an option's name, or a dotted key's value.
+
+    A dash stands where it has none, or where it makes no difference.
+    """
+    if key == "model":
+        return prepared.config.model.name
+    if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
+        return f"{prepared.cell.choices[key]}, {NULL}"
+    if key in prepared.cell.choices:
+        return prepared.cell.choices[key]
+    group, _, name = key.partition(".")
+    method = prepared.config.method
+    if group == "method" and name in get_method(method.name).unread(method):
+        return "-"
+    value: Any = prepared.cell.values
+    for part in key.split("."):
+        value = value.get(part)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value is None else str(value)
+
+
+def table_cells(
+    experiment: Experiment,
+    scale: str,
+    one: Prepared,
+    place: Place,
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
+) -> list[TableCell]:
+    """One cell for each of the experiment's metrics; none for expert metrics that this one does not ask for."""
+    runs = one.job.runs if one.job is not None else []
+    ids = [run.run_id for run in runs]
+    studies = [study.folder for study in one.job.studies] if one.job is not None else []
+    names = [one.job.name] if one.job is not None and not runs else []
+    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
+    error = one.error or next(failed, None)
+    ended = [outcomes[run_id] for run_id in ids if run_id in outcomes]
+    whole = TableCell(
+        coordinates=place,
+        run_id=ids[0] if ids else None,
+        results=[outcome.results for outcome in ended],
+        expert=[_expert_metrics(outcome) for outcome in ended],
+        summary=summary(ended) if len(ended) > 1 else None,
+        studies=[folder for folder in studies if (folder / "best.yaml").exists()],
+        problem=None if error is None else " ".join(str(error).split()),
+        config=one.config,
+        folder=runs[0].folder if runs else None,
+    )
+    several = MEASURE in experiment.keys
+    return [
+        replace(whole, metric=metric, coordinates=place | ({MEASURE: name} if several else {}))
+        for name, metric in experiment.metrics(scale).items()
+        if one.config.metrics != "none" or not metric.startswith(EXPERT)
+    ]
+
+
+def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:
+    run = outcome.run
+    return None if run.config.metrics == "none" else stored_metrics(run.folder, run.run_id, run.facts.commit)

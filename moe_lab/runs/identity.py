@@ -1,0 +1,43 @@
+"""What a run's id is made of: all that determines its numbers, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.results.identity import HASHED, task_settings
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+
+
+def identity(
+    config: Config,
+    method: Method,
+    *,
+    model: dict[str, Any],
+    facts: ModelFacts,
+    tasks: TaskDict,
+    samples: dict[str, list[int]],
+    documents: dict[str, str],
+) -> dict[str, Any]:
+    """All that determines a run's numbers, as plain values.
+
+    `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
+    """
+    reads = method.reads(config, facts)
+    return {
+        "model": model,
+        "dtype": facts.dtype,
+        "method": {"config": method.identity(facts), "numerics": method.version}
+        | ({"reads": reads} if reads else {}),
+        "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
+        "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
+        "settings": {name: getattr(config, name) for name in sorted(HASHED)},
+        "samples": samples,
+        "documents": documents,
+        "seed": config.seed if method.random else None,
+    }

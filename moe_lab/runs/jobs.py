@@ -1,0 +1,125 @@
+"""What a configuration comes to: its runs, one per seed, and the studies before them where it is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError, in_cell
+from moe_lab.methods import get_method
+
+if TYPE_CHECKING:
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.runs.run import Run
+    from moe_lab.runs.tuning.study import Study
+
+
+@dataclass
+class Job:
+    """One configuration, checked as far as it can be without weights."""
+
+    config: Config
+    studies: list[Study] = field(default_factory=list)
+    """One whose profile all runs have, or with `tuning.seeds` one per seed."""
+    runs: list[Run] = field(default_factory=list)
+    """One per seed; of unfinished studies none yet, as their temperatures are part of the runs' identity."""
+
+    group: str | None = None
+    """What a logger groups its runs by: the study or the experiment."""
+
+    evaluated: Config | None = None
+    """What runs after the one study, where that is not its own configuration with its profile."""
+
+    @property
+    def name(self) -> str:
+        """For messages: the folder of what runs first; of several studies, the first that is not finished."""
+        open_studies = [study for study in self.studies if study.profile() is None]
+        return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
+
+    def tune(self, models: ModelPool) -> None:
+        """Finish the studies, and prepare the runs that they lead to."""
+        from moe_lab.runs.tuning.tune import tune
+
+        for study in self.studies:
+            tune(study, models)
+        self.runs = self.runs_after()
+
+    def runs_after(self) -> list[Run]:
+        """The runs that the finished studies lead to."""
+        if self.evaluated is not None:
+            return runs_of(self.evaluated)
+        return [run for study in self.studies for run in runs_of(study.tuned_config())]
+
+
+def job_of(config: Config) -> Job:
+    """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises, before anything is computed."""
+    if get_method(config.method.name).trains:
+        raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
+    if config.tuning.name == "none":
+        return Job(config, runs=runs_of(config))
+    from moe_lab.runs.tuning.study import prepare_study
+
+    seeds = range(config.seed, config.seed + config.num_studies)
+    return _tuned_job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
+
+
+def jobs_of(configs: Sequence[Config]) -> list[Job]:
+    """The jobs of a grid, `by_model`. Raises what `job_of` raises; the error names its cell."""
+    jobs = []
+    for config in configs:
+        with in_cell(config.overrides, alone=len(configs) == 1):
+            jobs.append(job_of(config))
+    return by_model(jobs)
+
+
+def job_after(study: Study, config: Config) -> Job:
+    """The job of a configuration that takes the temperatures which another one's study finds."""
+    evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
+    return _tuned_job(config, [study], evaluated)
+
+
+def _tuned_job(config: Config, studies: list[Study], evaluated: Config | None = None) -> Job:
+    job = Job(config, studies, group=studies[0].folder.name, evaluated=evaluated)
+    if all(study.profile() is not None for study in studies):
+        job.runs = job.runs_after()
+    return job
+
+
+def runs_of(config: Config) -> list[Run]:
+    """Its runs, seed by seed."""
+    from moe_lab.runs.prepare import prepare
+
+    return [prepare(one) for one in seeds_of(config)]
+
+
+def seeds_of(config: Config) -> list[Config]:
+    """One config per seed; only one for a method without randomness."""
+    count = config.num_seeds if get_method(config.method.name)(config.method).random else 1
+    return [replace(config, seed=config.seed + index) for index in range(count)]
+
+
+def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
+    """The run ids of each job whose study is repeated: its runs have temperatures of their own and are one summary."""
+    return [[run.run_id for run in job.runs] for job in jobs if len(job.studies) > 1]
+
+
+def by_model(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs, ordered so that a model once left does not come again; of one model first those with metrics,
+    which are counted while answers are given."""
+    models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
+    order = sorted(
+        range(len(jobs)),
+        key=lambda index: (models.index(models[index]), jobs[index].config.metrics == "none"),
+    )
+    return [jobs[index] for index in order]
+
+
+def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
+    """All runs that are known, none twice: where only one of two is asked for metrics, that one."""
+    distinct: dict[str, Run] = {}
+    for run in (run for job in jobs for run in job.runs):
+        if run.run_id not in distinct or run.config.metrics != "none":
+            distinct[run.run_id] = run
+    return list(distinct.values())

@@ -1,0 +1,132 @@
+"""A configuration checked without weights and given its identity: `prepare` makes a `Run`, and computes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.models.hub.offline import go_offline
+from moe_lab.results.folder import check_writable
+from moe_lab.runs.checks import (
+    check_chat_template,
+    check_code_execution,
+    check_generation,
+    check_metric,
+    check_metrics,
+    check_router,
+)
+from moe_lab.runs.run import Run
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+
+
+def prepare(config: Config) -> Run:
+    """Check everything that can be checked without weights. Makes no folder.
+
+    Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
+    data, ModelError for a model that is none, has no tokenizer, or has no router where the method needs one.
+    """
+    if config.offline:
+        go_offline()
+    check_writable(config.output_dir)
+    method = get_method(config.method.name)(config.method)
+    if method.trains:
+        raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
+
+    from moe_lab.models.facts import model_facts
+    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.tasks.documents import select_documents
+    from moe_lab.tasks.loading import load_tasks
+
+    tasks = load_tasks(config)
+    check_metric(config, tasks)
+    check_code_execution(config, tasks)
+    samples = select_documents(config, tasks, method.tuned_on)
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    check_router(method, facts)
+    check_metrics(method, config, facts, tasks)
+    load_tokenizer(config.model, offline=config.offline)
+    method.check(facts)
+    check_chat_template(config)
+    check_generation(config, facts, tasks)
+    run = _identified(config, method, facts, tasks, samples)
+    if not config.baseline or config.method.name == "base" or config.predict_only:
+        return run
+
+    def run_of(other: Config) -> Run:
+        return _identified(other, get_method(other.method.name)(other.method), facts, tasks, samples)
+
+    baseline = run_of(_baseline_config(config))
+    compared = {
+        name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
+        for name, (other, typed) in method.compared_with().items()
+    }
+    return replace(run, baseline=baseline, compared=compared)
+
+
+def _identified(
+    config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
+) -> Run:
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
+    from moe_lab.results.identity import folder_name, run_id
+    from moe_lab.runs.identity import identity
+    from moe_lab.tasks.documents import documents_digest
+    from moe_lab.tasks.judges.registry import judges_of
+
+    content = identity(
+        config,
+        method,
+        model=model_identity(model_source(config.model), config.model),
+        facts=facts,
+        tasks=tasks,
+        samples=samples,
+        documents=documents_digest(tasks, samples),
+    )
+    judges = judges_of(config, tasks)
+    judged = {"judges": [judge.identity for judge in judges]} if judges else {}
+    digest = run_id(content | judged)
+    run = Run(
+        config=config,
+        run_id=digest,
+        answers_id=run_id(content),
+        folder=Path(config.output_dir) / "runs" / folder_name(config, digest),
+        facts=facts,
+        method=method,
+        tasks=tasks,
+        samples=samples,
+        judges=judges,
+    )
+    if config.mode != "report" and not run.done:
+        for judge in judges:
+            judge.check()
+    return run
+
+
+def _baseline_config(config: Config) -> Config:
+    groups = ("method=", "method.", "tuning=", "tuning.", "seed=", "seeds=", "rerun=")
+    kept = [override for override in config.overrides if not override.lstrip("+").startswith(groups)]
+    return replace(
+        config,
+        method=get_method("base").Config(name="base"),
+        seed=0,
+        seeds=1,
+        rerun=False,
+        baseline=False,
+        overrides=["method=base", *kept],
+    )
+
+
+def _with_method(config: Config, method: Any, typed: list[str]) -> Config:
+    """The same run by another method, for the record as if it had been typed."""
+    keys = {override.partition("=")[0] for override in typed}
+    kept = [override for override in config.overrides if override.partition("=")[0].lstrip("+") not in keys]
+    return replace(config, method=method, rerun=False, overrides=[*kept, *typed])

@@ -1,0 +1,104 @@
+"""What a trial is measured by, on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1).
+
+Everything that no temperature changes is done once: prompts and tokens here, clean passes in the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.runs.tuning.solve import worked_references
+from moe_lab.tasks.requests import build_requests, right_request
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.runs.tuning.study import Study
+
+Report = Callable[[float, int], None]
+"""(perplexity of what is scored so far, requests scored)"""
+
+
+class Pruned(Exception):
+    """A trial that is certain to be the worst so far."""
+
+
+class Perplexity:
+    """exp of the mean negative log-likelihood per token of the reference answers, given their prompts.
+
+    Args:
+        worked: (prompt, answer) of the references where the data's own answers are not what is scored.
+    """
+
+    def __init__(self, study: Study, lm: EngineLM, worked: Sequence[tuple[str, str]] | None = None):
+        from moe_lab.engine.lm import Request
+
+        if worked is None:
+            worked = [right_request(study.config, study.task, group) for group in _instances(study, lm)]
+        kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
+        self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
+        self.lm = lm
+        self.requests = [Request(reference) for reference in worked]
+        self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
+
+    def __call__(self, worst: float | None, report: Report) -> float:
+        """The perplexity under the LM's present ensemble. Raises Pruned once it must exceed `worst`.
+
+        That is certain as soon as the answers scored so far cost more than all answers cost the worst trial: what is
+        left can only add to it. So no trial is lost that is better than any other, and the sampler, which ranks pruned
+        trials behind complete ones, ranks it as its perplexity would.
+        """
+        limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
+        cost, seen, tokens = 0.0, 0, 0
+
+        def on_answer(index: int, answer: Any) -> None:
+            nonlocal cost, seen, tokens
+            cost -= answer[0] if isinstance(answer, tuple) else answer
+            seen, tokens = seen + 1, tokens + self.tokens[index]
+            if cost > limit and seen < len(self.requests):
+                report(math.exp(cost / tokens), seen)
+                raise Pruned
+
+        self.lm.answer(self.kind, self.requests, on_answer)
+        return math.exp(cost / tokens)
+
+
+class Accuracy:
+    """The task's headline metric by lm-eval's own evaluation."""
+
+    def __init__(self, study: Study, lm: EngineLM):
+        self.study, self.lm = study, lm
+        self.metric: str | None = study.config.task.metric
+        _instances(study, lm)
+        study.task.build_all_requests = self._ask_again
+
+    def _ask_again(self, **_: Any) -> None:
+        """What `lm_eval.evaluate` calls to build prompts: the ones that are there, without their earlier answers."""
+        for instance in self.study.task.instances:
+            instance.resps, instance.filtered_resps = [], {}
+
+    def __call__(self, worst: float | None, report: Report) -> float:
+        """The metric under the LM's present ensemble; such trials are never pruned."""
+        from moe_lab.results.samples import reported
+        from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
+
+        name = self.study.task.task_name
+        evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None, bootstrap_iters=0)
+        scores = evaluated["results"][name]
+        return float(scores[self.metric or next(iter(reported(scores)))])
+
+
+def objective(study: Study, lm: EngineLM, model: LoadedModel) -> Perplexity | Accuracy:
+    """The study's metric over its tuning documents. `model` solves them first where the data has no worked answers."""
+    if study.search.metric == "accuracy":
+        return Accuracy(study, lm)
+    return Perplexity(study, lm, worked_references(study, model) if study.worked else None)
+
+
+def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:
+    """lm-eval's requests, document by document."""
+    return build_requests(study.config, study.task, lm)

@@ -1,0 +1,103 @@
+"""The untouched model's solutions of a study's tuning documents: asked once, graded, and stored (`worked.py`)."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods import get_method
+from moe_lab.results.atomic import write_json
+from moe_lab.results.folder import RunFolder
+from moe_lab.results.request_log import ResponseLog
+from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.runs.tuning.worked import WorkedReferences, check_solved
+
+if TYPE_CHECKING:
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.runs.tuning.study import Study
+
+
+def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]:
+    """(prompt, correct solution) of the tuning documents that the untouched model solves.
+
+    They are made once, by greedy decoding or as `gen_kwargs` say, and graded by the task's headline metric; another
+    process that makes them is waited for. Raises ConfigError where there are none.
+    """
+    references, name = study.worked, study.task.task_name
+    assert references is not None
+    if references.stored() is None:
+        store = RunFolder(references.folder, references.digest)
+        with store.held(wait=True):
+            if references.stored() is None:
+                with store.status():
+                    _make(study, references, model)
+    check_solved(references, name)
+    stored = references.stored()
+    assert stored is not None
+    return [(one["prompt"], one["solution"]) for one in stored["solutions"]]
+
+
+def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> None:
+    """Ask what is not asked yet, grade all of it, and write references.json."""
+    from moe_lab.models.tokenizer import prompt_tokenizer
+
+    now = versions()
+    header = {"run_id": references.digest, "versions": {name: now[name] for name in DECISIVE}}
+    log = ResponseLog(references.folder / "responses.jsonl", header)
+    try:
+        samples = _graded(study, log, model)
+    finally:
+        log.close()
+    name, tokenizer = study.task.task_name, prompt_tokenizer(study.config)
+    solutions = [
+        {
+            "document": study.samples[name][sample["doc_id"]],
+            "prompt": sample["arguments"][0][0],
+            "solution": behind(sample["arguments"][0][0], sample["resps"][0][0], tokenizer),
+        }
+        for sample in samples
+        if sample["correct"]
+    ]
+    content = {"id": references.digest, "task": name, "split": study.split, "versions": now}
+    counts = {"asked": len(samples), "correct": len(solutions)}
+    write_json(references.folder / "references.json", content | counts | {"solutions": solutions})
+    print(
+        f"{references.folder.name}: the untouched model solves {len(solutions):,} of {len(samples):,} tuning "
+        "documents; the others are left out of the perplexity",
+        file=sys.stderr,
+    )
+
+
+def behind(prompt: str, text: str, tokenizer: Any) -> str:
+    """A generated text as it stands behind its prompt: decoders of SentencePiece models drop a first space."""
+    drops = not tokenizer.decode(tokenizer.encode(" a", add_special_tokens=False)).startswith(" ")
+    dropped = drops and not prompt[-1:].isspace() and not text[:1].isspace()
+    return f" {text}" if dropped else text
+
+
+def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str, Any]]:
+    """lm-eval's sample of every tuning document, with `correct` beside it: its headline metric is 1."""
+    from moe_lab.models.tokenizer import prompt_tokenizer
+    from moe_lab.runs.evaluation.replay_lm import RecordedLM
+    from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
+
+    base = get_method("base")(get_method("base").Config(name="base"))
+    config = replace(study.config, method=base.config)
+    with ExitStack() as opened:
+        lm = RecordedLM(
+            log,
+            lambda: opened.enter_context(base.open(model, config)),
+            lambda: prompt_tokenizer(config),
+            config.apply_chat_template,
+        )
+        evaluated = evaluate_tasks(config, study.tasks, lm, None, bootstrap_iters=0)
+    samples = evaluated["samples"][study.task.task_name]
+    headline = config.task.metric or f"{samples[0]['metrics'][0]},{samples[0]['filter']}"
+    metric, _, wanted = headline.partition(",")
+    return [
+        sample | {"correct": bool(sample["resps"][0][0]) and float(sample[metric]) == 1}
+        for sample in samples
+        if sample["filter"] == wanted
+    ]

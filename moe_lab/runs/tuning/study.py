@@ -1,0 +1,194 @@
+"""A study: what is tuned on which documents, checked and named before any weights load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods.roe.profile import Profile, read_profile
+from moe_lab.results.stored import whole_mapping
+from moe_lab.runs.tuning.search import Search, resolve
+from moe_lab.runs.tuning.worked import (
+    NUMERICS,
+    WorkedReferences,
+    check_solved,
+    needs_worked_references,
+)
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.methods.method import Method
+    from moe_lab.models.facts import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A search over temperatures, nothing computed."""
+
+    config: Config
+    """With the preset's n; its temperature is a placeholder."""
+    search: Search
+    study_id: str
+    """SHA-256 of what determines its trials, their number excepted: more trials continue the same study."""
+    folder: Path
+    facts: ModelFacts
+    method: Method
+    tasks: TaskDict
+    """The task, evaluating its tuning documents."""
+    split: str
+    """Where those come from."""
+    samples: dict[str, list[int]]
+    """Their row numbers in that split."""
+    documents: list[str]
+    """Their `document_hashes`."""
+    worked: WorkedReferences | None = None
+    """What perplexity is of where the data has no worked answers."""
+
+    @property
+    def task(self) -> Any:
+        """lm-eval's task over the tuning documents."""
+        return next(iter(self.tasks["tasks"].values()))
+
+    def references(self) -> dict[str, Any] | None:
+        """How many tuning documents the untouched model was asked and solved, and the folder that holds its solutions.
+
+        None where the data's own answers are scored, and before the model is asked.
+        """
+        stored = self.worked.stored() if self.worked is not None else None
+        if self.worked is None or stored is None:
+            return None
+        return {"asked": stored["asked"], "correct": stored["correct"], "folder": self.worked.folder.name}
+
+    def profile(self) -> Profile | None:
+        """What has been found with all trials; None before the study is finished, its figures included."""
+        finished = (whole_mapping(self.folder / "status.json") or {}).get("trials")
+        if not isinstance(finished, int) or finished < self.search.n_trials:
+            return None
+        try:
+            return read_profile(self.folder / "best.yaml")
+        except ConfigError:
+            return None  # absent or damaged: made again from the storage
+
+    def tuned_config(self) -> Config:
+        """The configuration of the evaluation that follows, with the profile's path as its temperature."""
+        method: Any = replace(
+            self.config.method, temperature=str(self.folder / "best.yaml"), skip_layers=None
+        )
+        seeds = 1 if self.config.num_studies > 1 else self.config.num_seeds
+        return replace(self.config, method=method, tuning=TuningConfig(), seeds=seeds)
+
+
+def prepare_study(config: Config) -> Study:
+    """Check everything that can be checked without weights, the evaluation that follows included. Makes no folder.
+
+    Raises what `moe_lab.runs.prepare.prepare` raises, and ConfigError for a search that cannot be.
+    """
+    from moe_lab.models.facts import model_facts
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
+    from moe_lab.results.identity import run_id
+    from moe_lab.runs.identity import identity
+    from moe_lab.runs.prepare import prepare
+    from moe_lab.tasks.documents import documents_digest, select_documents
+    from moe_lab.tasks.loading import load_tasks
+    from moe_lab.tasks.tuning_split import Holdout, document_hashes
+
+    _check(config)
+    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    if facts.moe_layers:  # prepare refuses a model without routers in its own words
+        config, search = resolve(config, facts)
+    evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
+    tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
+    name, task = _only(tasks)
+    _check_task(search, task)
+    documents = sorted(frozenset[str]().union(*document_hashes(task)))
+    select_documents(config, evaluation.tasks, frozenset(documents))
+    dataset = task.config.custom_dataset
+    samples = {name: dataset.numbers(task)}
+    content = identity(
+        config,
+        evaluation.method,
+        model=model_identity(model_source(config.model), config.model),
+        facts=facts,
+        tasks=tasks,
+        samples=samples,
+        documents=documents_digest(tasks, {name: list(range(len(task.task_docs)))}),
+    )
+    worked = _worked_references(config, search, name, task, content, facts)
+    searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
+    content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
+    if facts.commit is not None:  # trials of another state of the model are another study
+        content["commit"] = facts.commit
+    if worked is not None:
+        content["references"] = worked.digest
+    digest = run_id(content)
+    return Study(
+        config=config,
+        search=search,
+        study_id=digest,
+        folder=Path(config.output_dir) / "studies" / _folder_name(config, name, search.metric, digest),
+        facts=facts,
+        method=evaluation.method,
+        tasks=tasks,
+        split=dataset.source,
+        samples=samples,
+        documents=documents,
+        worked=worked,
+    )
+
+
+def _worked_references(
+    config: Config, search: Search, name: str, task: Any, content: dict[str, Any], facts: ModelFacts
+) -> WorkedReferences | None:
+    """Of a study whose identity is `content`; None where the data's own answers are scored."""
+    from moe_lab.results.identity import run_id
+    from moe_lab.results.versions import DECISIVE, versions
+
+    if search.metric != "perplexity" or not needs_worked_references(task):
+        return None
+    asked = {key: value for key, value in content.items() if key not in ("method", "seed")}
+    now = versions()
+    made_with = {"commit": facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}
+    digest = run_id(asked | graded)
+    folder = Path(config.output_dir) / "references" / _folder_name(config, name, "worked", digest)
+    references = WorkedReferences(folder=folder, digest=digest)
+    check_solved(references, name)
+    return references
+
+
+def _check(config: Config) -> None:
+    from moe_lab.methods import get_method
+
+    if not get_method(config.method.name).tunable:
+        raise ConfigError(
+            f"method={config.method.name} has no temperature to tune: leave tuning={config.tuning.name} out."
+        )
+    if config.predict_only:
+        raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
+
+
+def _only(tasks: TaskDict) -> tuple[str, Any]:
+    if len(tasks["tasks"]) > 1:
+        raise ConfigError(
+            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
+        )
+    return next(iter(tasks["tasks"].items()))
+
+
+def _check_task(search: Search, task: Any) -> None:
+    kind = task.get_config("output_type")
+    if search.metric == "accuracy" and kind == "loglikelihood_rolling":
+        raise ConfigError(f"{task.task_name} has no accuracy: tuning.metric=perplexity.")
+    if search.metric == "perplexity" and task.get_config("unsafe_code"):
+        raise ConfigError(f"{task.task_name} has no reference answers to score: tuning.metric=accuracy.")
+
+
+def _folder_name(config: Config, task: str, metric: str, digest: str) -> str:
+    parts = (config.model.name, task[:60], metric, digest[:8])
+    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in parts)

@@ -1,0 +1,229 @@
+"""The trials of a study on disk: claimed one by one, by as many processes as like, and never lost or made twice.
+
+A trial belongs to the process that claimed it, as long as that lives: every process holds a lock of its own, which its
+end or death sets free. A trial whose process is gone is taken over, with the parameters that it has.
+"""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from filelock import FileLock, Timeout
+from optuna.exceptions import StorageInternalError
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from moe_lab.errors import ResultsError
+from moe_lab.results.atomic import writing
+from moe_lab.results.stored import damaged, tidy
+from moe_lab.runs.tuning.search import Search
+
+WORKER = "worker"
+"""User attribute of a trial: the number of the process that computes it."""
+STARTUP_TRIALS = 10
+"""Random trials before the sampler's model decides."""
+STORAGE = "storage.db"
+TABLE = "trials.csv"
+"""Written after every trial, from the storage: a value that the two do not share is damaged."""
+ANEW = "Move the study's folder away; the same command starts it again."
+MAX_WORKERS = 256
+POLL_SECONDS = 0.5
+
+
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turn what Optuna's storage cannot do (full disk, damaged file) into a ResultsError that names the file."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ResultsError(
+            f"{folder / STORAGE} could not be read or written: {reason}\n"
+            f"Free some disk space, and the same command continues. A damaged file: {ANEW[0].lower()}{ANEW[1:]}"
+        ) from error
+
+
+class Trials:
+    """The trials of the study in `folder`. Use as a context manager: one worker of it."""
+
+    def __init__(self, folder: Path, search: Search, seed: int):
+        self.folder, self.search, self.seed = folder, search, seed
+        self._lock = FileLock(folder / ".lock", is_singleton=False)
+
+    def __enter__(self) -> Trials:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with writing(self.folder):
+            (self.folder / ".workers").mkdir(parents=True, exist_ok=True)
+        with self.locked():
+            with writing(self.folder):
+                tidy(self.folder)
+            known = check_storage(self.folder / STORAGE) and _values(self.folder / TABLE)
+            self.worker, self._mine = self._register()
+            storage = optuna.storages.RDBStorage(_sqlite(self.folder / STORAGE))
+            self.study = optuna.create_study(
+                storage=storage,
+                study_name="study",
+                direction=self.search.direction,
+                sampler=self._sampler([self.seed], others=False),
+                load_if_exists=True,
+            )
+            self._check(known or {})
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._mine.release()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time."""
+        with self._lock:
+            yield
+
+    def claim(self) -> tuple[Trial, list[float]] | None:
+        """A trial to compute now and its temperatures; None once all are done, waiting for those of others."""
+        while True:
+            with self.locked():
+                trial = self._abandoned() or self._next()
+                if trial is not None:
+                    trial.set_user_attr(WORKER, self.worker)
+                    return trial, self._temperatures(trial)
+                if not self._of(TrialState.RUNNING):
+                    return None
+            time.sleep(POLL_SECONDS)
+
+    def tell(self, trial: Trial, value: float | None) -> None:
+        """Store a trial's value; None: it was pruned."""
+        with self.locked():
+            state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+            self.study.tell(trial, value, state=state)
+
+    def finished(self) -> list[FrozenTrial]:
+        """Complete and pruned trials, by number."""
+        return self._of(TrialState.COMPLETE, TrialState.PRUNED)
+
+    def best(self) -> FrozenTrial | None:
+        """The complete trial with the best value; of equal ones the first, which may be the untuned model."""
+        complete = self._of(TrialState.COMPLETE)
+        sign = 1 if self.search.direction == "minimize" else -1
+        return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
+
+    def worst(self) -> float | None:
+        """The worst value of a complete trial, once the sampler has the random ones it begins with."""
+        values = [float(trial.value or 0) for trial in self._of(TrialState.COMPLETE)]
+        if len(values) < STARTUP_TRIALS:
+            return None
+        return max(values) if self.search.direction == "minimize" else min(values)
+
+    def _check(self, known: dict[int, float]) -> None:
+        """Raise DamagedError where a stored trial cannot be read, or has another value than is `known`."""
+        try:
+            values = {trial.number: trial.value for trial in self._of(TrialState.COMPLETE)}
+        except Exception as error:  # whatever Optuna makes of a damaged row
+            raise damaged(self.folder / STORAGE, repr(error), ANEW) from error
+        for number, value in known.items():
+            if values.get(number) != value:
+                raise damaged(self.folder / STORAGE, f"trial {number} is not the one of {TABLE}", ANEW)
+
+    def _of(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states)
+
+    def _abandoned(self) -> Trial | None:
+        for frozen in self._of(TrialState.RUNNING):
+            worker = frozen.user_attrs.get(WORKER)
+            if worker is None or worker == self.worker or not self._alive(worker):
+                return Trial(self.study, frozen._trial_id)
+        return None
+
+    def _next(self) -> Trial | None:
+        waiting = self._of(TrialState.WAITING)
+        number = len(self.study.get_trials(deepcopy=False))
+        if not waiting:
+            if number >= self.search.n_trials:
+                return None
+            if (fixed := self.search.fixed(number)) is not None:
+                self.study.enqueue_trial(fixed)
+        return self.study.ask()
+
+    def _temperatures(self, trial: Trial) -> list[float]:
+        """Draw what the trial does not have yet, one temperature per MoE layer."""
+        others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
+        for place, name in enumerate(self.search.parameters):
+            self.study.sampler = self._sampler([self.seed, trial.number, place], others)
+            trial.suggest_float(name, 0.0, self.search.max_temperature)
+        return self.search.temperatures(trial.params)
+
+    def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
+        """The paper's, Optuna's defaults at its time written out.
+
+        Every temperature has a seed of its own, so that an interrupted study draws what an unbroken one does.
+        """
+        return optuna.samplers.TPESampler(
+            n_startup_trials=STARTUP_TRIALS,
+            n_ei_candidates=24,
+            multivariate=False,
+            constant_liar=others,
+            seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+        )
+
+    def _register(self) -> tuple[int, FileLock]:
+        for worker in range(MAX_WORKERS):
+            lock = FileLock(self._worker_file(worker), is_singleton=False)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            return worker, lock
+        raise RuntimeError(f"{self.folder}: more than {MAX_WORKERS} processes share this study.")
+
+    def _workers(self) -> list[int]:
+        return [int(file.stem) for file in (self.folder / ".workers").glob("*.lock")]
+
+    def _alive(self, worker: int) -> bool:
+        lock = FileLock(self._worker_file(worker), is_singleton=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+    def _worker_file(self, worker: int) -> Path:
+        return self.folder / ".workers" / f"{worker}.lock"
+
+
+def check_storage(path: Path) -> bool:
+    """Whether there is a storage. Raises DamagedError for a file that is no whole SQLite database."""
+    if not path.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            [(found,), *_] = connection.execute("PRAGMA integrity_check").fetchall()
+    except sqlite3.Error as error:
+        raise damaged(path, error, ANEW) from error
+    if found != "ok":
+        raise damaged(path, found, ANEW)
+    return True
+
+
+def _values(table: Path) -> dict[int, float]:
+    """{number: value} of the complete trials of trials.csv; nothing where it is absent or damaged: it is derived."""
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["state"] == TrialState.COMPLETE.name]
+        return {int(row["number"]): float(row["value"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}
+
+
+def _sqlite(path: Path) -> str:
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(path)).render_as_string()

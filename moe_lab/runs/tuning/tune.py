@@ -1,0 +1,180 @@
+"""Run a study: its missing trials with the model loaded once, then its profile, table and figures."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.roe.profile import Profile
+from moe_lab.progress import Progress, naming
+from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.runs.memory_errors import memory_errors
+from moe_lab.runs.tuning.objective import Pruned, objective
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.reports.loggers import Logger
+    from moe_lab.runs.tuning.study import Study
+    from moe_lab.runs.tuning.trials import Trials
+
+
+def tune(study: Study, models: ModelPool) -> Profile:
+    """Compute what is missing of a study and return its profile; a finished study is returned at once.
+
+    The same call after an interruption continues; several processes may call it at once and share the trials.
+    """
+    found = study.profile()
+    return found if found is not None else _tune(study, models)
+
+
+def _tune(study: Study, models: ModelPool) -> Profile:
+    from moe_lab.reports.figures import write_study_figures
+    from moe_lab.reports.loggers import open_logger
+    from moe_lab.runs.tuning.trials import Trials, storage_errors
+
+    with ExitStack() as stack:
+        stack.enter_context(memory_errors(study))
+        stack.enter_context(storage_errors(study.folder))
+        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
+        logger = stack.enter_context(
+            open_logger(study.config, kind="study", name=study.folder.name, group=None)
+        )
+        with trials.locked():
+            write_study(study)
+        with naming(study.folder.name):
+            _run_trials(study, trials, models, logger)
+        with trials.locked():
+            write_trials(study, trials)
+            figures = write_study_figures(study.folder)
+            write_json(study.folder / "status.json", {"status": "success", "trials": len(trials.finished())})
+        logger.log_study(study.folder)
+        for figure in figures:
+            logger.log_figure(figure)
+    profile = study.profile()
+    assert profile is not None
+    return profile
+
+
+def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
+    loaded = None
+    initial = len(trials.finished())
+    with Progress(study.search.n_trials, "tuning", "trial", initial=initial) as progress:
+        while (claimed := trials.claim()) is not None:
+            if loaded is None:
+                loaded = models.get(study.config)
+                lm = _open(study, loaded)
+                measure = objective(study, lm, loaded)
+                write_study(study)
+            trial, temperatures = claimed
+            lm.set_ensemble(_ensemble(study, temperatures))
+            value = _measure(measure, trial, _limit(study, trial, trials))
+            trials.tell(trial, value)
+            with trials.locked():
+                write_trials(study, trials)
+            logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
+            _show(progress, trials)
+
+
+def _open(study: Study, loaded: Any) -> EngineLM:
+    from moe_lab.engine.lm import EngineLM
+
+    config = study.config
+    lm = EngineLM(
+        loaded.model,
+        loaded.tokenizer,
+        ensemble=_ensemble(study, [0.0] * study.search.moe_layers),
+        seed=config.seed,
+        reuse=True,
+        progress=False,
+        **engine_options(config),
+    )
+    if config.apply_chat_template:
+        lm.tokenizer.chat_template = lm.chat_template(config.apply_chat_template)
+    return lm
+
+
+def _ensemble(study: Study, temperatures: list[float]) -> Any:
+    method: Any = study.method
+    return method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
+
+
+def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
+    """The value beyond which a trial is pruned; None where its whole value is wanted.
+
+    That is so of the untuned model, and of every step of a sweep, whose curve it is.
+    """
+    return trials.worst() if trial.number and study.search.tuning == "tpe" else None
+
+
+def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
+    """A trial's value; None: pruned."""
+    try:
+        return measure(limit, trial.report)
+    except Pruned:
+        return None
+
+
+def _show(progress: Progress, trials: Trials) -> None:
+    best = trials.best()
+    told = None if best is None else f"best={best.value:.5g} in trial {best.number}"
+    progress.at(len(trials.finished()), told)
+
+
+def write_study(study: Study) -> None:
+    """study.json: what is searched, on which documents, and how many of them have worked references."""
+    search, config = study.search, study.config
+    content = {
+        "study_id": study.study_id,
+        "model": study.facts.name,
+        "family": study.facts.family,
+        "task": study.task.task_name,
+        "tuning": search.tuning,
+        "metric": search.metric,
+        "direction": search.direction,
+        "n": config.method.n,
+        "skip_layers": search.skip_layers,
+        "max_temperature": search.max_temperature,
+        "cache": config.method.cache,
+        "moe_layers": search.moe_layers,
+        "seed": config.seed,
+        "n_trials": search.n_trials,
+        "split": study.split,
+        "samples": study.samples,
+        "num_samples": sum(map(len, study.samples.values())),
+        "references": study.references(),
+    }
+    write_json(study.folder / "study.json", content)
+
+
+def write_trials(study: Study, trials: Trials) -> None:
+    """trials.csv (Optuna's columns) and, once the untuned model is known, best.yaml, of what is finished so far."""
+    from moe_lab.runs.tuning.trials import TABLE
+
+    table = trials.study.trials_dataframe()
+    write_atomically(study.folder / TABLE, table.to_csv(index=False))
+    finished, best = trials.finished(), trials.best()
+    untuned = next((trial for trial in finished if trial.number == 0), None)
+    if best is None or best.value is None or untuned is None or untuned.value is None:
+        return
+    profile = Profile(
+        model=study.facts.name,
+        task=study.task.task_name,
+        study=study.folder.name,
+        tuning=study.search.tuning,
+        metric=study.search.metric,
+        n=study.config.method.n,
+        trials=len(finished),
+        trial=best.number,
+        score=float(best.value),
+        untuned_score=float(untuned.value),
+        split=study.split,
+        samples=study.samples,
+        documents=study.documents,
+        references=study.references(),
+        temperature=study.search.temperatures(best.params),
+    )
+    write_atomically(study.folder / "best.yaml", profile.text())

@@ -1,0 +1,73 @@
+"""Worked references: the untouched model's own correct solutions of a study's tuning documents.
+
+Perplexity is over worked answers. Where a task's own answers are bare final ones that its filters look for behind the
+steps (AddSub: `#### 15`), the model is asked once, and what it solves is scored in their place.
+
+    outputs/references/<model>-<task>-worked-<id8>/
+        responses.jsonl     the model's answers, each as it is given: a killed command continues
+        references.json     the correct solutions, and how many documents were asked; written last
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.results.stored import whole_mapping
+
+NUMERICS = 2
+"""Raised whenever solutions, or which of them are correct, may change."""
+TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})
+"""lm-eval's filters that leave an answer what it is; any other looks for it in a longer text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkedReferences:
+    """Where the solutions of a study's tuning documents are kept; studies of one model and documents share them."""
+
+    folder: Path
+    digest: str
+    """SHA-256 of what determines them: the model, the task's settings, the documents."""
+
+    def stored(self) -> dict[str, Any] | None:
+        """The content of references.json: `asked`, `correct` and `solutions`; None before it is written."""
+        content = whole_mapping(self.folder / "references.json")
+        return content if content is not None and self._is_whole(content) else None
+
+    def _is_whole(self, content: dict[str, Any]) -> bool:
+        """Whether it is what `_make` writes for this id: as many solutions as it says, each with its prompt."""
+        solutions = content.get("solutions")
+        return (
+            content.get("id") == self.digest
+            and isinstance(content.get("asked"), int)
+            and isinstance(solutions, list)
+            and len(solutions) == content.get("correct")
+            and all(isinstance(one, dict) and {"prompt", "solution"} <= one.keys() for one in solutions)
+        )
+
+
+def needs_worked_references(task: Any) -> bool:
+    """Whether the answers of a generated task's data are bare final ones that its filters look for in a longer text."""
+    if task.get_config("output_type") != "generate_until":
+        return False
+    filters = [one["function"] for each in task.config.filter_list or [] for one in each["filter"]]
+    return not TRIMMING.issuperset(filters) and all(_is_bare(task, document) for document in task.task_docs)
+
+
+def _is_bare(task: Any, document: dict[str, Any]) -> bool:
+    """Whether a document's own answer is one word, marks such as `####` aside."""
+    target = task.doc_to_target(document)
+    answers = target if isinstance(target, list) else [target]
+    return all(sum(any(map(str.isalnum, word)) for word in str(answer).split()) <= 1 for answer in answers)
+
+
+def check_solved(references: WorkedReferences, task: str) -> None:
+    """Raise ConfigError where the stored references are none: the model solved no tuning document."""
+    stored = references.stored()
+    if stored is not None and not stored["correct"]:
+        raise ConfigError(
+            f"The untouched model solves none of the {stored['asked']} tuning documents of {task}, so there is no "
+            "worked answer whose perplexity could be tuned: tuning.metric=accuracy, or a larger tuning.num_samples."
+        )

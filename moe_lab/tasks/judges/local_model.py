@@ -1,0 +1,144 @@
+"""The model of a judge that runs here: a folder or a repository of the hub, as a `model.path` is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ModelError
+from moe_lab.tasks.judges.judge import Judge
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+BATCH = 8
+"""Exchanges judged at once where batch_size=auto."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """Where a judge's model is, and how it runs."""
+
+    judge: str
+    source: str
+    """Folder, or hub id with or without `@revision`."""
+    config: Config
+
+    @property
+    def is_folder(self) -> bool:
+        return Path(self.source).expanduser().is_dir()
+
+    @property
+    def model(self) -> ModelConfig:
+        """The same as a model of a run."""
+        name, _, revision = (self.source, "", "") if self.is_folder else self.source.partition("@")
+        return ModelConfig(name=self.judge, path=name, revision=revision or None)
+
+    def stored_config(self) -> PreTrainedConfig:
+        """Its configuration. Raises ModelError where there is none."""
+        from transformers import AutoConfig
+
+        from moe_lab.models.source import explain, model_folder
+
+        folder = model_folder(self.model, offline=self.config.offline)
+        try:
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(explain(error, self.source, "model", self.config.offline)) from error
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer. Raises ModelError where there is none."""
+        from moe_lab.models.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.model, offline=self.config.offline)
+
+    def folder(self) -> Path:
+        """Its folder with the weights, fetched where they are missing. Raises ModelError."""
+        from moe_lab.models.source import model_folder
+        from moe_lab.models.weight_files import known_weights
+
+        folder = model_folder(self.model, offline=self.config.offline, weights=True)
+        if not known_weights(folder):
+            raise ModelError(f"{folder}, the model of the judge {self.judge}, has no weights.")
+        return folder
+
+    def identity(self) -> dict[str, Any]:
+        """Content of a folder, or hub id and commit; and the precision that it runs in."""
+        from moe_lab.models.identity import source_identity
+        from moe_lab.models.source import model_commit, model_source
+
+        commit = model_commit(self.model, offline=self.config.offline)
+        return {"model": source_identity(model_source(self.model), commit), "dtype": self.dtype}
+
+    @property
+    def dtype(self) -> str:
+        from moe_lab.models.facts import resolve_dtype
+
+        return resolve_dtype("auto", self.device, self.stored_config())
+
+    @property
+    def device(self) -> torch.device:
+        from moe_lab.models.facts import resolve_device
+
+        return resolve_device(self.config.device)
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size if isinstance(self.config.batch_size, int) else BATCH
+
+    @contextmanager
+    def loaded(self, auto_class: Any) -> Iterator[Any]:
+        """The model on its device, let go afterwards. Raises ModelError where weights are missing or do not fit."""
+        import gc
+
+        import torch
+
+        folder = self.folder()
+        try:
+            model, report = auto_class.from_pretrained(
+                folder, dtype=getattr(torch, self.dtype), local_files_only=True, output_loading_info=True
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelError(f"The judge {self.judge} could not be loaded from {folder}: {reason}") from error
+        if missing := sorted(report["missing_keys"]):
+            raise ModelError(f"{folder}, the model of the judge {self.judge}, lacks weights: {missing[0]}.")
+        try:
+            yield model.to(self.device).eval()
+        finally:
+            del model
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+class LocalJudge(Judge):
+    """A judge whose model runs here."""
+
+    default: str
+    """Hub id of its model where none is given."""
+    key: str
+    """The key of `task` that names it."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.local = LocalModel(self.name, getattr(config.task, self.key) or self.default, config)
+
+    def check(self) -> None:
+        super().check()
+        if self.config.offline or self.local.is_folder:
+            self.local.folder()
+
+    def folders(self) -> list[Path]:
+        return [self.local.folder()]
+
+
+def by_length(texts: Sequence[str], size: int) -> list[list[int]]:
+    """Indices of texts in batches of similar length, so that little is padded."""
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    return [order[start : start + size] for start in range(0, len(order), size)]

@@ -1,0 +1,117 @@
+"""Judging the answers of a run: what is judged already is read from judgements.jsonl, the rest is asked and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from moe_lab.progress import Progress
+from moe_lab.results.request_log import ResponseLog, logs_beside, stored_answers
+from moe_lab.tasks.judges.judge import Exchange, Judge, Verdict, verdict_key
+from moe_lab.tasks.judges.lm_eval_hooks import judged_by
+
+JUDGEMENTS = "judgements.jsonl"
+HEADER = {"judgements": 1}
+"""Of judgements.jsonl; whose they are is in each one's key."""
+ROOM = 2
+"""Memory that a judge is given, in multiples of its weight files: weights as they run, and what is computed."""
+
+
+@contextmanager
+def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]) -> Iterator[None]:
+    """Within this, lm-eval's evaluation of a judged task asks the judges of the run in `folder`.
+
+    Verdicts of other runs are taken over, except for a rerun. `free` as in `Session`.
+    """
+    if not judges:
+        yield
+        return
+    log = ResponseLog(judgements_file(folder, rerun), HEADER)
+    beside = [] if rerun else logs_beside(folder, JUDGEMENTS)
+    known = {key: verdict for path in beside for key, verdict in stored_answers(path).items()}
+    try:
+        with judged_by(Session(judges, log, known, free).verdicts):
+            yield
+    finally:
+        log.close()
+
+
+def judgements_file(folder: Path, rerun: bool) -> Path:
+    """Where the verdicts of a run are kept; those of an unfinished rerun apart."""
+    return folder / ("judgements.rerun.jsonl" if rerun else JUDGEMENTS)
+
+
+class Session:
+    """Verdicts by judge and exchange.
+
+    Args:
+        log: keeps every verdict as it comes, by `verdict_key`.
+        known: verdicts of other runs, by the same.
+        free: lets the evaluated model go, where a judge needs its memory.
+    """
+
+    def __init__(
+        self,
+        judges: Sequence[Judge],
+        log: ResponseLog,
+        known: Mapping[str, Verdict],
+        free: Callable[[], None],
+    ):
+        self.judges = judges
+        self.log = log
+        self.known = known
+        self.free = free
+
+    def verdicts(self, exchanges: Sequence[Exchange]) -> list[dict[str, Verdict | None]]:
+        """Per exchange what each judge says, None where it could not be asked this time."""
+        found: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
+        for judge in self.judges:
+            keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
+            missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
+            for key in missing.keys() & self.known.keys():
+                self.log.answer(key, self.known[key], {})
+                del missing[key]
+            if missing:
+                self._judge(judge, missing)
+            for verdicts, key in zip(found, keys, strict=True):
+                verdicts[judge.name] = self.log.get(key)
+        return found
+
+    def _judge(self, judge: Judge, missing: dict[str, Exchange]) -> None:
+        keys, start = list(missing), time.perf_counter()
+        if ROOM * weight_bytes(judge) > free_memory(judge):
+            self.free()
+        with (
+            Progress(len(keys), f"judge {judge.name}", "answer") as progress,
+            judge.open() as judge_all,
+        ):
+
+            def keep(index: int, verdict: Verdict) -> None:
+                self.log.answer(keys[index], verdict, {})
+                progress.update()
+
+            judge_all(list(missing.values()), keep)
+        self.log.spend({judge.name: time.perf_counter() - start})
+
+
+def weight_bytes(judge: Judge) -> int:
+    """Bytes of the weight files of a judge's model; 0 where it has none."""
+    from moe_lab.models.weight_files import known_weights
+
+    folders = judge.folders()
+    return sum(
+        (folder / name).stat().st_size
+        for folder in folders
+        for name in known_weights(folder)
+        if not name.endswith(".json")
+    )
+
+
+def free_memory(judge: Judge) -> int:
+    """Bytes that are free on the device that the judge's model goes to."""
+    from moe_lab.models.facts import resolve_device
+    from moe_lab.models.memory import free_memory
+
+    return free_memory(resolve_device(judge.config.device))

@@ -1,0 +1,157 @@
+"""Two ways to build the cage, one promise: `Cage.run` executes one program and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from moe_lab.errors import ResultsError
+from moe_lab.tasks.sandbox.limits import Limits
+
+OUT_OF_PROCESSOR_TIME = "timed out: processor time"
+OUT_OF_TIME = "timed out: waiting"
+PACKAGE = Path(__file__).resolve().parents[2]
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/nix/store")
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/program",
+    "TMPDIR": "/program",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONSAFEPATH": "1",
+    **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")},
+}
+"""All that a program sees of the environment: no keys, and the same order of sets every time."""
+
+
+def _import_paths() -> list[str]:
+    """Where a program's imports come from: the standard library, numpy and its neighbours, and this package."""
+    numpy = find_spec("numpy")
+    assert numpy is not None and numpy.origin is not None, "a dependency of this package"
+    standard = [sysconfig.get_path("stdlib"), str(sysconfig.get_config_var("DESTSHARED"))]
+    return list(dict.fromkeys([*standard, str(Path(numpy.origin).parents[2]), str(PACKAGE.parent)]))
+
+
+def _shown(imports: list[str]) -> list[str]:
+    """What of this machine is visible in the cage: system libraries, Python, its packages; links stay links."""
+    wanted = [*SYSTEM, sys.base_prefix, sys.base_exec_prefix, *imports[:-1], str(PACKAGE)]
+    existing = [path for path in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.exists(path)]
+    links = [path for path in existing if os.path.islink(path)]
+    folders = sorted({os.path.realpath(path) for path in existing})
+    top = [path for path in folders if not any(path.startswith(f"{other}/") for other in folders)]
+    return top + [link for link in links if not any(link.startswith(f"{folder}/") for folder in top)]
+
+
+IMPORT_PATHS = _import_paths()  # here, because sysconfig's first use is not safe in threads
+SHOWN = _shown(IMPORT_PATHS)
+
+
+@dataclass(frozen=True)
+class Cage:
+    """One way to confine a program; `bubblewrap` is bwrap's path, or None for our own namespaces."""
+
+    bubblewrap: str | None
+
+    @property
+    def name(self) -> str:
+        return "bubblewrap" if self.bubblewrap else "Linux namespaces"
+
+    def run(self, program: str, limits: Limits) -> str:
+        """Execute Python source in a fresh cage: "passed", "timed out: " and of what, or "failed: " and why.
+
+        Raises ResultsError where the cage could not be built; the program was not executed then.
+        """
+        request = {"program": program, "limits": limits.as_dict(), "paths": IMPORT_PATHS}
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as report:
+            stdin.write(json.dumps(request).encode())
+            stdin.seek(0)
+            code, trouble = self._execute(stdin, report, limits)
+            if trouble:
+                raise ResultsError(f"The cage of {self.name} could not be built: {trouble}")
+            if code is None:
+                return OUT_OF_TIME
+            report.seek(0)
+            return report.read().decode(errors="replace") or _how_it_ended(code)
+
+    def _execute(self, stdin: IO[bytes], report: IO[bytes], limits: Limits) -> tuple[int | None, str]:
+        """Exit code, None where time ran out, and what the cage itself (never the program) wrote on stderr."""
+        with tempfile.TemporaryFile() as stderr:
+            process = subprocess.Popen(
+                self._command(limits),
+                stdin=stdin,
+                stdout=report,
+                stderr=stderr,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+                **self._unprivileged(),
+            )
+            code: int | None = None
+            try:
+                code = process.wait(limits.wall_seconds)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                if code is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            stderr.seek(0)
+            return code, stderr.read(2000).decode(errors="replace").strip()
+
+    def _command(self, limits: Limits) -> list[str]:
+        interpreter = [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c"]
+        start = f"import sys; sys.path[:] = {IMPORT_PATHS!r}; "
+        if self.bubblewrap is None:
+            call = f"from moe_lab.tasks.sandbox.namespaces import main; main({limits.folder_size}, {SHOWN!r})"
+            return [*interpreter, start + call]
+        call = "from moe_lab.tasks.sandbox.inside import run_request; run_request()"
+        return [self.bubblewrap, *_bubblewrap_options(limits), "--", *interpreter, start + call]
+
+    def _unprivileged(self) -> dict[str, Any]:
+        """bwrap itself runs as a user without other processes where we are root: limits do not bind root."""
+        from moe_lab.tasks.sandbox.namespaces import free_id
+
+        if self.bubblewrap is None or os.geteuid() != 0:
+            return {}
+        user, group, slot = free_id("uid"), free_id("gid"), secrets.randbelow(10000)
+        if user is None or group is None:
+            return {}
+        return {"user": user - slot, "group": group - slot, "extra_groups": []}
+
+
+def candidates() -> list[Cage]:
+    """The cages that may work here, the preferred one first."""
+    bubblewrap = shutil.which("bwrap")
+    return [*([Cage(bubblewrap)] if bubblewrap else []), Cage(None)]
+
+
+def _how_it_ended(code: int) -> str:
+    """What an exit code says where there is no report: the program ended its process, or was ended."""
+    if code == 128 + signal.SIGXCPU:
+        return OUT_OF_PROCESSOR_TIME
+    if code > 128:
+        return f"failed: ended by signal {code - 128}"
+    return f"failed: ended early with exit code {code}"
+
+
+def _bubblewrap_options(limits: Limits) -> list[str]:
+    options = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+    options += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000"]
+    for path in SHOWN:
+        link = os.path.islink(path)
+        options += ["--symlink", os.readlink(path), path] if link else ["--ro-bind", path, path]
+    for device in ("null", "zero", "urandom"):
+        options += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    options += ["--perms", "0777", "--size", str(limits.folder_size), "--tmpfs", "/program"]
+    return [*options, "--chdir", "/program", "--remount-ro", "/"]

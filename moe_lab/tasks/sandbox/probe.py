@@ -1,0 +1,137 @@
+"""Whether a cage keeps its promises on this machine: each one is tried, before any program of a model is executed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from string import Template
+
+from moe_lab.tasks.sandbox.cage import OUT_OF_PROCESSOR_TIME, OUT_OF_TIME, Cage
+from moe_lab.tasks.sandbox.limits import Limits
+
+QUICK = Limits(wall_seconds=8, cpu_seconds=1)
+
+PLAIN = "import json, math, random, re, typing, collections\nassert sorted([2, 1]) == [1, 2]"
+MEMORY = """
+try:
+    bytearray(10 * 2**30)
+except MemoryError:
+    pass
+else:
+    raise AssertionError
+"""
+UNCOUNTED_MEMORY = """
+import ctypes
+libc = ctypes.CDLL(None)
+assert libc.shmget(0, 2**20, 0o1600) == -1
+assert libc.memfd_create(b"x", 0) == -1
+assert libc.socketpair(1, 1, 0, (ctypes.c_int * 2)()) == -1
+"""
+PROCESSES = """
+import os, signal
+children = []
+try:
+    for _ in range($many):
+        child = os.fork()
+        if not child:
+            signal.pause()
+        children.append(child)
+except OSError:
+    pass
+assert len(children) < $many
+"""
+ENDLESS = "while True: pass"
+SLEEP = "import time\ntime.sleep(1000)"
+WRITE = """
+import os
+for folder in ("/", "/tmp", "/dev", "/usr", "/etc", "/var/tmp", os.path.dirname(os.__file__), $outside):
+    try:
+        open(os.path.join(folder, "written"), "w").close()
+    except OSError:
+        continue
+    raise AssertionError(folder)
+assert not os.path.exists($outside)
+open("/program/written", "w").close()
+"""
+FILE_SIZE = """
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+written = 0
+try:
+    for number in range(64):
+        with open(f"/program/{number}", "wb") as file:
+            for _ in range(16):
+                written += file.write(bytes(2**20))
+except OSError:
+    pass
+assert written <= $most
+"""
+SOCKET = """
+import socket
+for family, address in ((socket.AF_INET, ("127.0.0.1", $port)), (socket.AF_UNIX, $abstract)):
+    try:
+        socket.socket(family, socket.SOCK_STREAM).connect(address)
+    except OSError:
+        continue
+    raise AssertionError(address)
+"""
+PRIVILEGES = """
+import ctypes, os
+assert os.getuid() != 0
+libc = ctypes.CDLL(None)
+for namespace in (0x10000000, 0x20000, 0x20000000, 0x40000000):
+    assert libc.unshare(namespace) != 0, namespace
+"""
+
+
+def broken_promises(cage: Cage) -> list[str]:
+    """What a cage does not enforce here, in words; empty where it keeps all promises.
+
+    Raises ResultsError where it cannot be built at all.
+    """
+    with tempfile.TemporaryDirectory(prefix="moe_lab_probe_") as outside, _listeners() as (port, abstract):
+        os.chmod(outside, 0o777)
+        values = {
+            "many": str(4 * QUICK.processes),
+            "most": str(QUICK.folder_size),
+            "outside": repr(outside),
+            "port": str(port),
+            "abstract": repr(abstract),
+        }
+        promises = {
+            "an ordinary program does not run": (PLAIN, QUICK, "passed"),
+            "memory is not limited": (MEMORY, QUICK, "passed"),
+            "memory that no limit counts is given out": (UNCOUNTED_MEMORY, QUICK, "passed"),
+            "the number of processes is not limited": (PROCESSES, QUICK, "passed"),
+            "processor time is not limited": (ENDLESS, QUICK, OUT_OF_PROCESSOR_TIME),
+            "waiting is not limited": (SLEEP, Limits(wall_seconds=1), OUT_OF_TIME),
+            "files outside its own folder can be seen or written": (WRITE, QUICK, "passed"),
+            "the size of files is not limited": (FILE_SIZE, QUICK, "passed"),
+            "the network is not cut off": (SOCKET, QUICK, "passed"),
+            "privileges can be gained": (PRIVILEGES, QUICK, "passed"),
+        }
+        cage.run(PLAIN, QUICK)  # an error that all would raise is raised once
+        with ThreadPoolExecutor(4) as pool:
+            runs = {
+                promise: (pool.submit(cage.run, Template(program).substitute(values), limits), wanted)
+                for promise, (program, limits, wanted) in promises.items()
+            }
+        found = {promise: (run.result(), wanted) for promise, (run, wanted) in runs.items()}
+        broken = [f"{promise} ({got})" for promise, (got, wanted) in found.items() if got != wanted]
+        return broken + (["a file appeared outside"] if list(Path(outside).iterdir()) else [])
+
+
+@contextmanager
+def _listeners() -> Iterator[tuple[int, str]]:
+    """A TCP port and an abstract Unix address of this machine that accept connections."""
+    with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen()
+        unix.bind("")  # the kernel chooses an abstract address
+        unix.listen()
+        yield tcp.getsockname()[1], unix.getsockname().decode()

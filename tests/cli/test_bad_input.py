@@ -1,0 +1,170 @@
+"""Every wrong request ends with exit code 2, a few lines that name what to do, and no traceback.
+
+Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key that slips in with a prefix.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.command import FakeRuns, install, run_command
+
+WRONG = {
+    "an unknown key": (["metod=roe"], "Did you mean 'method'?"),
+    "an unknown key of a group": (["method.temprature=0.1"], "Did you mean 'method.temperature'?"),
+    "a key without its group": (["temperature=0.1"], "Did you mean 'method.temperature'?"),
+    "an unknown key with +": (["+method.tau=1"], "Unknown key 'method.tau'"),
+    "an unknown key with ++": (["++foo.bar=1"], "Unknown key 'foo'"),
+    "a known key with +": (["+seed=1"], "already at 'seed'"),
+    "a removed group": (["~tuning"], "'tuning' was removed"),
+    "a removed key": (["~seed"], "'seed' was removed"),
+    "a removed key without a value": (["~limit"], "'limit' was removed"),
+    "a removed key of a group": (["~task.name"], "'task.name' was removed"),
+    "a removed key of the method": (["~method.n"], "'method.n' was removed"),
+    "a removed key that is none": (["~foo"], "'foo' does not exist"),
+    "an unknown method": (["method=reo"], "Did you mean 'roe'?"),
+    "an unknown model": (["model=olmo"], "Did you mean 'olmoe'?"),
+    "an unknown task": (["task=gsm8"], "Did you mean 'gsm8k'?"),
+    "an unknown tuner": (["tuning=tpee"], "Did you mean 'tpe'?"),
+    "an unknown mode": (["mode=plam"], "Did you mean 'plan'?"),
+    "an unknown scale": (["scale=large"], "Choices: tiny, small, paper"),
+    "an unknown experiment": (["experiment=roe/figure33"], "Did you mean 'roe/figure3'?"),
+    "text for an integer": (["seed=abc"], "seed=abc: expected an integer"),
+    "a number for a switch": (["baseline=3"], "baseline=3: expected true or false"),
+    "text for a method's integer": (["method.n=many"], "method.n=many: expected an integer"),
+    "null for an integer": (["seed=null"], "seed=null: expected an integer"),
+    "a mapping for samples": (["samples={a:1}"], "samples={'a': 1}: expected a list or null"),
+    "n below one": (["method.n=0"], "method.n"),
+    "negative n": (["method.n=-3"], "method.n"),
+    "a negative temperature": (["method.temperature=-0.1"], "method.temperature"),
+    "a seed that no generator takes": (
+        ["seed=99999999999999999999999"],
+        "seed=99999999999999999999999 is too large",
+    ),
+    "a sample_seed that no generator takes": (["sample_seed=9223372036854775808"], "is too large"),
+    "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
+    "an infinite limit": (["limit=1e400"], "limit=inf: must be a finite number"),
+    "a key of another method": (
+        ["-m", "method=base,roe", "method.n=4"],
+        "method=roe have it, and method=base does not",
+    ),
+    "a key of another method with +": (["method=base", "+method.n=4"], "method=roe alone compares with base"),
+    "a key of another method in a table": (
+        ["experiment=roe/figure3", "method.dataset_size=40"],
+        "no cell of experiment=roe/figure3 has 'dataset_size'.\nMethods of its cells: base, roe.",
+    ),
+    "a method's unknown key in a table": (
+        ["experiment=moe_bench/figure1", "++method.dataset_sise=40"],
+        "Did you mean 'dataset_size'?\nMethods of its cells: base, finetune-freeze.",
+    ),
+    "a method's key in a table without cells": (
+        ["experiment=moe_bench/table1", "method.n=4"],
+        "It has no cells.",
+    ),
+    "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
+    "a method's key without a value in a table": (["experiment=roe/figure3", "method.n"], "--help"),
+    "references that are nested": (
+        ["method=icl", "task=toy_choice", "method.reference=[[a]]"],
+        "method.reference[0]=['a']: expected text",
+    ),
+    "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
+    "a setting of generation that is no number": (
+        ["gen_kwargs=temperature=.nan"],
+        "gen_kwargs.temperature=nan: must be a finite number",
+    ),
+    "an infinite setting of generation": (["gen_kwargs={top_p:1e999}"], "gen_kwargs.top_p=inf"),
+    "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
+    "a path longer than any": (["model.path=" + 5000 * "x"], "no file or option has so long a name"),
+    "no seeds": (["seeds=0"], "at least 1"),
+    "a negative seed": (["seed=-1"], "at least 0"),
+    "limit zero": (["limit=0"], "selects nothing"),
+    "a negative limit": (["limit=-5"], "selects nothing"),
+    "a limit of two and a half": (["limit=2.5"], "neither a count nor a fraction"),
+    "limit and samples": (["limit=5", "samples=[1]"], "Give one of them"),
+    "negative samples": (["samples=[-1]"], "from 0 on"),
+    "an unknown device": (["device=gpu"], "Use auto, cpu, cuda"),
+    "an unknown dtype": (["dtype=float64x"], "Choices: auto, float32"),
+    "an unknown batch size": (["batch_size=big"], "positive integer or auto"),
+    "zero batch size": (["batch_size=0"], "at least 1"),
+    "a list without -m": (["method=base,roe"], "add --multirun"),
+    "a value that does not parse": (["limit=[1"], "--help"),
+    "a value that needs quotes": (["system_instruction=a (b)"], "Quote a value"),
+    "an empty path": (["model.path="], "model.path= has no value"),
+    "an empty output folder": (["output_dir="], "output_dir= has no value"),
+    "no task": (["task=lm_eval", "task.name=[]"], "task.name=[] names no task"),
+    "no key": (["=3"], "--help"),
+    "an interpolation to nothing": (["seed=${nothing}"], "nothing"),
+    "a missing name": (["task=lm_eval"], "task.name must be given"),
+    "a config folder that is none": (["--config-dir", "/nowhere/at/all"], "not found"),
+    "a flag that is none": (["--unknown"], "unrecognized arguments"),
+    "two flags that exclude each other": (["--cfg", "job", "--info", "config"], "Only one of"),
+    "an unknown hydra key": (["hydra.foo=1"], "Unknown key 'hydra.foo'"),
+    "another launcher": (["-m", "hydra/launcher=joblib"], "hydra/launcher"),
+    "gen_kwargs that are none": (["gen_kwargs='a,b'"], "gen_kwargs=key=value"),
+    "a grid of modes": (["-m", "mode=run,plan"], "one mode"),
+    "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
+    "a grid of a method's key in a table": (
+        ["-m", "experiment=roe/figure3", "method.n=4,8"],
+        "brings its own grid",
+    ),
+    "two values of a method's key in a table": (
+        ["experiment=roe/figure3", "method.n=4,8"],
+        "one value per key",
+    ),
+    "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
+    "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
+    "a distance that nothing is within": (
+        ["method=c3po", "task=toy_choice", "method.abstain=0.3"],
+        "Give a larger distance",
+    ),
+    "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
+}
+
+
+@pytest.mark.parametrize("argv, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_requests(argv, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    ran = install(monkeypatch, FakeRuns())
+    ended = run_command(capsys, *argv)
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.splitlines()) <= 12
+    assert not ran.executed, "nothing may run before the whole request is checked"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_error_shows_the_traceback(capsys, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    ended = run_command(capsys, "method=reo")
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+
+
+def test_a_broken_yaml_of_ones_own_is_named(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npath: [unclosed\n")
+    ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine")
+    assert ended.code == 2
+    assert "mine.yaml" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_wrong_key_in_a_yaml_of_ones_own_is_named(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npth: somewhere\n")
+    ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
+    assert ended.code == 2
+    assert "Did you mean 'model.path'?" in ended.err
+
+
+@pytest.mark.slow
+def test_as_a_process(tmp_path):
+    command = [sys.executable, "-m", "moe_lab", "method.n=abc"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("Error: method.n=abc: expected an integer.")

@@ -1,0 +1,102 @@
+"""`--help` with options named beside it. Broken by: a key or comment that is not shown, an option taken for another."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from moe_lab.cli.help import GROUPS, option_files
+from moe_lab.cli.help_options import FOOT, read_option
+from moe_lab.config.paths import resource_folder
+from tests.support.command import run_command
+
+CONF = resource_folder("conf")
+OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CONF])]
+
+
+def keys_of(file):
+    """Every key of a YAML file with the comment lines above it, read in another way than the help does."""
+    blocks = re.findall(r"((?:^# .+\n)*)^(\w+):", file.read_text(encoding="utf-8"), re.M)
+    comments = {key: [line[2:] for line in comment.splitlines()] for comment, key in blocks}
+    first = next(iter(comments))
+    return comments | {first: comments[first][1:]}
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_key_is_shown_with_its_default_and_comment(group, name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    file = CONF / group / f"{name}.yaml"
+    ended = run_command(capsys, "--help", f"{group}={name}")
+    table = ended.out[ended.out.index("\n\n") :]
+    defaults = yaml.safe_load(file.read_text(encoding="utf-8"))
+    comments = keys_of(file)
+    assert ended.code == 0 and comments.keys() == defaults.keys()
+    for key, value in defaults.items():
+        after = words(table.partition(f"\n  {group}.{key}=")[2])
+        told = re.match(rf"(.+?) {re.escape(words(' '.join(comments[key])))}", after)
+        assert told and yaml.safe_load(told[1]) == value, key
+    assert words(file.read_text(encoding="utf-8").splitlines()[0][2:]) in words(ended.out)
+    assert ended.out.splitlines()[-1] == FOOT and "Exit codes" not in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 120
+
+
+def test_keys_that_an_option_leaves_out_are_named(capsys):
+    out = words(run_command(capsys, "--help", "model=tiny").out)
+    assert "model.device_map=null" in out
+    assert "logger.tags=[]" in words(run_command(capsys, "-h", "logger=none").out)
+    assert "task.allow_code_execution=false" in words(run_command(capsys, "--help", "task=toy_choice").out)
+
+
+def test_several_options_are_explained_at_once_and_each_once(capsys):
+    out = run_command(capsys, "-m", "method=roe,c2r", "task=boolq", "method=c2r", "seed=1", "--help").out
+    heads = [line for line in out.splitlines() if re.fullmatch(r"\w+=\S+", line)]
+    assert heads == ["method=roe", "method=c2r", "task=boolq"]
+
+
+def test_what_names_no_option_is_the_overview(capsys):
+    out = run_command(capsys, "--help", "method.n=3", "limit=5").out
+    assert out == run_command(capsys, "--help").out
+    assert "--help method=<option>" in "".join(out.splitlines()[:6])
+    assert "method=finetune-freeze model=tiny task=toy_choice" in out
+
+
+@pytest.mark.parametrize(
+    ("override", "closest"),
+    [
+        ("method=finetune-freze", "finetune-freeze"),
+        ("task=boolqq", "boolq"),
+        ("experiment=roe/figur3", "roe/figure3"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_closest(override, closest, capsys):
+    ended = run_command(capsys, "--help", "method=base", override)
+    assert ended.code == 2 and ended.out == ""
+    assert f"Did you mean {closest!r}?" in ended.err and "Choices: " in ended.err
+
+
+def test_an_option_of_ones_own_is_explained(capsys, tmp_path):
+    """A name that the package has, too, is the package's, as it is for Hydra."""
+    (tmp_path / "method").mkdir()
+    own = "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n  # inner\n  - 1\n- 2\nbare: x\n"
+    (tmp_path / "method" / "mine.yaml").write_text(own)
+    (tmp_path / "method" / "roe.yaml").write_text("# Another\nname: roe\n")
+    about, keys = read_option(tmp_path / "method" / "mine.yaml")
+    assert about == "Mine"
+    assert keys == [("name", "roe", "two lines"), ("list", "- 1 - 2", ""), ("bare", "x", "")]
+    beside = ("--config-dir", str(tmp_path), "--help")
+    assert "  method.bare=x" in run_command(capsys, *beside, "method=mine").out
+    assert "method.n=32" in run_command(capsys, *beside, "method=roe").out
+    overview = run_command(capsys, *beside).out
+    assert "  mine             Mine" in overview and "Another" not in overview
+
+
+def test_an_experiment_is_explained_with_its_cells(capsys):
+    out = run_command(capsys, "--help", "experiment=roe/figure3").out
+    assert "RoE, Figure 3" in out and re.search(r"scale=tiny +4 cells", out)

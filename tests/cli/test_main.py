@@ -1,0 +1,343 @@
+"""The command: help, flags that only print, grids, exit codes.
+
+Broken by: an option that --help forgets, a folder left behind, a run before all are checked, a wrong exit code.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from moe_lab.cli.help import GROUPS, options
+from moe_lab.config.paths import resource_folder
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
+from moe_lab.methods import get_method
+from moe_lab.reports.papers.spec import find_experiments
+from moe_lab.reports.terminal.results import settings
+from moe_lab.runs.estimate import estimates
+from moe_lab.tasks.estimate import Asked
+from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    """Runs that need no model, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return install(monkeypatch, FakeRuns())
+
+
+def test_help_lists_every_option_key_and_exit_code(capsys):
+    ended = run_command(capsys, "--help")
+    assert ended.code == 0
+    for group in GROUPS:
+        for name, comment in options(group, [resource_folder("conf")]).items():
+            assert f"  {name:<16} {comment}" in ended.out
+    for text in ("seeds=null", "model.path", "figure3", "outputs/runs/", "Exit codes"):
+        assert text in ended.out
+    assert ended.out.count("  python -m moe_lab") == 7
+
+
+def test_help_lists_every_experiment_by_its_folder(capsys):
+    """Figures of two papers bear the same number."""
+    lines = run_command(capsys, "--help").out.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith(("  c3po/", "  moe_bench/", "  roe/"))]
+    assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
+    assert listed.index("c3po/table2") < listed.index("c3po/table10")
+
+
+def test_help_lists_options_of_ones_own(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# My own model\nname: mine\n")
+    assert "My own model" in run_command(capsys, "--config-dir", str(tmp_path), "--help").out
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_is_no_traceback():
+    command = f"{shlex.quote(sys.executable)} -m moe_lab --help | true"
+    outcome = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert outcome.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ([], ["method=c3po", "experiment=all"]), ids=("overview", "options"))
+def test_help_imports_no_heavy_library(named):
+    code = (
+        f"import sys; from moe_lab.cli.main import main; main({['--help', *named]}); "
+        "print(sorted({'torch', 'transformers', 'lm_eval', 'datasets', 'hydra'} & set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_hydra_explains_its_own_flags(tmp_path):
+    """In a process of its own: Hydra sets up logging, at which a handler of absl closes what pytest captures into."""
+    command = [sys.executable, "-m", "moe_lab", "--hydra-help"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "--cfg" in ended.stdout and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["mode=plan"]],
+    ids=" ".join,
+)
+def test_what_only_prints_leaves_nothing_behind(argv, capsys, runs, tmp_path):
+    ended = run_command(capsys, *argv)
+    assert ended.code == 0
+    assert ended.out
+    assert not runs.executed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_argument_is_roe_on_the_tiny_model(capsys, runs):
+    ended = run_command(capsys)
+    assert ended.code == 0
+    assert runs.executed == ["tiny-roe-toy_math-0"]
+    assert ended.out.splitlines()[-1] == "outputs/runs/tiny-roe-toy_math-0/results.json"
+
+
+@pytest.mark.slow
+def test_the_table_of_a_run_says_all_that_matters(capsys, runs):
+    out = run_command(capsys).out
+    for text in ("0.5000", "[0.2373, 0.7627]", "0.4000", "+0.1000", "[-0.1000, +0.3000]", "0.3100"):
+        assert text in out
+    for text in ("PARTIAL", "untuned", "2.0 s", "60", "1 MiB", "18.0%"):
+        assert text in out
+
+
+@pytest.mark.slow
+def test_what_a_user_typed_is_printed_as_it_is(capsys, runs):
+    ended = run_command(capsys, "-m", "task=lm_eval", 'task.name="a[b]","c[/d]",":smile:"')
+    assert ended.code == 0
+    for text in ("a[b]", "c[/d]", ":smile:", "[0.2373, 0.7627]"):
+        assert text in ended.out
+    ended = run_command(capsys, "mode=plan", "task=lm_eval", 'task.name="x[/y]"')
+    assert ended.code == 0 and "x[/y]" in ended.out
+
+
+@pytest.mark.slow
+def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
+    ended = run_command(capsys, "-m", "task=toy_math,toy_choice", "model=tiny,olmoe", "method=base,roe")
+    assert ended.code == 0
+    models = [run.split("-")[0] for run in runs.executed]
+    assert models == ["tiny"] * 4 + ["olmoe"] * 4
+    assert len(set(runs.executed)) == 8
+    assert ended.out.count("Results") == 1
+
+
+@pytest.mark.slow
+def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
+    ended = run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
+    assert ended.code == 0
+    assert runs.executed == [
+        "tiny-base-toy_math-0",
+        "tiny-roe-toy_math-5",
+        "tiny-roe-toy_math-6",
+        "tiny-roe-toy_math-7",
+    ]
+    assert runs.summarized == runs.executed
+    assert "seed=6" in ended.out, "the table tells the runs apart"
+
+
+@pytest.mark.slow
+def test_only_randomness_has_a_seed(capsys, runs):
+    """Broken by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that stands nowhere."""
+    assert settings([[], ["seed=3"]], [None, 3]) == ["", "seed=3"]
+    assert settings([[], []], [None, 0]) == ["", ""], "the default needs no telling"
+    assert settings([["seed=1"], ["seed=0"]], [1, 0]) == ["seed=1", "seed=0"]
+    plan = run_command(capsys, "-m", "mode=plan", "method=base,roe", "seed=3").out
+    seeds = {
+        line.split("│")[3].strip(): line.split("│")[5].strip() for line in plan.splitlines() if "│" in line
+    }
+    assert seeds == {"base": "-", "roe": "3"}
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
+    """Broken by "method.n=4 is for multiple-choice questions" beside two methods that have an n."""
+
+    def prepare(config):
+        if config.method.name == "c3po":
+            raise ConfigError("method.n=4 is for multiple-choice questions.")
+        return runs.prepare(config)
+
+    monkeypatch.setattr("moe_lab.runs.prepare.prepare", prepare)
+    ended = run_command(capsys, "-m", "method=roe,c3po", "method.n=4")
+    assert ended.code == 2 and not runs.executed
+    assert "In the cell method=c3po method.n=4:\nmethod.n=4 is for multiple-choice" in ended.err
+    assert "In the cell" not in run_command(capsys, "method=c3po", "method.n=4").err
+
+
+@pytest.mark.slow
+def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch):
+    seen = []
+    execute = runs.execute
+    monkeypatch.setattr(
+        "moe_lab.runs.execute.execute",
+        lambda run, models: seen.append(len(runs.prepared)) or execute(run, models),
+    )
+    run_command(capsys, "-m", "method=base,roe", "seed=1,2")
+    assert set(seen) == {4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "errors, code",
+    [
+        ({}, 0),
+        ({"tiny-roe-toy_math-1": ResultsError("the disk is full")}, 1),
+        ({"tiny-roe-toy_math-1": RunHeldError("held by process 7")}, 3),
+        ({"tiny-roe-toy_math-1": RunHeldError("held"), "tiny-roe-toy_math-2": ResultsError("full")}, 1),
+        ({"tiny-roe-toy_math-1": RuntimeError("a defect")}, 1),
+        ({"tiny-roe-toy_math-1": ResultsError("full"), "tiny-roe-toy_math-2": KeyboardInterrupt()}, 130),
+        ({"tiny-roe-toy_math-2": Terminated()}, 143),
+    ],
+    ids=["done", "failed", "held", "held and failed", "defect", "interrupted", "terminated"],
+)
+def test_exit_codes_of_a_grid(errors, code, capsys, runs):
+    runs.errors.update(errors)
+    ended = run_command(capsys, "-m", "seed=0,1,2,3")
+    assert ended.code == code
+    assert "tiny-roe-toy_math-0" in runs.executed
+    assert ("tiny-roe-toy_math-3" in runs.executed) == (code not in (130, 143))
+    assert "Results" in ended.out, "what was finished is shown"
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [(ResultsError("full"), 1), (RunHeldError("held"), 3), (KeyboardInterrupt(), 130), (Terminated(), 143)],
+    ids=["failed", "held", "interrupted", "terminated"],
+)
+def test_exit_codes_of_one_run(error, code, capsys, runs):
+    runs.errors["tiny-roe-toy_math-0"] = error
+    ended = run_command(capsys)
+    assert ended.code == code
+    assert "Traceback" not in ended.err
+
+
+def test_a_defect_keeps_its_traceback(capsys, runs):
+    runs.errors["tiny-roe-toy_math-0"] = RuntimeError("a defect")
+    ended = run_command(capsys)
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+
+
+def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def terminated(run, models):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("moe_lab.runs.execute.execute", terminated)
+    try:
+        assert run_command(capsys).code == 143
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.slow
+def test_plan_lists_what_is_done_and_what_is_missing(capsys, runs):
+    runs.done.add("tiny-base-toy_math-0")
+    out = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
+    assert "done" in out and "missing" in out
+    assert "To run: 1, about 1,000 forward tokens." in out
+    assert not runs.executed
+
+
+def test_plan_knows_that_rerun_computes_again(capsys, runs):
+    runs.done.add("tiny-roe-toy_math-0")
+    assert "To run: 0" in run_command(capsys, "mode=plan").out
+    assert "To run: 1" in run_command(capsys, "mode=plan", "rerun=true").out
+
+
+def test_the_version_is_ours(capsys):
+    from moe_lab import __version__
+
+    ended = run_command(capsys, "--version")
+    assert (ended.code, ended.out) == (0, f"moe_lab {__version__}\n")
+
+
+@pytest.mark.slow
+def test_report_shows_what_is_stored_and_runs_nothing(capsys, runs):
+    assert run_command(capsys, "mode=report").code == 2
+    runs.done.add("tiny-base-toy_math-0")
+    ended = run_command(capsys, "-m", "mode=report", "method=base,roe")
+    assert ended.code == 0
+    assert "Not stored yet" in ended.err
+    assert not runs.executed
+
+
+@pytest.mark.slow
+def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp_path):
+    from moe_lab.methods.pretrain import Pretrain
+
+    monkeypatch.setattr(Pretrain, "train", lambda self, config: tmp_path / "models" / "x")
+    ended = run_command(capsys, "method=pretrain")
+    assert ended.code == 0
+    assert ended.out.splitlines()[-1] == str(tmp_path / "models" / "x")
+    assert run_command(capsys, "-m", "method=pretrain,base").code == 2
+
+
+@pytest.fixture
+def few_tasks(monkeypatch):
+    """Documented tasks are these two: the survey of all takes half a minute."""
+    monkeypatch.setattr("moe_lab.cli.help.options", lambda group, folders: ["svamp", "toy_math"])
+    monkeypatch.setattr("moe_lab.cli.doctor.inputs.code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr("moe_lab.cli.doctor.report.code_execution", lambda: "possible, in a cage of x")
+
+
+def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, few_tasks):
+    monkeypatch.chdir(tmp_path)
+    ended = run_command(capsys, "mode=doctor", f"data_dir={tmp_path}")
+    assert ended.code == 0
+    for text in (
+        "torch",
+        "cpu:",
+        "HF_HUB_OFFLINE",
+        "writable",
+        "Executing programs that a model wrote\n  possible",
+        "svamp",
+        f"{tmp_path}/svamp/test.jsonl is missing",
+    ):
+        assert text in ended.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys, few_tasks, tmp_path):
+    """Broken by two lines on the command that stand behind 38 on other tasks, and half a minute to look at these."""
+    ended = run_command(capsys, "mode=doctor", "task=toy_choice", f"output_dir={tmp_path}")
+    first, *rest = ended.out.splitlines()
+    assert first == "This command, without fetching anything"
+    assert any(line.startswith("  task toy_choice: ready") for line in rest[:8])
+    assert "svamp" not in ended.out and "Executing programs" not in ended.out
+    assert "Documented tasks" not in run_command(capsys, "mode=doctor", "experiment=roe/table1").out
+
+
+def test_the_untouched_model_stands_before_what_is_compared_with_it():
+    from types import SimpleNamespace
+
+    from moe_lab.runs.grid import beside_baselines
+
+    base = SimpleNamespace(run_id="b", stored=lambda: {"is": "base"})
+    runs = [SimpleNamespace(run_id=name, needed={"baseline": base}) for name in ("x", "y")]
+    outcomes = [SimpleNamespace(run=run, results={"is": run.run_id}) for run in runs]
+    assert [each["is"] for each in beside_baselines(outcomes)] == ["base", "x", "y"]
+
+
+def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr("moe_lab.runs.estimate.asked_by", lambda run: looked_at.append(run) or ASKED)
+    ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
+    assert "To run: 3, about 3,000 forward tokens." in ended.out
+    assert len(looked_at) == 1
+    rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
+    estimates(rows)
+    assert looked_at[1:] == rows[:1], "they ask the same"
+    with_answers = Asked(documents=10, requests=10, prompts=1000, answers=50)
+    assert [run.method.forward_tokens(with_answers) for run in rows] == [1100, 1400, 1100]

@@ -1,0 +1,168 @@
+"""The files of `conf/` and `experiments/`: commented, composable, and in step with the typed schema.
+
+Broken by: a key without a comment, an option that does not compose, a key that the schema does not have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import yaml
+
+from moe_lab.cli.help import GROUPS
+from moe_lab.config.catalog import first_comment, options
+from moe_lab.config.compose import Cell, compose, compose_cell, top_level_keys
+from moe_lab.config.parse import coerce
+from moe_lab.config.paths import resource_folder
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method, method_names
+from moe_lab.runs.config import to_config
+
+CONF = resource_folder("conf")
+FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.yaml")])
+OPTIONS = [(group, name) for group in GROUPS for name in options(group, [CONF])]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_comment_stands_above_every_key(file):
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert first_comment(file), "the first comment is the option's line in --help"
+    for number, line in enumerate(lines):
+        if re.match(r"\s*(- )?[\w]+:( |$)", line) and not line.strip().startswith("- "):
+            assert lines[number - 1].strip().startswith("#"), f"{file}, line {number + 1}: {line}"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.parent != CONF], ids=lambda file: file.stem)
+def test_options_are_short(file):
+    text = file.read_text(encoding="utf-8")
+    keys = yaml.safe_load(text)
+    assert len(text.splitlines()) <= max(40, 2 * len(keys) + 1)  # a comment and a line for each key
+
+
+@pytest.mark.parametrize("group, name", OPTIONS)
+def test_every_option_composes(group, name):
+    overrides = [f"{group}={name}"] + (["task.name=piqa"] if name == "lm_eval" else [])
+    config = to_config(compose_cell(overrides, []))
+    section = getattr(config, group)
+    assert section.name == name or group == "task"
+
+
+@pytest.mark.parametrize("name", options("method", [CONF]))
+def test_a_methods_yaml_has_the_keys_of_its_config(name):
+    keys = set(yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text(encoding="utf-8")))
+    assert keys == {field.name for field in dataclasses.fields(get_method(name).Config)}
+
+
+def test_every_method_has_a_yaml():
+    assert set(options("method", [CONF])) == set(method_names())
+
+
+def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
+    values = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
+    defaults = {key: values[key] for key in values if key not in ("defaults", "hydra")}
+    assert sorted([*defaults, *GROUPS]) == sorted(top_level_keys())
+    assert defaults == {
+        field.name: field.default for field in dataclasses.fields(Config) if field.name in defaults
+    }
+
+
+@pytest.mark.slow
+def test_a_grid_is_composed_in_the_order_that_was_typed():
+    cells = compose(["-m", "method=base,roe", "seed=1,2"])
+    assert [cell.overrides for cell in cells] == [
+        ["method=base", "seed=1"],
+        ["method=base", "seed=2"],
+        ["method=roe", "seed=1"],
+        ["method=roe", "seed=2"],
+    ]
+
+
+def config_of(*overrides: str) -> Config:
+    return to_config(compose_cell(list(overrides), []))
+
+
+def test_a_model_given_by_path_is_named_after_its_last_part():
+    assert config_of("model.path=/some/where/my model").model.name == "my model"
+    assert config_of("model.path=allenai/OLMoE").model.name == "OLMoE"
+    assert config_of("model.path=allenai/OLMoE", "model.name=mine").model.name == "mine"
+    assert config_of("model=olmoe").model.name == "olmoe"
+
+
+def test_usual_values_need_no_quotes():
+    assert config_of("experiment=roe/figure3,c3po/table1").experiment == "roe/figure3,c3po/table1"
+    assert config_of("gen_kwargs=temperature=0.7,do_sample=true").gen_kwargs == {
+        "temperature": 0.7,
+        "do_sample": True,
+    }
+    assert config_of("gen_kwargs={temperature: 0.7}").gen_kwargs == {"temperature": 0.7}
+    assert config_of("task=lm_eval", "task.name=[piqa,sciq]").task.name == ["piqa", "sciq"]
+    assert config_of("data_dir=../shared/data").data_dir == "../shared/data"
+    assert config_of("task.metric=exact_match,none").task.metric == "exact_match,none"
+    assert config_of("limit=50").limit == 50
+    assert config_of("limit=0.5").limit == 0.5
+    assert config_of("batch_size=8").batch_size == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"]
+)
+def test_paths_need_no_quotes(path):
+    for key in ("output_dir", "data_dir"):
+        assert getattr(config_of(f"{key}={path}"), key) == path
+    assert config_of(f"model.path={path}").model.path == path
+    (cell,) = compose([f"model.tokenizer={path}"])
+    assert to_config(cell).model.tokenizer == path
+    again = to_config(compose_cell(cell.overrides, []))
+    assert again.model.tokenizer == path, "recorded overrides can be given again"
+
+
+def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():
+    assert config_of("output_dir='/tmp/ü, x'").output_dir == "/tmp/ü, x"
+    assert config_of("output_dir=${device}/ü x".replace("ü", "u")).output_dir == "auto/u x"
+    cells = compose(["-m", "model.path=/a b/ü,/c"])
+    assert [to_config(cell).model.path for cell in cells] == ["/a b/ü", "/c"]
+
+
+def test_keys_that_an_option_leaves_out_can_be_overridden():
+    assert config_of("model=tiny", "model.revision=main").model.revision == "main"
+    assert config_of("task=toy_math", "task.fewshot_split=train").task.fewshot_split == "train"
+
+
+def test_the_overrides_are_kept_for_the_record():
+    assert config_of("seed=3", "limit=5").overrides == ["seed=3", "limit=5"]
+
+
+def test_a_config_dir_adds_options_and_experiments_see_it(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npath: my/model\n")
+    (cell,) = compose(["--config-dir", str(tmp_path), "model=mine"])
+    assert to_config(cell).model.path == "my/model"
+    again = compose_cell(["model=mine"], cell.config_dirs)
+    assert isinstance(again, Cell) and to_config(again).model.path == "my/model"
+
+
+@pytest.mark.parametrize(
+    "value, annotation, expected",
+    [
+        (1, float, 1.0),
+        (7, str, "7"),
+        (None, int | None, None),
+        ([1, 2], list[float], [1.0, 2.0]),
+        (3, int | float, 3),
+    ],
+)
+def test_values_are_taken_as_their_annotation_wants(value, annotation, expected):
+    result = coerce(value, annotation, "key")
+    assert result == expected and type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "value, annotation", [(True, int), (1.5, int), (None, int), ("1", int), ([1, "a"], list[int])]
+)
+def test_other_types_are_refused(value, annotation):
+    with pytest.raises(ConfigError, match="expected an integer"):
+        coerce(value, annotation, "key")

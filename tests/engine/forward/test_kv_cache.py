@@ -1,0 +1,59 @@
+"""The cache holds what transformers' own would, and forgets rows at no cost."""
+
+from __future__ import annotations
+
+import torch
+from transformers import DynamicCache
+
+from moe_lab.engine.forward.kv_cache import RowCache
+from tests.conftest import VOCAB
+
+IDS = torch.arange(11)[None] * 13 % VOCAB
+
+
+def filled(model, cache, ids=IDS):
+    with torch.no_grad():
+        model(ids, past_key_values=cache, use_cache=True)
+    return cache
+
+
+def columns(cache, layer):
+    return cache.layers[layer].keys[:, :, : cache.layers[layer].length]
+
+
+def test_holds_the_same_as_transformers_cache(moe_model):
+    ours = filled(moe_model, RowCache(4, capacity=3))
+    filled(moe_model, ours, IDS[:, :4])
+    theirs = DynamicCache(config=moe_model.config)
+    filled(moe_model, theirs)
+    filled(moe_model, theirs, IDS[:, :4])
+    for layer in range(4):
+        assert torch.equal(columns(ours, layer), theirs.layers[layer].keys)
+
+
+def test_keep_forgets_and_the_buffer_stays(olmoe):
+    cache = filled(olmoe, RowCache(4, capacity=32))
+    before, place = columns(cache, 2)[:, :, :6].clone(), cache.layers[2].keys.data_ptr()
+    cache.keep(6)
+    filled(olmoe, cache, IDS[:, :2])
+    assert cache.length == 8
+    assert torch.equal(columns(cache, 2)[:, :, :6], before)
+    assert cache.layers[2].keys.data_ptr() == place
+
+
+def test_expanded_is_a_copy_for_each_sequence(olmoe):
+    cache = filled(olmoe, RowCache(4))
+    copy = cache.expanded(3, capacity=20)
+    assert copy.length == cache.length and copy.layers[0].keys.shape[0] == 3
+    copy.layers[0].keys.zero_()
+    assert columns(cache, 0).abs().sum() > 0
+
+
+def test_right_aligned_ends_together(olmoe):
+    parts = [filled(olmoe, RowCache(4), IDS[:, :n]) for n in (5, 9)]
+    joined = RowCache.right_aligned(parts, capacity=12)
+    assert joined.length == 9
+    for layer in range(4):
+        assert torch.equal(joined.layers[layer].keys[0, :, 4:9], columns(parts[0], layer)[0])
+        assert torch.equal(joined.layers[layer].keys[1, :, :9], columns(parts[1], layer)[0])
+    assert torch.equal(columns(joined.select(torch.tensor([1]), 2), 3), columns(parts[1], 3))

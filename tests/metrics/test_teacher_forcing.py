@@ -1,0 +1,139 @@
+"""Padded batches of rows against one row at a time.
+
+Broken by: padding that is counted or seen, a label compared with the token after it, a policy that is told of other
+tokens than those that are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moe_lab.engine.forward.observer import Observer
+from moe_lab.metrics import teacher_forcing as reading
+from moe_lab.metrics.interventions import Masked, RandomRouting
+from moe_lab.metrics.teacher_forcing import NO_LABEL, PairCounts, labelled_tokens, right_tokens
+from moe_lab.metrics.training_metrics import measure
+from moe_lab.routing import record, routed
+from tests.families.zoo import VOCAB, small_model
+from tests.metrics.test_interventions import by_hand
+from tests.support.tiers import by_family
+
+FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
+
+
+def some_rows(count: int = 9) -> list[dict[str, list[int]]]:
+    """Of different lengths, the first half of each without labels; the labels are what a model may predict or not."""
+    random = torch.Generator().manual_seed(0)
+    found = []
+    for number in range(count):
+        ids = torch.randint(1, VOCAB - 1, (4 + 5 * number % 17,), generator=random).tolist()
+        labels = [NO_LABEL if place < len(ids) // 2 else token for place, token in enumerate(ids)]
+        found.append({"input_ids": ids, "labels": labels})
+    return found
+
+
+def predicted_rows(model: Any) -> list[dict[str, list[int]]]:
+    """The same, with labels of which the plain model predicts every second one."""
+    rows = some_rows()
+    for row in rows:
+        with torch.no_grad():
+            best = model(torch.tensor([row["input_ids"]])).logits[0].argmax(dim=-1).tolist()
+        for place in range(1, len(row["labels"])):
+            if row["labels"][place] != NO_LABEL and place % 2:
+                row["labels"][place] = best[place - 1]
+    return rows
+
+
+def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> list[int]:
+    found = []
+    for row in rows:
+        ids = row["input_ids"]
+        with torch.no_grad(), routed(model, policy(ids)):
+            best = model(torch.tensor([ids])).logits[0].argmax(dim=-1).tolist()
+        found.append(sum(best[t - 1] == row["labels"][t] for t in range(1, len(ids))))
+    return found
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+@pytest.mark.parametrize("pass_tokens", [1, 40])
+def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PASS_TOKENS", pass_tokens)
+    model = small_model(family)
+    rows = predicted_rows(model)
+    plain = right_tokens(model, rows, Observer())
+    assert plain.tolist() == one_by_one(model, rows, lambda ids: lambda router, routing: None)
+    assert 0 < plain.sum() < labelled_tokens(rows).sum()
+    drawn = right_tokens(model, rows, RandomRouting(3))
+    assert drawn.tolist() == one_by_one(model, rows, lambda ids: by_hand(ids, seed=3))
+    assert drawn.tolist() != plain.tolist()
+    with routed(model, Observer()) as routers:
+        masked = Masked([1] * len(routers))
+    assert right_tokens(model, rows, masked).tolist() == one_by_one(model, rows, lambda ids: masked)
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PASS_TOKENS", 40)
+    model, rows = small_model(family), some_rows()
+    counted = PairCounts(len(rows))
+    right_tokens(model, rows, counted)
+    expected = np.zeros(counted.pairs_GLEE.shape[1:], dtype=np.int64)
+    for row in rows:
+        with record(model) as routes, torch.no_grad():
+            model(torch.tensor([row["input_ids"]]))
+        for layer, index_TK in enumerate(routes.index):
+            for experts in index_TK.tolist():
+                for i in experts:
+                    for j in experts:
+                        expected[layer, i, j] += 1
+    assert (counted.pairs_GLEE.sum(axis=0) == expected).all()
+    assert counted.tokens == sum(len(row["input_ids"]) for row in rows)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = small_model("olmoe").train()
+    model.model.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    right_tokens(model, some_rows(), RandomRouting(0))
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    model.eval()
+
+
+def test_the_four_metrics_are_what_they_say() -> None:
+    model = small_model("olmoe")
+    rows = predicted_rows(model)
+    found = measure(model, rows)
+    answers, plain = labelled_tokens(rows).sum(), right_tokens(model, rows, Observer())
+    assert found["accuracy"]["value"] == pytest.approx(plain.sum() / answers)
+    for which, masked in found["capacity"].items():
+        assert which in ("least", "most")
+        lost = plain.sum() - right_tokens(model, rows, Masked(masked["masked"])).sum()
+        assert masked["value"] == pytest.approx(lost / answers)
+    lost = plain.sum() - right_tokens(model, rows, RandomRouting(0)).sum()
+    assert found["specialization"]["value"] == pytest.approx(lost / answers)
+    low, high = found["specialization"]["ci95"]
+    assert low < found["specialization"]["value"] < high
+    assert found["load_balance"]["value"] == pytest.approx(
+        np.mean([layer["value"] for layer in found["load_balance"]["layers"]])
+    )
+
+
+def test_a_data_set_is_read_by_its_length_alone() -> None:
+    """One of torch need not end when it is iterated: what stands behind its last row is not read."""
+    rows = some_rows(3)
+
+    class Endless:
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, number: int) -> dict[str, list[int]]:
+            return rows[number] if number < len(rows) else {"input_ids": [1, 2], "labels": [1, 2]}
+
+    one, other = measure(small_model("olmoe"), Endless()), measure(small_model("olmoe"), rows)  # type: ignore[arg-type]
+    assert {**one, "seconds": 0} == {**other, "seconds": 0}

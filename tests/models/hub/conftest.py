@@ -1,0 +1,107 @@
+"""A loopback hub, and the hub's clients pointed to it: in this process, or by the environment of a command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.models.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
+from tests.models.hub.repositories import Repository
+from tests.models.hub.server import Hub
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def olmoe_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return small_olmoe(tmp_path_factory.mktemp("olmoe"))
+
+
+@pytest.fixture
+def hub(olmoe_files: dict[str, bytes]) -> Iterator[Hub]:
+    """A hub with one commit of OLMoE and one of GSM8K."""
+    hub = Hub()
+    hub.add(Repository(OLMOE)).commit(olmoe_files)
+    hub.add(Repository(GSM8K, "datasets")).commit(gsm8k())
+    with hub.serving():
+        yield hub
+
+
+@pytest.fixture
+def olmoe_repository(hub: Hub) -> Repository:
+    return hub.repositories["models", OLMOE.lower()]
+
+
+@pytest.fixture
+def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """huggingface_hub of this process asks the loopback hub, with an empty cache, which is the value."""
+    from huggingface_hub import constants
+
+    import moe_lab.models.hub.download
+    import moe_lab.models.hub.repository
+
+    cache = tmp_path / "cache"
+    changes = {
+        "HF_HUB_OFFLINE": False,
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(cache),
+        "HF_TOKEN_PATH": str(tmp_path / "token"),
+        "HF_HUB_ETAG_TIMEOUT": 1,
+        "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+    }
+    for name, value in changes.items():
+        monkeypatch.setattr(constants, name, value)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(moe_lab.models.hub.repository, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(moe_lab.models.hub.download, "WAIT", 0.0)
+    moe_lab.models.hub.repository._asked.cache_clear()
+    yield cache
+    moe_lab.models.hub.repository._asked.cache_clear()
+
+
+def new_command() -> None:
+    """What a new process would not know any more."""
+    from moe_lab.models.hub import repository
+
+    repository._asked.cache_clear()
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Runs the command as a user types it, in processes of their own with one cache and one output folder."""
+
+    hub: Hub
+    folder: Path
+
+    def run(self, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        own = {
+            "HF_ENDPOINT": self.hub.url,
+            "HF_HOME": str(self.folder / "hf"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        return subprocess.run(
+            [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={self.folder / 'outputs'}"],
+            env=inherited | own | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture
+def commands(hub: Hub, tmp_path: Path) -> Commands:
+    return Commands(hub, tmp_path)

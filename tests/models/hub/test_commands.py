@@ -1,0 +1,104 @@
+"""Breaks when the command as a user types it does not go through the hub, fetches twice, or needs the network offline."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.models.hub.content import GSM8K, OLMOE
+
+SMALL = ("model=olmoe", "task=gsm8k", "limit=2", "num_fewshot=2", "gen_kwargs=max_gen_toks=4")
+ROE = ("method=roe", "method.n=4", *SMALL)
+NO_SOCKETS = """
+import socket
+
+def refuse(*arguments, **options):
+    raise AssertionError("a socket was opened")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+"""
+
+
+def results_of(ended):
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    with open(ended.stdout.strip().splitlines()[-1], encoding="utf-8") as file:
+        return json.load(file)
+
+
+def content(hub, since=0):
+    """What files were sent."""
+    return [
+        answer.path
+        for answer in hub.log[since:]
+        if answer.method == "GET"
+        and "/api/" not in answer.path
+        and not answer.path.startswith("api/")
+        and answer.sent
+    ]
+
+
+@pytest.mark.slow
+def test_roe_and_base_through_the_hub_fetch_everything_once(commands, hub, olmoe_repository):
+    results = results_of(commands.run(*ROE))
+    commit = olmoe_repository.branches["main"]
+    assert results["moe_lab"]["model"]["commit"] == commit
+    assert results["moe_lab"]["model"]["path"] == OLMOE
+    assert len(results["moe_lab"]["baseline"]["run_id"]) == 64 and results["moe_lab"]["roe"]["n"] == 4
+    sent = content(hub)
+    assert len(sent) == len(set(sent))
+    assert any(path.startswith(f"cdn/datasets/{GSM8K}/") and "/main/test-" in path for path in sent)
+    assert not any("socratic" in path for path in sent)
+    assert list((commands.folder / "hf" / "datasets").glob("openai___gsm8k/main/*/*/gsm8k-test.arrow"))
+    before = len(hub.log)
+    again = commands.run("method=base", *SMALL)
+    assert results_of(again)["moe_lab"]["run_id"] == results["moe_lab"]["baseline"]["run_id"]
+    assert content(hub, before) == []
+
+
+@pytest.mark.slow
+def test_a_moved_branch_is_another_result(commands, olmoe_repository, olmoe_files, tmp_path):
+    from tests.models.hub.content import small_olmoe
+
+    base = ("method=base", *SMALL)
+    first = results_of(commands.run(*base))["moe_lab"]
+    moved = olmoe_repository.commit(small_olmoe(tmp_path / "other", seed=1))
+    second = results_of(commands.run(*base))["moe_lab"]
+    assert first["run_id"] == second["run_id"] and second["model"]["commit"] == moved
+    assert first["model"]["commit"] != moved
+
+
+@pytest.mark.slow
+def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
+    fetched = commands.run("mode=prefetch", *ROE)
+    assert fetched.returncode == 0, fetched.stderr[-3000:]
+    assert "fetched" in fetched.stdout and OLMOE in fetched.stdout and "task gsm8k" in fetched.stdout
+    assert not (tmp_path / "outputs" / "runs").exists()
+    before = len(hub.log)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_SOCKETS)
+    from tests.models.hub.conftest import ROOT
+
+    closed = {"HF_ENDPOINT": "http://127.0.0.1:9", "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
+    results_of(commands.run(*ROE, "offline=true", **closed))
+    assert len(hub.log) == before
+
+
+@pytest.mark.slow
+def test_no_network_and_no_cache_ends_within_seconds(commands):
+    start = time.monotonic()
+    ended = commands.run("method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9")
+    assert ended.returncode == 2 and "could not be reached" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (
+        time.monotonic() - start < 30
+    )  # most of it is importing; one file alone took the clients 23 s of waiting
+
+
+@pytest.mark.slow
+def test_a_gated_data_set_is_told(commands, hub):
+    hub.repositories["datasets", GSM8K].gated = True
+    ended = commands.run("method=base", "model=tiny", "task=gsm8k")
+    assert ended.returncode == 2 and "is gated" in ended.stderr and "HF_TOKEN=" in ended.stderr
+    assert "data_dir=<folder>" in ended.stderr and "Traceback" not in ended.stderr

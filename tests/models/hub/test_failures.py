@@ -1,0 +1,117 @@
+"""Breaks when a failure of the hub's clients is not told as what it is, without what to do, or with the token."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import ModelError
+from moe_lab.models.hub.failures import known_reason
+from moe_lab.models.identity import model_identity
+from moe_lab.models.source import load_config, model_folder
+from moe_lab.models.tokenizer import load_tokenizer
+from tests.models.hub.conftest import new_command
+from tests.models.hub.content import OLMOE
+from tests.models.hub.repositories import Repository
+from tests.models.hub.server import TOKEN, Fault
+
+
+def message(**keys):
+    with pytest.raises(ModelError) as raised:
+        model_folder(ModelConfig(**{"name": "x", "path": OLMOE, **keys}), offline=keys.pop("offline", False))
+    text = str(raised.value)
+    assert len(text.splitlines()) <= 4 and TOKEN not in text
+    return text
+
+
+def test_a_misspelt_model_is_told_with_the_closest_option(client):
+    text = message(path="allenai/OLMoE-1B-7B-0924-Instrukt")
+    assert "There is no model allenai/OLMoE-1B-7B-0924-Instrukt" in text
+    assert f"Did you mean model=olmoe ({OLMOE})?" in text and "HF_TOKEN=" in text
+
+
+def test_an_id_that_is_none_is_told(client, hub):
+    assert "is no hub id" in message(path="allenai/OLMoE 1B")
+    assert hub.log == []
+
+
+def test_a_revision_that_does_not_exist_is_told(client):
+    assert "no such revision" in message(revision="v9")
+
+
+def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch):
+    olmoe_repository.gated = True
+    text = message()
+    assert "is gated" in text and f"{hub.url}/{OLMOE}" in text and "HF_TOKEN=" in text
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert model_folder(ModelConfig(path=OLMOE), offline=False).is_dir()
+
+
+def test_a_token_that_is_not_valid_is_told_and_not_shown(client, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_mistypedSecret")
+    text = message()
+    assert "refused access" in text and "token is valid" in text and "hf_mistypedSecret" not in text
+
+
+def test_a_refusal_without_a_reason_is_told(client, hub):
+    hub.faults = [Fault("config.json", status=403)]
+    text = message()
+    assert "refused access" in text and "status 403" in text
+
+
+def test_a_repository_without_a_model_is_told(client, hub):
+    hub.add(Repository("someone/notes")).commit({"README.md": b"Notes."})
+    assert "no config.json" in message(path="someone/notes")
+
+
+def test_a_repository_without_weights_is_told(client, hub, olmoe_files):
+    hub.add(Repository("someone/empty")).commit({"config.json": olmoe_files["config.json"]})
+    with pytest.raises(ModelError, match="no weights that transformers loads"):
+        model_folder(ModelConfig(path="someone/empty"), offline=False, weights=True)
+
+
+def test_a_broken_configuration_is_told(client, hub):
+    hub.add(Repository("someone/broken")).commit({"config.json": b"{"})
+    with pytest.raises(ModelError, match="someone/broken could not be read"):
+        load_config(ModelConfig(path="someone/broken"), offline=False)
+
+
+def test_no_connection_is_told(client, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    text = message()
+    assert "not in the cache" in text and "http://127.0.0.1:9" in text and "mode=prefetch" in text
+
+
+def test_offline_says_what_is_missing(client):
+    with pytest.raises(ModelError, match=r"cannot be had offline.*\n.*mode=prefetch"):
+        model_folder(ModelConfig(path=OLMOE), offline=True)
+
+
+def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files):
+    tokenizer = {name: data for name, data in olmoe_files.items() if name.startswith("tokenizer")}
+    other = hub.add(Repository("someone/tokenizer"))
+    other.commit(tokenizer)
+    first = hub.repositories["models", OLMOE.lower()].branches["main"]
+    model = ModelConfig(path=OLMOE, revision=first, tokenizer="someone/tokenizer")
+    assert load_tokenizer(model, offline=False).encode("a") == [64]
+    assert not [answer for answer in hub.log if OLMOE in answer.path]
+    before = model_identity(OLMOE, model)
+    assert model_identity(OLMOE, model) == before
+    other.commit(tokenizer | {"README.md": b"Moved."})
+    new_command()
+    assert model_identity(OLMOE, model) != before
+    with pytest.raises(ModelError, match=r"There is no tokenizer someone/none"):
+        load_tokenizer(ModelConfig(path=OLMOE, tokenizer="someone/none"), offline=False)
+
+
+def test_no_signature_of_an_address_is_shown():
+    signed = httpx2.ConnectError("refused: 'https://cdn.example/a?Signature=abc&Key=d'")
+    text = known_reason(signed, OLMOE, "model", False)
+    assert "https://cdn.example/a'" in text and "Signature" not in text
+
+
+def test_an_error_of_something_else_is_no_failure_of_the_hub():
+    assert known_reason(KeyError("x"), OLMOE, "model", False) is None

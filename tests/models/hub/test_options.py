@@ -1,0 +1,124 @@
+"""The options of conf/model: each plans by its real id, and runs with a small folder in the place of its weights.
+
+Broken by: an id or a configuration that transformers cannot read, a family that does not run from the command line, a
+quantization that is refused though it can be loaded, weights that are fetched to plan.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AriaConfig
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.models.facts import model_facts
+from moe_lab.models.source import load_config
+from tests.conftest import make_tokenizer
+from tests.families.zoo import small_model
+from tests.models.hub.published import PUBLISHED
+from tests.models.hub.repositories import Repository
+from tests.support.command import run_command
+
+MODELS = {
+    "olmoe": ("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", 16),
+    "olmoe-base": ("allenai/OLMoE-1B-7B-0924", "olmoe", 16),
+    "olmoe-0125-instruct": ("allenai/OLMoE-1B-7B-0125-Instruct", "olmoe", 16),
+    "gpt-oss": ("openai/gpt-oss-20b", "gpt_oss", 24),
+    "mixtral": ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral", 32),
+    "deepseek-moe": ("deepseek-ai/deepseek-moe-16b-base", "deepseek", 27),
+    "qwen3-moe": ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe", 48),
+}
+"""Option -> hub id, family, MoE layers of the published model."""
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """GSM8K as `data_dir` has it."""
+    rows = [{"question": f"Eve has {i} cups. How many?", "answer": f"{i}\n#### {i}"} for i in range(8)]
+    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
+    for split in ("train", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "data" / "gsm8k" / f"{split}.jsonl").write_text(text)
+    return tmp_path / "data"
+
+
+@pytest.mark.slow
+def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
+    make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    tokenizer = {file.name: file.read_bytes() for file in (tmp_path / "tokenizer").iterdir()}
+    for option, (name, _, _) in MODELS.items():
+        files = tokenizer | {"config.json": json.dumps(PUBLISHED[option]).encode()}
+        hub.add(Repository(name)).commit(files | {"model.safetensors": b"never fetched"})
+    options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", f"output_dir={tmp_path / 'outputs'}"]
+    ended = run_command(capsys, "-m", "mode=plan", "method=roe", f"model={','.join(MODELS)}", *options)
+    assert ended.code == 0, ended.err
+    for option, (name, _, _) in MODELS.items():
+        assert option in ended.out and name in json.dumps(hub.log, default=str)
+    assert not any("safetensors" in answer.path and answer.method == "GET" for answer in hub.log)
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("option", ["gpt-oss", "mixtral", "deepseek-moe", "qwen3-moe"])
+def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
+    _, family, _ = MODELS[option]
+    small_model(family).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", "num_fewshot=1", "gen_kwargs=max_gen_toks=4"]
+    options += [f"model.path={tmp_path / 'model'}", f"output_dir={tmp_path / 'outputs'}", "device=cpu"]
+    method = ["method=roe", "method.n=3", "method.skip_layers=0", "method.temperature=0.5"]
+    ended = run_command(capsys, *method, f"model={option}", *options)
+    assert ended.code == 0, ended.err
+    block = json.loads(Path(ended.out.strip().splitlines()[-1]).read_text(encoding="utf-8"))["moe_lab"]
+    assert block["model"]["family"] == family
+    assert block["roe"]["changed_fraction"] > 0 and len(block["baseline"]["run_id"]) == 64
+
+
+@pytest.mark.parametrize("option", MODELS)
+def test_the_published_shape_is_read(option, tmp_path):
+    _, family, layers = MODELS[option]
+    published = PUBLISHED[option]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    model = ModelConfig(path=str(tmp_path))
+    facts = model_facts(model, dtype="bfloat16", device="cpu", offline=True)
+    experts = (
+        published.get("num_local_experts") or published.get("num_experts") or published["n_routed_experts"]
+    )
+    assert (facts.family, facts.moe_layers, facts.experts) == (family, layers, experts)
+    assert (facts.top_k, facts.max_length) == (
+        published["num_experts_per_tok"],
+        published["max_position_embeddings"],
+    )
+    config = load_config(model, offline=True)
+    assert config.rope_parameters["rope_theta"] == published["rope_theta"]
+    assert getattr(config, "sliding_window", None) == published.get("sliding_window")
+    assert option == "gpt-oss" or str(config.dtype) == f"torch.{published['torch_dtype']}"
+
+
+def test_gpt_oss_keeps_its_long_contexts(tmp_path):
+    """YaRN with `truncate` false, counted from the first 4096 positions, and windows in every second layer."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gpt-oss"]))
+    config = load_config(ModelConfig(path=str(tmp_path), experts_per_token=2), offline=True)
+    wanted = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+    assert wanted.items() <= config.rope_parameters.items()
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 12
+    assert config.num_experts_per_tok == 2
+
+
+@pytest.mark.parametrize("mode", ["plan", "run", "prefetch"])
+def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(mode, client, hub, tmp_path, capsys):
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    AriaConfig().save_pretrained(tmp_path / "model")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+    hub.add(Repository("someone/aria")).commit(files | {"model.safetensors": b"never fetched"})
+    ended = run_command(
+        capsys, f"mode={mode}", "method=base", "model.path=someone/aria", f"output_dir={tmp_path / 'outputs'}"
+    )
+    assert ended.code == 2 and "no causal language model" in ended.err
+    assert not any("safetensors" in answer.path for answer in hub.log)

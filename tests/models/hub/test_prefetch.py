@@ -1,0 +1,91 @@
+"""Breaks when prefetching loads weights, stops at the first failure, or goes on where the network is forbidden."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from moe_lab.cli.prefetch import prefetch
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods import get_method
+from tests.models.hub.conftest import new_command
+from tests.models.hub.content import OLMOE
+from tests.models.hub.server import Fault
+
+MODEL = ModelConfig(name="olmoe", path=OLMOE)
+
+
+def config(**keys):
+    return Config(method=get_method("base").Config(name="base"), **{"model": MODEL, "device": "cpu", **keys})
+
+
+@pytest.mark.slow
+def test_every_model_of_a_grid_is_fetched_and_none_is_loaded(client, hub, loads, capsys):
+    assert prefetch([config(), config(seed=1), config(model=ModelConfig())]) == 0
+    out = capsys.readouterr().out
+    assert (
+        OLMOE in out
+        and re.search(r"fetched 7\d\d\.\d\d kB", out)
+        and "local folder" in out
+        and "made by its code" in out
+    )
+    assert loads == []
+    assert len([answer for answer in hub.log if answer.path == f"api/models/{OLMOE}"]) == 1
+    new_command()
+    assert prefetch([config()]) == 0
+    assert "already there" in capsys.readouterr().out
+
+
+def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
+    wrong = config(model=ModelConfig(name="x", path="allenai/nothing"))
+    assert prefetch([wrong, config()]) == 2
+    captured = capsys.readouterr()
+    assert "There is no model allenai/nothing" in captured.err and "fetched" in captured.out
+
+
+@pytest.mark.slow
+def test_the_same_command_continues(client, hub, olmoe_files, capsys):
+    name = "model-00001-of-00005.safetensors"
+    path = f"cdn/models/{OLMOE}/{hub.repositories['models', OLMOE.lower()].branches['main']}/{name}"
+    hub.faults = [Fault(path, drop_after=60_000), Fault(path, status=503, times=3)]
+    assert prefetch([config()]) == 2
+    hub.faults = []
+    new_command()
+    assert prefetch([config()]) == 0
+    assert hub.ranges(name) == [(0, 60_000), (60_000, len(olmoe_files[name]) - 60_000)]
+
+
+def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
+    def missing(config):
+        raise TaskError("no data")
+
+    monkeypatch.setattr("moe_lab.tasks.load_tasks", missing)
+    assert prefetch([config(model=ModelConfig())]) == 2
+    assert "no data" in capsys.readouterr().err
+
+
+def test_it_is_refused_offline(client, monkeypatch):
+    from huggingface_hub import constants
+
+    with pytest.raises(ConfigError, match="needs the network"):
+        prefetch([config(offline=True)])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE=1"):
+        prefetch([config()])
+
+
+@pytest.mark.slow
+def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_path):
+    asks = Config(
+        task=TaskConfig(name="toy_choice"),
+        method=get_method("c3po").Config(name="c3po"),
+        output_dir=str(tmp_path),
+    )
+    assert prefetch([asks]) == 0
+    assert "method c3po: what it reads beside" in capsys.readouterr().out
+    wrong = replace(asks, method=get_method("c3po").Config(name="c3po", reference="toy_choice:nowhere"))
+    assert prefetch([wrong]) == 2
+    assert "nowhere is no split of toy_choice" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""Breaks if the command does not give its study, its runs and their figures to W&B."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.reports.loggers.test_wandb import REPOSITORY, Logged
+
+
+@pytest.mark.slow
+def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
+    """One study with its trials, heatmap and table, then a run per seed in the study's group."""
+    command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
+    ended = subprocess.run(
+        [sys.executable, "-m", "moe_lab", *command.split(), "logger=wandb", f"output_dir={tmp_path}"],
+        cwd=REPOSITORY,
+        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stderr.count("wandb sync") == 1
+    logged = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
+    (study,) = (one for one in logged if one.run["job_type"] == "study")
+    runs = [one for one in logged if one.run["job_type"] == "run"]
+    assert len(runs) == 2 and {one.run["run_group"] for one in runs} == {study.summary["name"]}
+    trials = [item for item in study.history if "trial" in item]
+    assert [item["trial"] for item in trials] == [0, 1, 2]
+    layers = len([key for key in trials[0] if key.startswith("temperature/")])
+    assert layers == study.summary["config"]["study"]["moe_layers"]
+    assert len(study.table("trials")["data"]) == 3
+    assert study.table("tables/heatmap")["data"]
+    assert list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
+    assert {run.summary["config"]["seed"] for run in runs} == {0, 1}
+    for run in runs:
+        assert run.summary["config"]["method"]["temperature"].endswith("best.yaml")
+        assert 0 <= run.summary["summary"]["score"] <= 1
+        assert len(run.table("samples/toy_choice")["data"]) == 4
+
+
+@pytest.mark.slow
+def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path: Path) -> None:
+    """Traces joined with the real log: the last step's accuracy is the run's score, the first one's is base's."""
+    keys = "method=c3po task=toy_choice limit=24 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
+    ended = subprocess.run(
+        [sys.executable, "-m", "moe_lab", *keys.split(), "logger=wandb", f"output_dir={tmp_path}"],
+        cwd=REPOSITORY,
+        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path = Path(ended.stdout.splitlines()[-1])
+    results = json.loads(path.read_text())
+    with (path.parent / "figures" / "steps.csv").open(newline="") as file:
+        steps = [float(row["accuracy"]) for row in csv.DictReader(file)]
+    assert len(steps) == 4
+    assert steps[-1] == pytest.approx(results["results"]["toy_choice"]["acc,none"])
+    assert steps[0] == pytest.approx(results["moe_lab"]["baseline"]["results"]["toy_choice"]["acc,none"])
+    (run,) = (Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*"))
+    for name in ("steps", "activation", "sample", "retained"):
+        assert list((run.folder / "files" / "media" / "images" / "figures").glob(f"{name}*.png"))
+    assert len(run.table("tables/steps")["data"]) == 4

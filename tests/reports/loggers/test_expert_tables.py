@@ -1,0 +1,49 @@
+"""Breaks if expert metrics do not reach W&B, under other names, or with another layer's values."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_lab.reports.loggers.expert_tables import expert_layers, expert_scores
+from tests.reports.loggers.test_wandb import REPOSITORY, Logged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["base", "c2r"])
+def test_expert_metrics_can_be_read_back(method: str, tmp_path: Path) -> None:
+    keys = f"method={method} task=toy_choice limit=6 metrics=expert logger=wandb baseline=false"
+    own = ["method.dataset_size=8"] if method == "c2r" else []
+    ended = subprocess.run(
+        [sys.executable, "-m", "moe_lab", *keys.split(), *own, f"output_dir={tmp_path}"],
+        cwd=REPOSITORY,
+        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = Path(ended.stdout.splitlines()[-1]).parent
+    found = json.loads((folder / "expert_metrics.json").read_text())
+    (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
+    summary = run.summary["summary"]
+    scores = expert_scores(found)
+    assert scores["expert/load_balance/all"] == found["load_balance"]["all"]["value"]
+    assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
+    for key, value in scores.items():
+        assert summary[key] == pytest.approx(value), key
+    table = run.table("expert/layers")
+    columns, rows = expert_layers(found)
+    assert table["columns"] == columns and len(table["data"]) == len(rows) == 2 * 2 * 8
+    last = found["collaboration"]["prefill"]["layers"][7]
+    assert table["data"][-1] == pytest.approx(
+        ["collaboration", "prefill", 7, last["value"], *last["ci95"], last["maximum"]]
+    )
+    images = run.folder / "files" / "media" / "images" / "figures"
+    for name in ("coactivation", "selections"):
+        assert list(images.glob(f"{name}*.png"))
+        assert run.table(f"tables/{name}")["data"]

@@ -1,0 +1,272 @@
+"""Breaks if what is logged cannot be read with W&B's own tools, if it needs the network, or if it costs a result."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.config.schema import Config, LoggerConfig
+from moe_lab.errors import ConfigError
+from moe_lab.reports.loggers import Logger, open_logger, wandb
+from tests.reports.loggers.test_tables import RESULTS
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+KEY = "0123456789abcdef0123456789abcdef01234567"
+CODE = """
+import json, sys
+from pathlib import Path
+from moe_lab.config.schema import Config, LoggerConfig
+from moe_lab.reports.loggers import open_logger
+folder, results = Path(sys.argv[1]), json.loads(sys.argv[2])
+config = Config(logger=LoggerConfig(name="wandb", tags=["mine"]), output_dir=str(folder / "out"), seed=5)
+with open_logger(config, kind="study", name="study-1", group=None) as logger:
+    logger.log_trial(0, 2.5, [0.0, 0.0, 0.0], "COMPLETE")
+    logger.log_trial(1, None, [0.0, 0.25, 0.0], "PRUNED")
+    logger.log_study(folder)
+    logger.log_figure(folder / "heatmap.png")
+    logger.log_figure(folder / "heatmap.csv")
+with open_logger(config, kind="run", name="run-1", group="figure3") as logger:
+    logger.log_results(results, folder)
+"""
+
+
+def png() -> bytes:
+    """One white pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\x00\xff")) + chunk(b"IEND", b"")
+
+
+def study_folder(folder: Path) -> Path:
+    (folder / "study.json").write_text(json.dumps({"study_id": "s", "task": "toy", "moe_layers": 3}))
+    (folder / "best.yaml").write_text(
+        "score: 2.25\nuntuned_score: 2.5\ntrial: 1\ntrials: 2\ntemperature: [0.0, 0.25, 0.0]\n"
+    )
+    (folder / "trials.csv").write_text(
+        "number,value,params_layer_1,state\n0,2.5,0.0,COMPLETE\n1,,0.25,PRUNED\n"
+    )
+    (folder / "heatmap.csv").write_text("layer,toy\n0,0.0\n1,0.25\n2,0.0\n")
+    (folder / "heatmap.png").write_bytes(png())
+    line = {"doc_id": 3, "filter": "none", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "target": "2"}
+    line |= {"resps": [["two"]], "filtered_resps": ["2"], "metrics": ["acc"], "acc": 1.0}
+    (folder / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
+    return folder
+
+
+class Logged:
+    """One offline run, read with `wandb leet inspect`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.summary = json.loads(self._inspect("--summary", "--json"))
+        self.records = [json.loads(line) for line in self._inspect("--json").splitlines()]
+        self.history = [r["history"]["item"] for r in self.records if r["type"] == "history"]
+        self.run = [record["run"] for record in self.records if record["type"] == "run"][-1]
+
+    def _inspect(self, *flags: str) -> str:
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", *flags, str(self.folder)]
+        environment = os.environ | {"WANDB_ERROR_REPORTING": "false", "HOME": str(self.folder)}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+    def table(self, key: str) -> dict[str, Any]:
+        found = self.summary["summary"][key]
+        path = found["path"] if isinstance(found, dict) else self.summary["summary"][f"{key}.path"]
+        return json.loads((self.folder / "files" / path).read_text())
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged], str, Path]:
+    """The offline study and run, by name, what was said on stderr, and the output folder; nobody was called."""
+    folder = study_folder(tmp_path_factory.mktemp("wandb"))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.1)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(REPOSITORY),
+            "HOME": str(folder),
+            "WANDB_MODE": "offline",
+            "WANDB_API_KEY": KEY,
+            "WANDB_BASE_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
+        }
+        ended = subprocess.run(
+            [sys.executable, "-c", CODE, str(folder), json.dumps(RESULTS)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+            cwd=folder,
+        )
+        with pytest.raises(TimeoutError):
+            server.accept()
+    runs = [Logged(path) for path in (folder / "out" / "wandb").glob("offline-run-*")]
+    return {one.summary["name"]: one for one in runs}, ended.stderr, folder
+
+
+@pytest.mark.slow
+def test_trials_can_be_read_back(logged: tuple[dict[str, Logged], str, Path]) -> None:
+    study = logged[0]["study-1"]
+    trials = [item for item in study.history if "trial" in item]
+    assert [item["trial"] for item in trials] == [0, 1]
+    assert trials[0]["value"] == 2.5 and "value" not in trials[1] and trials[1]["state"] == "PRUNED"
+    assert [trials[1][f"temperature/layer_{layer}"] for layer in range(3)] == [0.0, 0.25, 0.0]
+    table = study.table("trials")
+    assert table["columns"] == ["number", "value", "params_layer_1", "state"] and len(table["data"]) == 2
+    assert study.summary["summary"]["best/score"] == 2.25
+    assert study.run["run_group"] == "study-1" and study.run["job_type"] == "study"
+
+
+@pytest.mark.slow
+def test_the_heatmap_is_an_image_and_a_table(logged: tuple[dict[str, Logged], str, Path]) -> None:
+    study = logged[0]["study-1"]
+    images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
+    assert [image.read_bytes() for image in images] == [png()]
+    assert study.table("tables/heatmap")["data"] == [[0, 0.0], [1, 0.25], [2, 0.0]]
+
+
+@pytest.mark.slow
+def test_results_samples_and_configuration_can_be_read_back(
+    logged: tuple[dict[str, Logged], str, Path],
+) -> None:
+    run = logged[0]["run-1"]
+    assert run.summary["summary"]["toy/acc,none"] == 0.5 and run.summary["summary"]["score"] == 0.5
+    assert run.summary["config"]["seed"] == 5 and run.summary["config"]["run_id"] == "abc"
+    assert run.table("samples/toy")["data"] == [[3, "none", "Q", "2", "two", "2", 1.0]]
+    assert {"mine", "partial"} <= set(run.run["tags"])
+    assert run.summary["state"] == "finished"
+    assert logged[0]["study-1"].summary["config"]["study"]["moe_layers"] == 3
+
+
+@pytest.mark.slow
+def test_one_line_says_how_to_upload(logged: tuple[dict[str, Logged], str, Path]) -> None:
+    lines = logged[1].splitlines()
+    assert lines == [f"W&B: logged offline. To upload: wandb sync {logged[2]}/out/wandb/offline-run-*"]
+
+
+@pytest.mark.slow
+def test_files_stay_in_the_output_folder_and_hold_no_key(
+    logged: tuple[dict[str, Logged], str, Path],
+) -> None:
+    folder = logged[2]
+    before = {
+        "study.json",
+        "best.yaml",
+        "trials.csv",
+        "heatmap.csv",
+        "heatmap.png",
+        "samples_toy.jsonl",
+        "out",
+    }
+    assert {path.name for path in folder.iterdir()} == before
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_no_logger_imports_nothing() -> None:
+    code = "import sys\nfrom moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
+    code += "with open_logger(Config(), kind='run', name='x', group=None) as logger:\n    logger.log_trial(0, 1.0, [], '')\n"
+    code += "assert 'wandb' not in sys.modules and 'moe_lab.reports.loggers.wandb' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ERROR_REPORTING", "WANDB_SILENT"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "")
+    monkeypatch.setattr(wandb, "_told", set())
+    return Config(logger=LoggerConfig(name="wandb"), output_dir=str(tmp_path))
+
+
+class Broken:
+    """A W&B run whose every use fails."""
+
+    url = "https://example.org"
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError(28, f"No space left on device ({KEY})")
+
+
+@pytest.mark.parametrize("breaks", ["init", "use"])
+def test_a_failing_logger_costs_nothing_and_is_told_once(
+    breaks: str, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(self: Any, mode: str, folder: Path) -> Any:
+        if breaks == "init":
+            raise OSError(28, f"No space left on device ({KEY})")
+        return Broken()
+
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setattr(wandb, "has_key", lambda: False)
+    monkeypatch.setattr(wandb.WandbLogger, "_init", init)
+    for name in ("first", "second"):
+        with open_logger(config, kind="run", name=name, group=None) as logger:
+            logger.log_trial(0, 1.0, [0.0], "COMPLETE")
+            logger.log_results(RESULTS, Path("/nowhere"))
+            logger.log_study(Path("/nowhere"))
+            logger.log_figure(Path("/nowhere/x.png"))
+    told = capsys.readouterr().err
+    assert told.count("is logged no further") == 1 and "Results are not affected" in told
+    assert KEY not in told
+
+
+def test_what_fails_inside_still_fails(config: Config) -> None:
+    """And without a value, no W&B run was begun."""
+    with (
+        pytest.raises(ValueError, match="of the run"),
+        open_logger(config, kind="run", name="x", group=None) as logger,
+    ):
+        assert isinstance(logger, wandb.WandbLogger)
+        raise ValueError("of the run")
+    assert not list(Path(config.output_dir).glob("wandb/*run*"))
+
+
+def test_a_server_that_is_not_reached_means_offline(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modes: list[str] = []
+
+    def init(self: Any, mode: str, folder: Path) -> Any:
+        modes.append(mode)
+        if mode == "online":
+            raise ConnectionError("no route to host")
+        return Broken()
+
+    monkeypatch.setattr(wandb, "has_key", lambda: True)
+    monkeypatch.setattr(wandb.WandbLogger, "_init", init)
+    for name in ("first", "second"):
+        with open_logger(config, kind="run", name=name, group=None) as logger:
+            logger.log_trial(0, 1.0, [0.0], "COMPLETE")
+    assert modes == ["online", "offline", "offline"], "the second does not wait for the server again"
+    assert (
+        "logged offline (ConnectionError: no route to host). To upload: wandb sync" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("where", ["typed", "environment"])
+def test_disabled_is_no_logger(where: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    if where == "typed":
+        config.logger.mode = "disabled"
+    else:
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    with open_logger(config, kind="run", name="x", group=None) as logger:
+        assert type(logger) is Logger
+
+
+def test_impossible_loggers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"):
+        LoggerConfig(name="wandb", mode="ofline")

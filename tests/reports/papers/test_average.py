@@ -1,0 +1,205 @@
+"""Averages over tasks, and groups of tasks.
+
+Broken by an average over part of the tasks, by an interval that treats all documents as one sample, by a group that
+loses its interval, by published numbers put beside the wrong task.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.errors import ConfigError
+from moe_lab.reports.papers.average import averages
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.markdown import markdown
+from moe_lab.reports.papers.spec import Experiment, find_experiments, load_experiment
+from moe_lab.reports.scores import rows_of
+from moe_lab.results.statistics import interval, interval_of_mean_of_tasks
+from tests.reports.figures.test_cell_figures import results_of
+
+EXPERIMENT = """\
+# A table for tests
+title: "Table A"
+source: "A paper"
+scales: {tiny: {}}
+rows: [method]
+columns: [task]
+average: task
+paper:
+  - {cell: {method: base, task: [a, b, average]}, value: [50.0, 70, 60], unit: percent, place: "Table 1", mark: "(?)"}
+"""
+
+
+def experiment_of(folder: Path, text: str = EXPERIMENT) -> Experiment:
+    (folder / "a.yaml").write_text(text)
+    return load_experiment("paper/a", folder / "a.yaml")
+
+
+def cell_of(task: str, value: float | None, **changes: Any) -> TableCell:
+    coordinates = {"method": "base", "task": task}
+    if value is None:
+        return TableCell(coordinates=coordinates, run_id=None, problem="no data")
+    results = results_of(method="base", value=value, run_id=f"run-{task}", **changes)
+    return TableCell(coordinates=coordinates, run_id=f"run-{task}", results=[results])
+
+
+def test_the_interval_of_a_mean_follows_from_its_parts() -> None:
+    """Of equal parts it is narrower by the root of their number; a skewed part leaves it skewed."""
+    low, high = interval_of_mean_of_tasks([0.5] * 4, [(0.4, 0.6)] * 4)
+    assert (low, high) == pytest.approx((0.45, 0.55))
+    low, high = interval_of_mean_of_tasks([2.0] * 4, [(2.2, 2.4)] * 4)
+    assert (low, high) == pytest.approx((2.25, 2.35)), "of intervals that correct a bias, as of any others"
+    low, high = interval_of_mean_of_tasks([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
+    assert (low, high) == pytest.approx((0.55, 0.75))
+
+
+def test_an_average_over_large_tasks_is_the_pooled_proportions() -> None:
+    """Two halves of one sample of 2,000: the interval is that of the whole."""
+    halves = [[1] * 430 + [0] * 570, [1] * 470 + [0] * 530]
+    whole = interval(halves[0] + halves[1])
+    known = [one for half in halves if (one := interval(half))]
+    assert interval_of_mean_of_tasks([0.43, 0.47], known) == pytest.approx(whole, abs=5e-4)
+
+
+def test_an_average_needs_all_tasks(tmp_path: Path) -> None:
+    experiment = experiment_of(tmp_path)
+    (whole,) = averages(experiment, [cell_of("a", 0.4), cell_of("b", 0.6)])
+    row = whole.row()
+    assert row is not None and row.value == pytest.approx(0.5) and row.n == 8
+    assert row.interval == pytest.approx((0.5 - 0.1 / 2**0.5, 0.5 + 0.1 / 2**0.5))
+    for missing in (None, cell_of("b", None)):
+        cells = [cell_of("a", 0.4)] + ([missing] if missing else [])
+        other = TableCell(coordinates={"method": "roe", "task": "b"}, run_id=None)
+        assert averages(experiment, [*cells, other])[0].row() is None
+
+
+def test_differences_are_averaged_with_their_intervals(tmp_path: Path) -> None:
+    def paired(difference: float) -> dict[str, Any]:
+        ci = [difference - 0.1, difference + 0.1]
+        return {"t": {"acc,none": {"difference": difference, "ci95": ci, "p_mcnemar": 0.5}}}
+
+    base = {"run_id": "b", "results": {"t": {"acc,none": 0.3}}}
+    cells = [cell_of(t, 0.5, paired=paired(d), baseline=base) for t, d in (("a", 0.2), ("b", 0.0))]
+    row = averages(experiment_of(tmp_path), cells)[0].row()
+    assert row is not None and row.difference_interval is not None
+    assert (row.difference, row.baseline, row.p_mcnemar) == (pytest.approx(0.1), pytest.approx(0.3), None)
+    assert row.difference_interval == pytest.approx((0.1 - 0.1 / 2**0.5, 0.1 + 0.1 / 2**0.5))
+
+
+def test_a_table_has_an_average_column_with_the_papers_own(tmp_path: Path) -> None:
+    text = markdown(experiment_of(tmp_path), "tiny", [cell_of("a", 0.4), cell_of("b", 0.6)])
+    header, _, line = [line for line in text.splitlines() if line.startswith("|")]
+    assert header == (
+        "| method | documents | a | a, published | b | b, published | average | average, published |"
+    )
+    assert "| 0.5 (?) | 0.6000 [0.5000, 0.7000] | 0.7 (?) |" in line and line.endswith("| 0.6 (?) |")
+    assert "- base: a 50, b 70, average 60 percent (Table 1) (?)" in text
+    assert "2 of 2 cells" in text and "counts every task alike" in text
+
+
+def test_an_axis_that_is_not_shown_leaves_the_average_alone(tmp_path: Path) -> None:
+    experiment = experiment_of(tmp_path, EXPERIMENT.replace("columns: [task]", "columns: []"))
+    cells = [cell_of("a", 0.4), cell_of("b", 0.6)]
+    text = markdown(experiment, "tiny", cells)
+    header, _, line = [line for line in text.splitlines() if line.startswith("|")]
+    assert header == "| method | documents | average | average, published |"
+    assert line.startswith("| base | 8 | 0.5000 [")
+    assert "- base, a: run-a" in text, "its runs are named all the same"
+    assert [row.split(",")[1] for row in csv_text(experiment, cells).splitlines()] == [
+        "task", "a", "b", "average",
+    ]  # fmt: skip
+
+
+def test_lists_of_published_numbers_must_match(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lists 3 names"):
+        experiment_of(tmp_path, EXPERIMENT.replace("[50.0, 70, 60]", "[50.0, 70]"))
+
+
+def group_of(score: float) -> dict[str, Any]:
+    """Two subjects: 2 of 4 right, one more than base, and 9 of 12, five more and two others less."""
+    flips = {"x": (1, 0), "y": (5, 2)}
+    paired = {
+        name: {"acc,none": {"difference": 0.25, "ci95": [0.0, 0.5], "to_right": won, "to_wrong": lost}}
+        for name, (won, lost) in flips.items()
+    }
+    results = results_of(
+        method="roe",
+        task={"name": "g", "tasks": ["x", "y"], "metric": "acc,none"},
+        samples={"x": list(range(4)), "y": list(range(12))},
+        intervals={name: {"acc,none": [0.3, 0.7]} for name in "xy"},
+        paired=paired,
+        baseline={"run_id": "b", "results": {"x": {"acc,none": 0.25}, "y": {"acc,none": 0.5}}},
+    )
+    scores = {
+        name: {"acc,none": value} for name, value in (("h", 0.5), ("g", score), ("x", 0.5), ("y", 0.75))
+    }
+    return results | {
+        "results": scores,
+        "groups": {"h": {}, "g": {}},
+        "group_subtasks": {"g": ["h", "y"], "h": ["x"]},
+    }
+
+
+def test_a_group_is_one_sample_of_its_documents() -> None:
+    rows = rows_of(group_of(11 / 16))
+    assert [row.task for row in rows] == ["g", "h", "x", "y"], (
+        "what was asked for stands first, not its first part"
+    )
+    row = rows[0]
+    assert (row.value, row.n, row.flips) == (11 / 16, 16, (6, 2))
+    assert row.interval == interval([1] * 11 + [0] * 5)
+    assert (row.difference, row.baseline) == (0.25, 7 / 16)
+    assert row.p_mcnemar == pytest.approx(0.289, abs=1e-3)
+    assert (
+        row.difference_interval is not None and row.difference_interval[0] < 0.25 < row.difference_interval[1]
+    )
+
+
+def test_a_cell_of_a_group_shows_the_group() -> None:
+    row = TableCell(coordinates={}, run_id="r", results=[group_of(11 / 16)]).row()
+    assert row is not None and (row.task, row.value) == ("g", 11 / 16)
+
+
+def test_a_group_that_counts_its_tasks_alike_has_no_interval() -> None:
+    row = rows_of(group_of(0.625))[0]
+    assert (row.value, row.interval, row.difference) == (0.625, None, None)
+
+
+def published_lines(experiment: Experiment) -> dict[tuple[tuple[str, str], ...], dict[str, float]]:
+    """Numbers of the paper by task, for each line of its table; lines whose own average is marked as wrong are not."""
+    lines: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for each in experiment.paper:
+        if experiment.average in each.cell and "average" not in (each.mark or ""):
+            where = tuple(pair for pair in each.cell.items() if pair[0] != experiment.average)
+            lines.setdefault(where, {})[each.cell[experiment.average]] = each.value
+    return lines
+
+
+def test_published_averages_are_those_of_the_published_tasks() -> None:
+    """Broken by a number that was typed wrong, and by one in another task's place."""
+    checked = 0
+    for name in ("c3po/table1", "c3po/table2", "c3po/figure1"):
+        for where, told in published_lines(find_experiments(name)[0]).items():
+            average = told.pop("average")
+            assert average == pytest.approx(sum(told.values()) / 6, abs=0.055), where
+            checked += len(told) == 6
+    assert checked == 15 + 19 + 7
+
+
+@pytest.mark.parametrize(
+    "averaged, of, lines",
+    [("table3", "table9", 7), ("table4", "table10", 7), ("table5", "table11", 6), ("table6", "table14", 4)],
+)
+def test_tables_of_averages_are_those_of_the_long_tables(averaged: str, of: str, lines: int) -> None:
+    """The appendix has the benchmarks' numbers, the text their means; Table 14 has no base row."""
+    long = published_lines(find_experiments(f"c3po/{of}")[0])
+    checked = 0
+    for where, told in published_lines(find_experiments(f"c3po/{averaged}")[0]).items():
+        if where in long:
+            checked += 1
+            assert told["average"] == pytest.approx(sum(long[where].values()) / 6, abs=0.006)
+    assert checked == lines

@@ -1,0 +1,42 @@
+"""Table 7 of C3PO. Broken by a paper's number beside another set, and by a set that is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.reference_table import reference_rows, write_references
+from moe_lab.reports.papers.spec import find_experiments
+from tests.reports.figures.traces import c3po_results
+
+SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "absent": [], "wanted": 2000}
+SOURCE |= {"documents": 4957, "dropped": 3, "asked": 2000, "correct": 803}
+SCIQ = SOURCE | {"title": "SciQ", "asked": 1234, "absent": ["x"]}
+del SCIQ["correct"]
+
+
+def cell_of(sources: list[dict]) -> TableCell:
+    c3po = {"core_experts": 20, "reference": {"set": {"sources": sources} if sources else None}}
+    return TableCell(
+        coordinates={"model": "olmoe", "task": "arc_challenge"}, run_id="r", results=[c3po_results(c3po=c3po)]
+    )
+
+
+def test_sets_stand_beside_the_papers_sizes(tmp_path: Path) -> None:
+    experiment = find_experiments("c3po/table7")[0]
+    cells = [cell_of([SOURCE, SCIQ]), TableCell(coordinates={"task": "piqa"}, run_id=None, problem="no data")]
+    first, second = reference_rows(experiment, cells)
+    assert (first["documents"], first["published_documents"]) == (4, 1172)
+    assert (first["asked"], first["published_asked"], first["kept"]) == (2000, 2000, 803)
+    assert (second["reference"], second["kept"], second["published_asked"]) == ("SciQ", None, 2000)
+    markdown, table = write_references(experiment, cells, tmp_path, "paper")
+    text = markdown.read_text()
+    assert "| tiny | arc_challenge | 4 | 1,172 | OpenBookQA | 4,957 | 3 | 2,000 | 2,000 | 803 | - |" in text
+    assert "- piqa: no data" in text
+    assert len(table.read_text().splitlines()) == 3
+
+
+def test_without_a_set_nothing_is_written(tmp_path: Path) -> None:
+    experiment = find_experiments("c3po/table7")[0]
+    assert write_references(experiment, [cell_of([])], tmp_path, "paper") == []
+    assert list(tmp_path.iterdir()) == []

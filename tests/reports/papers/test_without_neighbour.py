@@ -1,0 +1,78 @@
+"""Questions of C3PO that had no neighbour, in tables and beside a run's scores.
+
+Broken by: an empty ball that no table tells, a count that an average leaves out, a column that stands where every
+question has the k nearest.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.markdown import markdown
+from moe_lab.reports.papers.spec import load_experiment
+from moe_lab.reports.scores import without_neighbour
+from moe_lab.reports.terminal.results import notes
+from tests.reports.figures.traces import c3po_results
+
+EXPERIMENT = """
+title: Table T
+source: the paper
+scales:
+  tiny: {grid: {method: [c3po], method.epsilon: [0.3], task: [a, b]}}
+rows: [method.epsilon]
+columns: []
+average: task
+"""
+
+
+def cell_of(task: str, epsilon: float | None, without: int, **c3po: Any) -> TableCell:
+    block = {"core_experts": 20, "epsilon": epsilon, "reference": {"questions_without": without}} | c3po
+    coordinates = {"method.epsilon": str(epsilon), "task": task}
+    return TableCell(coordinates=coordinates, run_id=task, results=[c3po_results(c3po=block)])
+
+
+def table_of(tmp_path: Path, cells: list[TableCell], text: str = EXPERIMENT) -> str:
+    (tmp_path / "a.yaml").write_text(text)
+    return markdown(load_experiment("paper/a", tmp_path / "a.yaml"), "tiny", cells)
+
+
+@pytest.mark.parametrize("columns", ["[]", "[task]"])
+def test_a_line_tells_how_many_had_none(tmp_path: Path, columns: str) -> None:
+    cells = [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1), cell_of("a", None, 0), cell_of("b", None, 0)]
+    lines = table_of(tmp_path, cells, EXPERIMENT.replace("[]", columns)).splitlines()
+    head = next(line for line in lines if line.startswith("| method.epsilon"))
+    place = head.split(" | ").index("without a neighbour")
+    by_epsilon = {line.split(" | ")[0]: line.split(" | ")[place] for line in lines if line.startswith("| ")}
+    assert by_epsilon["| 0.3"] == "4 of 8" and by_epsilon["| None"] == ""
+
+
+def test_without_balls_there_is_no_such_column(tmp_path: Path) -> None:
+    assert "without a neighbour" not in table_of(tmp_path, [cell_of("a", None, 0), cell_of("b", None, 0)])
+
+
+def test_the_csv_has_each_cells_count(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(EXPERIMENT)
+    experiment = load_experiment("paper/a", tmp_path / "a.yaml")
+    text = csv_text(experiment, [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1)])
+    assert [line["without_neighbour"] for line in csv.DictReader(io.StringIO(text))] == ["3", "1", "4"]
+
+
+def test_a_question_that_abstains_counts_and_the_oracle_has_none() -> None:
+    def counts(*args: Any, **c3po: Any) -> tuple[int, int] | None:
+        return without_neighbour(cell_of("a", *args, **c3po).results[0]["moe_lab"])
+
+    assert counts(None, 2) == (2, 4) and counts(None, 0) is None and counts(0.5, 0) == (0, 4)
+    assert counts(0.5, 0, upper_bound=True) is None
+    assert without_neighbour({}) is None
+
+
+def test_it_is_said_below_a_runs_scores() -> None:
+    told = notes([cell_of("a", 0.3, 3).results[0]["moe_lab"]])
+    assert any("epsilon 0.3: 3 of 4 questions had no neighbour" in line for line in told)

@@ -1,0 +1,85 @@
+"""Rows of a results.json: the headline metric, groups, marks, numbers that do not exist.
+
+Broken by: a wrong metric, a group without its documents, a missing value shown as a number.
+"""
+
+from __future__ import annotations
+
+from moe_lab.reports.scores import headline, marks_of, rows_of
+from moe_lab.reports.terminal.results import interval, number, settings
+from moe_lab.results import statistics
+from moe_lab.results.versions import versions
+
+
+def results_of(scores, tasks, **more):
+    """A results.json of two documents per task."""
+    block = {
+        "run_id": "r",
+        "partial": False,
+        "model": {"name": "m"},
+        "method": {"name": "base"},
+        "task": {"name": "t", "tasks": tasks, "metric": "acc,none"},
+        "versions": versions(),
+        "statistics": statistics.VERSION,
+        "samples": {task: [0, 3] for task in tasks},
+    }
+    return {"results": scores, "moe_lab": block, **more}
+
+
+def test_the_headline_is_the_tasks_own_metric_else_the_first():
+    scores = {"alias": "t", "acc_norm,none": 0.2, "acc_norm_stderr,none": 0.1, "acc,none": 0.3}
+    assert headline(scores, "acc,none") == "acc,none"
+    assert headline(scores, None) == "acc_norm,none"
+    assert headline(scores, "f1,none") == "acc_norm,none"
+    assert headline({"alias": "t"}, "acc,none") == "-"
+    placeholder = {"alias": "t", "bypass,none": 999, "bypass_stderr,none": "N/A"}
+    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", (
+        "predict_only computes none"
+    )
+
+
+def test_groups_come_first_with_all_their_documents():
+    scores = {"g": {"acc,none": 0.5}, "a": {"acc,none": 0.25}, "b": {"acc,none": 0.75}}
+    results = results_of(
+        scores, ["a", "b"], groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []}
+    )
+    assert [(row.task, row.n, row.value) for row in rows_of(results)] == [
+        ("g", 4, 0.5),
+        ("a", 2, 0.25),
+        ("b", 2, 0.75),
+    ]
+
+
+def test_what_does_not_exist_is_a_dash():
+    (row,) = rows_of(results_of({"a": {"alias": "a"}}, ["a"]))
+    assert (row.value, row.interval, row.difference, row.p_mcnemar) == (None, None, None, None)
+    assert number(None) == interval(None) == "-"
+    (row,) = rows_of(results_of({"a": {"acc,none": None}}, ["a"]))
+    assert row.value is None
+
+
+def test_marks_say_what_a_reader_must_know():
+    block = results_of({}, [])["moe_lab"]
+    assert marks_of(block) == ()
+    assert marks_of(block | {"partial": True, "untuned": True}) == ("PARTIAL", "untuned")
+    assert marks_of(block | {"versions": versions() | {"lm_eval": "0.4.1"}}) == ("other-versions",)
+    assert marks_of(block | {"c2r": {"test_profile": True}}) == ("test-profile",)
+    assert marks_of(block | {"c2r": {"test_profile": False}}) == ()
+    tuned = {"model": "tiny", "n": 8}
+    mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
+    assert marks_of(mine) == ()
+    assert marks_of(mine | {"tuning": tuned | {"n": 4}}) == ("other-profile",)
+    assert marks_of(mine | {"tuning": tuned | {"model": "olmoe"}}) == ("other-profile",)
+
+
+def test_large_numbers_keep_four_digits():
+    assert number(0.5) == "0.5000"
+    assert number(-0.25, sign=True) == "-0.2500"
+    assert number(123456.7) == "1.235e+05"
+
+
+def test_settings_tell_the_runs_of_a_grid_apart():
+    typed = [["method=roe", "method.n=4", "limit=5"], ["method=roe", "method.n=8", "limit=5"]]
+    assert settings(typed, [0, 0]) == ["method.n=4", "method.n=8"]
+    assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
+    assert settings([["limit=5"]], [0]) == [""]

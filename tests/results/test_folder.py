@@ -1,0 +1,139 @@
+"""Breaks if two processes work on one run, or if an unfinished or foreign result is returned."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.errors import ConfigError, RunHeldError
+from moe_lab.results.folder import BLOCKS, RunFolder, check_writable, version_marks
+from moe_lab.results.versions import versions
+
+
+def finished(folder: Path, **changes: Any) -> RunFolder:
+    block = {"run_id": "a", "schema_version": 1, "status": "success"}
+    block |= {key: {} for key in BLOCKS} | {"model": {"commit": None}} | changes
+    folder.mkdir(exist_ok=True)
+    (folder / "results.json").write_text(json.dumps({"results": {}, "moe_lab": block}))
+    return RunFolder(folder, "a")
+
+
+def test_a_finished_result_is_returned(tmp_path: Path) -> None:
+    assert finished(tmp_path).stored() is not None
+    assert finished(tmp_path, model={"commit": "c1"}).stored("c1") is not None
+
+
+@pytest.mark.parametrize("changes", [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}])
+def test_foreign_and_unfinished_results_are_not(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert finished(tmp_path, **changes).stored() is None
+
+
+def test_another_commit_is_not(tmp_path: Path) -> None:
+    assert finished(tmp_path, model={"commit": "c1"}).stored("c2") is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
+def test_a_damaged_result_is_not(tmp_path: Path, content: str) -> None:
+    store = finished(tmp_path)
+    (tmp_path / "results.json").write_text(content)
+    assert store.stored() is None
+
+
+@pytest.mark.parametrize("key", BLOCKS)
+def test_a_result_of_the_wrong_shape_is_not(tmp_path: Path, key: str) -> None:
+    assert finished(tmp_path, **{key: None}).stored() is None
+    assert finished(tmp_path, **{key: [1]}).stored() is None
+
+
+def _hold(folder: Path, ready: Any, seconds: float) -> None:
+    store = RunFolder(folder, "a")
+    with store.held(), store.status():
+        ready.set()
+        time.sleep(seconds)
+
+
+def holder(folder: Path, seconds: float = 60) -> multiprocessing.Process:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(folder, ready, seconds))
+    process.start()
+    assert ready.wait(10)
+    return process  # type: ignore[return-value]
+
+
+@pytest.mark.slow
+def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = holder(folder)
+    with (
+        pytest.raises(RunHeldError, match=rf"run is held by process {process.pid} on "),
+        RunFolder(folder, "a").held(),
+    ):
+        pass
+    process.kill()
+    process.join()
+    assert json.loads((folder / "status.json").read_text())["status"] == "started"
+    with RunFolder(folder, "a").held(), RunFolder(folder, "a").status():
+        pass
+    status = json.loads((folder / "status.json").read_text())
+    assert status["status"] == "success" and status["pid"] == os.getpid() and status["ended"]
+
+
+@pytest.mark.slow
+def test_a_baseline_waits(tmp_path: Path) -> None:
+    process = holder(tmp_path / "run", seconds=0.5)
+    with RunFolder(tmp_path / "run", "a").held(wait=True):
+        process.join(5)
+        assert process.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(KeyboardInterrupt(), "interrupted"), (ValueError("why"), "error"), (None, "success")],
+)
+def test_status_tells_the_ending(tmp_path: Path, error: BaseException | None, status: str) -> None:
+    try:
+        with RunFolder(tmp_path, "a").status():
+            if error:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    content = json.loads((tmp_path / "status.json").read_text())
+    assert content["status"] == status and (status != "error" or content["error"] == "ValueError: why")
+
+
+def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        check_writable(str(tmp_path / "file" / "outputs"))
+    with pytest.raises(ConfigError, match="cannot be made"), RunFolder(tmp_path / "file" / "run", "a").held():
+        pass
+
+
+def test_an_output_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere, so chmod cannot show it
+    with pytest.raises(ConfigError, match="is not writable"):
+        check_writable(str(tmp_path / "outputs"))
+
+
+def test_a_full_disk_is_seen_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 2**20))
+    with pytest.raises(ConfigError, match=r"1 MiB are free on its disk, 64 MiB are needed"):
+        check_writable(str(tmp_path / "outputs"))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_other_versions_are_marked() -> None:
+    now = versions()
+    assert version_marks({"versions": now}) == []
+    old = now | {"lm_eval": "0.0.1", "torch": "1.0"}
+    assert version_marks({"versions": old}) == [f"made with lm_eval 0.0.1, now {now['lm_eval']}"]

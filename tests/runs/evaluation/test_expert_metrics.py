@@ -1,0 +1,251 @@
+"""`metrics=expert` as a command: files, the same numbers however they come about, and what is refused.
+
+Broken by: counts that are lost or doubled by an interruption, answers under a policy that are asked again, metrics that
+change a run's id or its answers, a method that routes otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from moe_lab.models.pool import ModelPool
+from moe_lab.results.request_log import ResponseLog
+from moe_lab.runs.execute import execute
+from moe_lab.runs.prepare import prepare
+from tests.support.command import run_command
+from tests.support.runs import config, small_data
+
+SPEED = ("cost", "versions")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """expert_metrics.json without what time and order change."""
+    found = json.loads((folder / "expert_metrics.json").read_text())
+    found["capacity"] = {which: without(one) for which, one in found["capacity"].items()}
+    return without(found) | {"specialization": without(found["specialization"])}
+
+
+def without(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key not in SPEED}
+
+
+TASKS = [("arc_easy", {}), ("addsub", {"gen_kwargs": {"max_gen_toks": 6}})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "keys"), TASKS)
+def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_once(
+    task: str, keys: dict[str, Any], tiny_olmoe_dir: Path, data: Path, tmp_path: Path, loads: list[str]
+) -> None:
+    pool = ModelPool()
+    keys = keys | {"limit": 4}
+    wanted = config(tiny_olmoe_dir, data, tmp_path / "once", task, metrics="expert", **keys)
+    once = execute(prepare(wanted), pool)
+    folder = once.path.parent
+    expected = numbers(folder)
+    assert expected["documents"] == 4
+    assert expected["load_balance"]["decode"] is not None
+    results = once.results["results"]
+
+    # stored without metrics: what is missing is computed, nothing else
+    plain = execute(prepare(config(tiny_olmoe_dir, data, tmp_path / "stored", task, **keys)), pool)
+    assert plain.run.run_id == once.run.run_id
+    assert plain.run.measured
+    assert plain.results["results"] == results
+    assert not (plain.path.parent / "expert_metrics.json").exists()
+    answers = (plain.path.parent / "responses.jsonl").read_text()
+    later = execute(
+        prepare(config(tiny_olmoe_dir, data, tmp_path / "stored", task, metrics="expert", **keys)), pool
+    )
+    assert later.results["results"] == results
+    assert numbers(later.path.parent) == expected
+    assert (later.path.parent / "responses.jsonl").read_text() == answers
+
+    # interrupted: some answers stored, of one policy too
+    shutil.copytree(tmp_path / "once", tmp_path / "torn")
+    torn = tmp_path / "torn" / "runs" / folder.name
+    for name in ("results.json", "expert_metrics.json", "expert_metrics/random_1.jsonl"):
+        (torn / name).unlink()
+    for name in ("responses.jsonl", "expert_metrics/capacity_most.jsonl"):
+        lines = (torn / name).read_text().splitlines(keepends=True)
+        (torn / name).write_text("".join(lines[: len(lines) // 2]))
+    again = execute(
+        prepare(config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)), pool
+    )
+    assert again.results["results"] == results
+    assert numbers(torn) == expected
+    cost = json.loads((torn / "expert_metrics.json").read_text())["cost"]
+    assert 0 < cost["asked_again"] < len(answers.splitlines())
+
+    loads.clear()
+    assert execute(prepare(wanted), ModelPool()).stored
+    assert loads == []
+
+
+@pytest.mark.slow
+def test_answers_under_a_policy_are_not_asked_twice(
+    tiny_olmoe_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepare(config(tiny_olmoe_dir, data, tmp_path, "arc_easy", metrics="expert", limit=4))
+    execute(run, ModelPool())
+    (run.folder / "expert_metrics.json").unlink()
+    asked: list[Path] = []
+    answer = ResponseLog.answer
+    monkeypatch.setattr(
+        ResponseLog, "answer", lambda self, *args: (asked.append(self.path), answer(self, *args))[1]
+    )
+    execute(run, ModelPool())
+    assert asked == []
+    assert (run.folder / "expert_metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_the_command_writes_files_that_agree_with_each_other(
+    tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["method=base", "metrics=expert", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=5"]
+    ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    folder = Path(ended.out.splitlines()[-1]).parent
+    found = json.loads((folder / "expert_metrics.json").read_text())
+    for text in ("Load Balance", "Collaboration", "Capacity", "Specialization"):
+        assert text in ended.out
+    counts = load_file(folder / "expert_metrics" / "counts.safetensors")
+    for phase in ("prefill", "decode"):
+        selections, pairs = counts[f"selections.{phase}"], counts[f"pairs.{phase}"]
+        assert (selections.sum(axis=-1) == found["tokens"][phase] * np.array(found["top_k"])).all()
+        assert (pairs == pairs.swapaxes(-1, -2)).all()
+        assert (np.diagonal(pairs, axis1=-2, axis2=-1) == 0).all()
+    together = sum(counts[f"selections.{phase}"] for phase in ("prefill", "decode"))
+    assert found["capacity"]["least"]["masked"] == together.argmin(axis=-1).tolist()
+    assert found["capacity"]["most"]["masked"] == together.argmax(axis=-1).tolist()
+    loss = found["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
+    assert loss["difference"] == pytest.approx(loss["base"] - loss["changed"])
+    assert (
+        loss["base"] == json.loads((folder / "results.json").read_text())["results"]["toy_choice"]["acc,none"]
+    )
+    for name in ("coactivation", "selections"):
+        assert (folder / "figures" / f"{name}.png").stat().st_size > 1000
+    rows = (folder / "figures" / "coactivation.csv").read_text().splitlines()[1:]
+    assert sum(int(row.split(",")[3]) for row in rows) == sum(
+        counts[f"pairs.{p}"].sum() for p in ("prefill", "decode")
+    )
+    assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
+    (folder / "expert_metrics.json").unlink()
+    plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
+    assert "metrics missing" in plan
+    assert "To run: 1" in plan
+    assert run_command(capsys, *typed, f"output_dir={tmp_path}").out == ended.out
+    reported = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=report")
+    assert reported.out == ended.out
+
+
+@pytest.mark.slow
+def test_several_tasks_have_their_documents_together_too(
+    tiny_olmoe_dir: Path, data: Path, tmp_path: Path
+) -> None:
+    from moe_lab.config.schema import TaskConfig
+
+    both = TaskConfig(name=["addsub", "svamp"])
+    shutil.copytree(data / "addsub", data / "svamp", dirs_exist_ok=True)
+    wanted = config(
+        *(tiny_olmoe_dir, data, tmp_path),
+        task_config=both,
+        metrics="expert",
+        limit=3,
+        gen_kwargs={"max_gen_toks": 3},
+    )
+    run = execute(prepare(wanted), ModelPool()).run
+    tasks = numbers(run.folder)["specialization"]["tasks"]
+    assert {name: one["exact_match,numeric"]["n"] for name, one in tasks.items()} == {
+        "addsub": 3,
+        "svamp": 3,
+        "all": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["method=roe"], "finetune-freeze or c2r"),
+        (["method=icl", "task=toy_choice"], "method=icl"),
+        (["method=base", "predict_only=true"], "predict_only"),
+        (["method=base", "model.experts_per_token=16"], "all of its 16"),
+        (["method=base", "metrics=experts"], "expert"),
+        (["method=base", "task=[toy_choice,toy_safety]"], "compares accuracies, and toy_safety has none"),
+    ],
+)
+def test_what_has_no_expert_metrics_is_refused_before_weights_load(
+    typed: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], loads: list[str]
+) -> None:
+    ended = run_command(capsys, "metrics=expert", *typed, f"output_dir={tmp_path / 'out'}")
+    assert ended.code == 2
+    assert named in ended.err
+    assert loads == []
+    assert not (tmp_path / "out").exists()
+
+
+TRAINED = ["method=finetune-freeze", "task=toy_choice", "limit=8", "method.max_steps=2"]
+
+
+def folder_of(out: str) -> Path:
+    return Path(out.splitlines()[-1]).parent
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
+    assert run_command(capsys, *keys).code == 0
+    [base] = tmp_path.glob("runs/*-base-*")
+    assert not (base / "expert_metrics.json").exists()
+    ended = run_command(capsys, *keys, "metrics=expert")  # both are stored without metrics
+    assert ended.code == 0, ended.err
+    folder = folder_of(ended.out)
+    found, before = (json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base))
+    assert found["cost"]["asked_again"] > 0 and before["cost"]["asked_again"] > 0
+    assert found["load_balance"]["all"]["value"] != before["load_balance"]["all"]["value"]
+    assert found["baseline"]["run_id"] == before["run_id"] and "baseline" not in before
+    for metric in ("load_balance", "collaboration", "capacity", "specialization"):
+        assert found["baseline"][metric] == before[metric]
+    shown = [line for line in ended.out.splitlines() if "Load Balance" in line and "all tokens" in line]
+    assert ["base" in line for line in shown] == [True, False], "before, then after"
+
+    # the same numbers as those of the trained folder by itself
+    model = (
+        tmp_path
+        / "models"
+        / json.loads((folder / "results.json").read_text())["moe_lab"]["finetune_freeze"]["model"]
+    )
+    alone = run_command(
+        *(capsys, "method=base", "metrics=expert", f"model.path={model / 'model'}", *TRAINED[1:3]),
+        f"output_dir={tmp_path / 'alone'}",
+    )
+    own = numbers(folder_of(alone.out))
+    mine = numbers(folder)
+    for key in ("load_balance", "collaboration", "capacity", "specialization", "tokens"):
+        assert mine[key] == own[key]
+
+    # whichever of the two is missing is made; nothing is trained or evaluated otherwise
+    monkeypatch.setattr("moe_lab.methods.finetune_freeze.training.finetune", None)
+    (base / "expert_metrics.json").unlink()
+    assert "To run: 1" in run_command(capsys, *keys, "metrics=expert", "mode=plan").out
+    assert run_command(capsys, *keys, "metrics=expert").out == ended.out
+    assert numbers(folder) == mine and numbers(base)["capacity"] == without_costs(before)["capacity"]
+
+
+def without_costs(found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"capacity": {which: without(one) for which, one in found["capacity"].items()}}

@@ -1,0 +1,138 @@
+"""From an experiment to its figure.
+
+Broken by a study drawn twice, by a size whose interval is upside down, by presets that leave the paper's Table 1, by a
+report that measures.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.config.schema import Config
+from moe_lab.methods import get_method
+from moe_lab.models.pool import ModelPool
+from moe_lab.reports.loggers import Logger
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import FIGURES, find_experiments
+from moe_lab.runs.experiments import figure_rows, figures
+from tests.reports.figures.studies import write_study
+from tests.reports.figures.test_cell_figures import results_of
+from tests.support.command import run_command
+
+
+def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
+    config = Config(method=get_method("roe").Config())
+    return TableCell(
+        coordinates={},
+        run_id="r",
+        results=[results_of(**changes)] if changes else [],
+        studies=[study] if study else [],
+        config=config,
+    )
+
+
+def test_a_study_of_several_cells_is_drawn_once(tmp_path: Path) -> None:
+    done = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0])
+    begun = write_study(tmp_path / "b", [])
+    cells = [cell_of(done), cell_of(done), cell_of(begun), cell_of()]
+    assert [study.folder for study in figures.studies_of(cells)] == [done]
+
+
+def test_every_kind_of_figure_can_be_drawn() -> None:
+    assert sorted([*figures.INPUTS, *figures.TABLES]) == sorted(FIGURES)
+    for kind in figures.INPUTS:
+        assert callable(getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}"))
+
+
+@pytest.mark.parametrize("name", ["figure7", "figure10"])
+def test_an_experiment_leaves_a_picture_beside_its_table(name: str, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
+    experiment = find_experiments(f"roe/{name}")[0]
+    paths = figures.make_figure(
+        experiment, "tiny", [cell_of(study)], Config(), ModelPool(), tmp_path / "tables"
+    )
+    stem = f"roe-{name}-tiny-{experiment.figure}"
+    assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
+    assert figures.make_figure(experiment, "tiny", [cell_of()], Config(), ModelPool(), tmp_path) == []
+
+
+PERPLEXITY = {
+    "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
+    "value": 9.0,
+    "baseline": {"run_id": "b", "results": {"t": {"acc,none": 10.0}}},
+    "paired": {"t": {"acc,none": {"n": 4, "difference": -1.0, "ci95": [-1.5, 0.5], "p_mcnemar": None}}},
+    "roe": {"n": 8, "temperatures": [0.0, 0.2], "cache": "clean"},
+}
+MEASURED = {"seconds": 1.28, "fastest": 1.0, "slowest": 2.0, "memory_bytes": 2**21, "energy_joules": None}
+STORED = {
+    "non_embedding_parameters": 100,
+    "equivalent_non_embedding_parameters": 150,
+    "layers": 4,
+    "equivalent_layers": 6,
+    "new_tokens": 128,
+    "repetitions": 5,
+    "device": "cpu",
+    **dict.fromkeys(("base", "roe", "equivalent"), MEASURED),
+}
+
+
+def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def measured(config: Config, models: ModelPool, ratio: float, stored_only: bool) -> dict[str, Any]:
+        asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, stored_only))
+        return STORED
+
+    monkeypatch.setattr("moe_lab.runs.experiments.equivalent.measured", measured)
+    (row,) = figure_rows.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
+    expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
+    assert [row[key] for key in ("size_ratio", "size_ratio_low", "size_ratio_high")] == pytest.approx(
+        expected
+    )
+    assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
+    assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], False)]
+    assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
+
+
+def test_a_report_measures_nothing(tmp_path: Path) -> None:
+    cell = replace(
+        cell_of(**PERPLEXITY), config=Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
+    )
+    cell.results[0]["moe_lab"]["roe"]["temperatures"] = [0.0] * 8
+    assert figure_rows.equivalent_rows([cell], ModelPool(), mode="report") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
+    experiment = find_experiments("roe/table1")[0]
+    rows = figure_rows.setup_rows(experiment)
+    assert len(rows) == 3 * 3 + 3 * 3 * 4
+    assert [row for row in rows if row["value"] != row["published"]] == []
+    markdown, table = figures.make_figure(experiment, "paper", [], Config(), ModelPool(), tmp_path)
+    lines = markdown.read_text().splitlines()
+    assert "| math | mixtral | 64 | 0.25 | 5 | standard | - | - | - |" in lines
+    assert "| commonsense | all | - | - | - | - | 300 | 100 | accuracy |" in lines
+    assert "(paper:" not in markdown.read_text() and table.exists()
+
+
+def test_a_logger_gets_numbers_and_pictures_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Broken by a Markdown table that is logged as a picture, which ends the logging."""
+    logged: list[Path] = []
+
+    class Seen(Logger):
+        def log_figure(self, path: Path) -> None:
+            logged.append(path)
+
+    monkeypatch.setattr("moe_lab.reports.loggers.open_logger", lambda config, **names: nullcontext(Seen()))
+    ended = run_command(capsys, "experiment=roe/table1", f"output_dir={tmp_path}")
+    assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
+    assert [path.name for path in logged] == ["roe-table1-tiny.csv"]

@@ -1,0 +1,143 @@
+"""Latency and memory: exactly so many tokens, settings in turns, and a stored measurement that is used again.
+
+Broken by an end token that ends a measurement early, by settings timed one after the other, by a key that leaves out
+what matters, by a larger model that is the same one.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.engine.lm import EngineLM
+from moe_lab.methods import get_method
+from moe_lab.models.pool import ModelPool
+from moe_lab.runs.experiments import equivalent
+from moe_lab.runs.experiments import timing as generation
+from moe_lab.runs.experiments.deepen import non_embedding_parameters, of_depth, scaled_depth
+from moe_lab.runs.experiments.timing import Generation, measure_in_turns
+
+
+@pytest.fixture
+def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
+    method = get_method("roe").Config(n=3, temperature=0.2)
+    model = ModelConfig(name="small", path=str(tiny_olmoe_dir))
+    return Config(
+        model=model, method=method, batch_size=1, output_dir=str(tmp_path), device="cpu", offline=True
+    )
+
+
+def opened(model, tokenizer, order: list[str], name: str):
+    """A setting that notes when it answers."""
+
+    @contextmanager
+    def setting():
+        lm = EngineLM(model, tokenizer)
+        answer = lm.answer
+
+        def noted(*arguments):
+            order.append(name)
+            return answer(*arguments)
+
+        lm.answer = noted  # type: ignore[method-assign]
+        yield lm
+
+    return setting
+
+
+@pytest.mark.slow
+def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer) -> None:
+    order: list[str] = []
+    settings = {name: opened(olmoe, tokenizer, order, name) for name in ("a", "b")}
+    found = measure_in_turns(settings, new_tokens=4, repetitions=2)
+    assert order == ["a", "b"] * 3
+    assert found["a"].fastest <= found["a"].seconds <= found["a"].slowest
+    size = sum(p.numel() * 4 for p in olmoe.parameters())
+    assert size <= found["a"].memory_bytes < size + 200 * 2**20
+    assert found["a"].energy_joules is None
+
+
+def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch) -> None:
+    seconds = iter([100.0, 3.0, 1.0, 2.0])
+    once = {"memory": 7, "energy": 5.0}
+    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: once | {"seconds": next(seconds)})
+    found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
+    assert (found.seconds, found.fastest, found.slowest) == (2.0, 1.0, 3.0)
+    assert (found.memory_bytes, found.energy_joules) == (7, 5.0)
+
+
+def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch) -> None:
+    """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
+    monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))
+    measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, new_tokens=6, repetitions=1)
+
+
+def test_a_shorter_answer_is_no_measurement(olmoe, tokenizer) -> None:
+    @contextmanager
+    def stopping():
+        lm = EngineLM(olmoe, tokenizer)
+        lm.answer = lambda *arguments: None  # type: ignore[method-assign]
+        yield lm
+
+    with pytest.raises(RuntimeError, match="0 tokens were generated instead of 6"):
+        measure_in_turns({"a": stopping}, new_tokens=6, repetitions=1)
+
+
+def test_another_depth_is_the_same_architecture(roe: Config) -> None:
+    loaded = ModelPool().get(roe)
+    deeper = of_depth(loaded, 6)
+    own = non_embedding_parameters(loaded.model)
+    layer = sum(p.numel() for p in loaded.model.model.layers[0].parameters())
+    assert deeper.model.config.num_hidden_layers == 6 and loaded.model.config.num_hidden_layers == 4
+    assert non_embedding_parameters(deeper.model) == own + 2 * layer
+    everything = sum(p.numel() for p in loaded.model.parameters())
+    assert everything - own == 2 * 300 * 48, "embedding and head are left out"
+    assert [scaled_depth(16, ratio) for ratio in (0.01, 0.9, 1.5)] == [1, 14, 24]
+
+
+@pytest.mark.slow
+def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger model is as deep as the ratio says, and alone: base and RoE are the model that was loaded."""
+    layers: dict[str, int] = {}
+    rows: dict[str, int] = {}
+
+    def look(settings):
+        for name, opened in settings.items():
+            with opened() as lm:
+                layers[name] = len(lm.model.model.layers)
+                rows[name] = lm.ensemble.n
+        return dict.fromkeys(settings, Generation(1.0, 1.0, 1.0, 1, None))
+
+    monkeypatch.setattr(equivalent, "measure_in_turns", look)
+    found = equivalent.measured(roe, ModelPool(), 2.0)
+    assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {"base": 1, "roe": 3, "equivalent": 1}
+    assert found is not None
+    assert found["equivalent_non_embedding_parameters"] > 1.9 * found["non_embedding_parameters"]
+
+
+@pytest.mark.slow
+def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(
+    roe: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "NEW_TOKENS", 4)
+    monkeypatch.setattr(equivalent, "NEW_TOKENS", 4)
+    settings: list[int] = []
+    monkeypatch.setattr(
+        equivalent,
+        "measure_in_turns",
+        lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1),
+    )
+    models = ModelPool()
+    assert equivalent.measured(roe, models, 1.5, stored_only=True) is None
+    first = equivalent.measured(roe, models, 1.5)
+    assert first is not None and (first["layers"], first["equivalent_layers"]) == (4, 6)
+    assert set(first) >= {"base", "roe", "equivalent", "non_embedding_parameters"}
+    assert equivalent.measured(roe, models, 1.49, stored_only=True) == first, "the same depth"
+    assert equivalent.measured(roe, models, 2.0, stored_only=True) is None
+    hotter = replace(roe, method=replace(roe.method, temperature=0.4))
+    assert equivalent.measured(hotter, models, 1.5, stored_only=True) is None
+    assert settings == [3] and len(list((Path(roe.output_dir) / "measurements").iterdir())) == 1

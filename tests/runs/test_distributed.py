@@ -1,0 +1,91 @@
+"""Several processes of torchrun: one writes, the others follow, and what cannot work is refused.
+
+Broken by: two processes that write, a follower that waits for ever, answers that depend on the number of processes,
+a stored result that only the first process finds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moe_lab.config.schema import Config, ModelConfig, TuningConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.runs.distributed import in_step
+from tests.conftest import make_tokenizer
+from tests.families.zoo import small_model
+from tests.support.command import run_command
+
+SPLIT = ModelConfig(path="some/model", tp_plan="auto")
+
+
+def config(method="roe", **keys):
+    return Config(method=get_method(method).Config(name=method), **keys)
+
+
+def test_a_single_process_does_as_ever():
+    assert in_step([config()], lambda: 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("processes", "configs", "says"),
+    [
+        ("2", [config()], "2 processes were started, and only method=finetune-freeze"),
+        ("1", [config(model=SPLIT)], "torchrun --nproc-per-node"),
+        ("2", [config(model=SPLIT), config("base", model=SPLIT)], "one run at a time"),
+        ("2", [config(model=SPLIT, seeds=2)], "one run at a time"),
+        ("2", [config(model=SPLIT, tuning=TuningConfig(name="tpe"))], "one run at a time"),
+        ("2", [config(model=SPLIT, experiment="roe/figure3")], "one run at a time"),
+        ("2", [config("pretrain", model=SPLIT)], "training takes one process"),
+    ],
+)
+def test_what_processes_cannot_share_is_refused(processes, configs, says, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    with pytest.raises(ConfigError, match=says):
+        in_step(configs, lambda: pytest.fail("nothing may run"))
+
+
+def torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*command, "-m", "moe_lab", *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def answers(output):
+    """Run folder -> its answers by request, in any order."""
+    found = {}
+    for log in output.glob("runs/*/responses.jsonl"):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        found[log.parent.name] = {line["key"]: line["response"] for line in lines if "key" in line}
+    return found
+
+
+@pytest.mark.slow
+def test_the_command_over_two_processes(tmp_path, capsys):
+    model = tmp_path / "olmoe"
+    small_model("olmoe").save_pretrained(model)
+    make_tokenizer().save_pretrained(model)
+    arguments = ["method=roe", "method.n=3", f"model.path={model}", "task=toy_math", "limit=3", "device=cpu"]
+    arguments += ["gen_kwargs=max_gen_toks=6", "dtype=float32"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run_command(capsys, *arguments, f"output_dir={one}").code == 0
+    split = [*arguments, "model.tp_plan=auto", f"output_dir={two}"]
+    ended = torchrun(*split)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("results.json") == 1, "one process reports"
+    assert answers(two) == answers(one) and len(answers(two)) == 2
+
+    (results,) = two.glob("runs/*-roe-*/results.json")
+    log = results.with_name("responses.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
+    results.unlink()
+    assert torchrun(*split).returncode == 0, (
+        "an interrupted run goes on, though only one process knows how far it was"
+    )
+    assert answers(two) == answers(one)
+    assert torchrun(*split).returncode == 0, "a stored result is shown, and the follower ends"

@@ -1,0 +1,64 @@
+"""The command on a small random model, nothing replaced: run, stored result, grid, and a table that was killed.
+
+Broken by: a stored result that is computed again, a model that a grid loads twice, a cell lost to `kill -9`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
+    tiny_olmoe_dir, tmp_path, capsys, loads, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    grid = ["-m", "method=base,roe", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=3"]
+    first = run_command(capsys, *grid)
+    assert first.code == 0
+    assert loads == [tiny_olmoe_dir.name]
+    paths = [Path(line) for line in first.out.splitlines() if line.endswith("results.json")]
+    methods = [json.loads(path.read_text())["moe_lab"]["method"]["name"] for path in paths]
+    assert methods == ["base", "roe"]
+    assert first.out.splitlines()[-1] == str(paths[-1])
+    loads.clear()
+    second = run_command(capsys, *grid)
+    assert second.code == 0
+    assert loads == []
+    assert second.out == first.out
+    reported = run_command(capsys, *grid, "mode=report")
+    assert reported.out == first.out
+    assert "To run: 0" in run_command(capsys, *grid, "mode=plan").out
+
+
+@pytest.mark.slow
+def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_olmoe_dir, tmp_path):
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "moe_lab", "experiment=roe/figure3", "limit=6", f"output_dir={output}"]
+    command += [f"model.path={tiny_olmoe_dir}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 300
+        while not list(output.glob("runs/*/results.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    finished = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/results.json")}
+    assert 1 <= len(finished) < 6
+    assert not (output / "tables").exists()
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert len(list(output.glob("runs/*/results.json"))) == 6, "base and two seeds of two tasks"
+    [table] = (output / "tables").glob("roe-figure3-tiny-limit-6-*.md")
+    assert "4 of 4 cells are measured" in table.read_text()
+    assert str(table) in ended.stdout

@@ -1,0 +1,517 @@
+"""Breaks if a run's result depends on interruptions, if work is done twice, or if a wrong result is returned."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
+from moe_lab.models.pool import ModelPool
+from moe_lab.progress import Progress
+from moe_lab.reports.scores import marks_of
+from moe_lab.runs.estimate import asked_by
+from moe_lab.runs.execute import execute
+from moe_lab.runs.prepare import prepare
+from moe_lab.runs.run import Outcome
+from tests.support.runs import config, small_data
+from tests.support.tiers import by_family
+
+METRIC = "acc_norm,none"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return small_data(tmp_path / "data")
+
+
+@pytest.fixture
+def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
+    """RoE on ten multiple choice questions of three choices: 30 requests, and 30 of its baseline."""
+    keys = {"n": 2, "temperature": 2.0}
+    return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, num_fewshot=2)
+
+
+def run(one: Config) -> Outcome:
+    return execute(prepare(one), ModelPool())
+
+
+def numbers(results: dict[str, Any]) -> dict[str, Any]:
+    """A result without what an interruption may change: what was spent, and the share of changed routings, which is
+    counted over all that was computed."""
+    block = {key: value for key, value in results["moe_lab"].items() if key not in ("cost", "roe")}
+    return results | {"moe_lab": block}
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The answers that a model computed, in this process and its children, read from a file."""
+    from moe_lab.engine.lm import EngineLM
+
+    file = tmp_path / "calls"
+    file.touch()
+    answer = EngineLM.answer
+
+    def counted(self: EngineLM, kind: str, requests: list[Any], on_answer: Any) -> None:
+        def report(index: int, response: Any) -> None:
+            with file.open("a") as log:
+                log.write(f"{self.ensemble.n} {requests[index].args!r}\n")
+            on_answer(index, response)
+
+        answer(self, kind, requests, report)
+
+    monkeypatch.setattr(EngineLM, "answer", counted)
+    return lambda: file.read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
+    outcome = run(replace(roe, overrides=["method=roe"]))
+    folder = outcome.run.folder
+    assert outcome.path == folder / "results.json" and not outcome.stored
+    assert folder.parent == Path(roe.output_dir) / "runs"
+    assert folder.name == f"small-roe-arc_easy-{outcome.run.run_id[:8]}"
+    assert json.loads(outcome.path.read_text()) == outcome.results
+    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
+    assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2
+    lines = [json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()]
+    assert [line["doc_id"] for line in lines] == list(range(10)) and lines[0]["arguments"]["gen_args_0"][
+        "arg_1"
+    ] == " red"
+    assert len((folder / "responses.jsonl").read_text().splitlines()) >= 31
+
+
+@pytest.mark.slow
+def test_the_moe_lab_block(roe: Config) -> None:
+    outcome = run(replace(roe, limit=7, seed=3))
+    block = outcome.results["moe_lab"]
+    untouched = outcome.run.needed["baseline"].stored()
+    assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
+    assert set(block) == {
+        *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
+        *("versions", "statistics", "samples", "cost", "intervals", "baseline", "paired", "roe"),
+    } | ({"untuned"} & set(block))
+    assert block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
+    assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "metric": "acc,none"}
+    assert block["samples"] == outcome.run.samples and len(block["samples"]["arc_easy"]) == 7
+    assert block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
+    assert block["model"]["family"] == "olmoe" and block["model"]["moe_layers"] == 4
+    paired = block["paired"]["arc_easy"][METRIC]
+    scores = outcome.results["results"]["arc_easy"]
+    assert paired["n"] == 7 and len(paired["ci95"]) == 2 and 0 <= paired["p_mcnemar"] <= 1
+    assert paired["difference"] == pytest.approx(
+        scores[METRIC] - block["baseline"]["results"]["arc_easy"][METRIC]
+    )
+    low, high = block["intervals"]["arc_easy"][METRIC]
+    assert low <= scores[METRIC] <= high
+    cost = block["cost"]
+    assert cost["tokens_in"] > 0 and cost["wall_seconds"] > 0 and cost["peak_memory_bytes"] > 0
+    assert cost["device"] == "cpu" and cost["energy_joules"] is None
+    assert not {"c3po", "tuning"} & set(block)
+
+
+def test_intervals_of_earlier_methods_are_made_anew_without_the_model(
+    roe: Config, calls: Callable[[], list[str]], loads: list[str]
+) -> None:
+    first = run(replace(roe, limit=3))
+    stored = json.loads(first.path.read_text())
+    stored["moe_lab"]["paired"]["arc_easy"][METRIC]["ci95"] = [0.0, 0.0]
+    del stored["moe_lab"]["statistics"]
+    first.path.write_text(json.dumps(stored))
+    shown = run(replace(roe, limit=3, mode="report")).results
+    assert "older-intervals" in marks_of(shown["moe_lab"])
+    asked, loaded = len(calls()), len(loads)
+    again = run(replace(roe, limit=3)).results
+    assert (len(calls()), len(loads)) == (asked, loaded)
+    assert numbers(again) == numbers(first.results)
+    assert "older-intervals" not in marks_of(again["moe_lab"])
+
+
+def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken by bars of a run and its baseline that nobody can tell apart."""
+    titles = []
+
+    class Noted(Progress):
+        def __init__(self, *given: Any, **keys: Any):
+            super().__init__(*given, **keys)
+            titles.append(self.title)
+
+    monkeypatch.setattr("moe_lab.engine.lm.Progress", Noted)
+    done = run(replace(roe, limit=2)).run
+    assert done.baseline is not None
+    assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
+
+
+@pytest.mark.slow
+def test_predict_only_has_no_score(roe: Config) -> None:
+    asked = replace(roe, task=TaskConfig(name="addsub"), gen_kwargs={"max_gen_toks": 4}, num_fewshot=0)
+    block = run(replace(asked, limit=2, predict_only=True)).results["moe_lab"]
+    assert block["intervals"] == {"addsub": {}} and block["task"]["metric"] is None
+    assert not {"baseline", "paired"} & set(block)
+
+
+@pytest.mark.slow
+def test_a_stored_result_is_returned_without_a_model(roe: Config, calls: Callable[[], list[str]]) -> None:
+    first = run(roe)
+    assert len(calls()) == 60
+    again = execute(prepare(roe), None)  # type: ignore[arg-type]
+    assert again.stored and again.results == first.results and again.marks == []
+    assert prepare(roe).done and prepare(roe).baseline.done  # type: ignore[union-attr]
+    assert len(calls()) == 60
+
+
+@pytest.mark.slow
+def test_without_a_baseline_and_with_one_later(roe: Config, calls: Callable[[], list[str]]) -> None:
+    alone = run(replace(roe, baseline=False))
+    assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
+    report = run(replace(roe, mode="report"))
+    assert report.stored and len(calls()) == 30, "a report computes nothing"
+    both = run(roe)
+    assert both.results["moe_lab"]["paired"] and len(calls()) == 60, "only the baseline was computed"
+    assert both.results["results"] == alone.results["results"]
+    cost = both.results["moe_lab"]["cost"]
+    assert cost == alone.results["moe_lab"]["cost"]
+    assert run(replace(roe, baseline=False)).stored
+
+
+@pytest.mark.slow
+def test_runs_share_a_baseline(roe: Config, calls: Callable[[], list[str]]) -> None:
+    run(roe)
+    other = run(replace(roe, seed=1))
+    assert len(calls()) == 90
+    assert other.results["moe_lab"]["baseline"] == run(roe).results["moe_lab"]["baseline"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [0, 7])
+@pytest.mark.parametrize("whose", ["run", "baseline"])
+def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(
+    roe: Config, calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], whose: str, lines: int
+) -> None:
+    whole = run(roe)
+    computed = len(calls())
+    damaged = prepare(roe) if whose == "run" else prepare(roe).baseline
+    assert damaged is not None
+    file = damaged.folder / "samples_arc_easy.jsonl"
+    text = file.read_text()
+    file.write_text("".join(text.splitlines(keepends=True)[:lines]))
+    if whose == "baseline":
+        whole.path.unlink()
+    again = run(roe)
+    assert numbers(again.results) == numbers(whole.results)
+    assert again.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
+    assert file.read_text() == text and len(calls()) == computed
+    assert f"{file} is damaged: {lines} lines" in capsys.readouterr().err
+
+
+def test_base_is_its_own_run(roe: Config) -> None:
+    baseline = prepare(roe).baseline
+    base = prepare(replace(roe, method=baseline.config.method))  # type: ignore[union-attr]
+    assert base.baseline is None and base.run_id == baseline.run_id  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_rerun_computes_again(roe: Config, calls: Callable[[], list[str]]) -> None:
+    first = run(roe)
+    again = run(replace(roe, rerun=True))
+    assert not again.stored and numbers(again.results) == numbers(first.results)
+    assert len(calls()) == 90, "the baseline is not run again"
+    assert not list(again.run.folder.glob("*rerun*"))
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_once_and_freed_for_the_next(
+    roe: Config, tiny_olmoe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import moe_lab.models.load as load
+
+    loads = []
+    original = load.load_model
+    monkeypatch.setattr(
+        load, "load_model", lambda model, **k: loads.append(model.path) or original(model, **k)
+    )
+    pool = ModelPool()
+    execute(prepare(roe), pool)
+    execute(prepare(replace(roe, seed=1)), pool)
+    assert len(loads) == 1
+    execute(prepare(replace(roe, dtype="bfloat16")), pool)
+    assert len(loads) == 2
+
+
+KILLS = ["before 3", "after 12", "samples", "results", "after 2", "before 28", "samples", "results", "status"]
+"""Before or after the n-th answer of a process is logged, and when samples, result or final status are written: the
+first four meet the baseline, the others the run. "before 28" leaves its last answer but one computed and not logged."""
+
+
+def _killed(one: Config, kill: str, file: Path) -> None:
+    """In a child: execute, and end by SIGKILL at the given moment."""
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.results import samples
+    from moe_lab.results.folder import RunFolder
+    from moe_lab.runs.evaluation import evaluate as evaluation
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    moment, _, count = kill.partition(" ")
+    answer, answered = EngineLM.answer, [0]
+
+    def answer_and_die(self: EngineLM, kind: str, requests: list[Any], on_answer: Any) -> None:
+        def report(index: int, response: Any) -> None:
+            answered[0] += 1
+            if moment == "before" and answered[0] == int(count):
+                die()
+            on_answer(index, response)
+            if moment == "after" and answered[0] == int(count):
+                die()
+
+        answer(self, kind, requests, report)
+
+    EngineLM.answer = answer_and_die  # type: ignore[method-assign]
+    if moment == "samples":
+        samples.write_samples = lambda *_: die()
+    if moment == "results":
+        write_json = evaluation.write_json
+        evaluation.write_json = lambda path, content: (
+            die() if path.name == "results.json" else write_json(path, content)
+        )
+    if moment == "status":
+        status = RunFolder._write_status
+        RunFolder._write_status = lambda self, *a: die() if a[0] == "success" else status(self, *a)  # type: ignore
+    run(one)
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_and_the_same_command(
+    roe: Config, tmp_path: Path, calls: Callable[[], list[str]]
+) -> None:
+    whole = run(replace(roe, output_dir=str(tmp_path / "whole")))
+    computed = len(calls())
+    context = multiprocessing.get_context("fork")
+    for kill in KILLS:
+        child = context.Process(target=_killed, args=(roe, kill, tmp_path / "calls"))
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL, kill
+    outcome = run(roe)
+    assert numbers(outcome.results) == numbers(whole.results)
+    # two answers were computed and not logged when the kill came ("before"): they alone are computed again
+    asked = calls()[computed:]
+    assert len(asked) == 60 + 2 and set(asked) == set(calls()[:computed])
+    block, uninterrupted = outcome.results["moe_lab"], whole.results["moe_lab"]
+    assert block["roe"]["changed_fraction"] == pytest.approx(
+        uninterrupted["roe"]["changed_fraction"], abs=0.05
+    )
+    assert block["cost"]["load_seconds"] > uninterrupted["cost"]["load_seconds"]
+    assert block["cost"]["tokens_in"] >= uninterrupted["cost"]["tokens_in"]
+
+
+def _execute(one: Config, ready: Any, go: Any) -> None:
+    from moe_lab.engine.lm import EngineLM
+
+    answer = EngineLM.answer
+
+    def slow(self: EngineLM, *args: Any) -> None:
+        ready.set()
+        assert go.wait(60)
+        answer(self, *args)
+
+    EngineLM.answer = slow  # type: ignore[method-assign]
+    run(one)
+
+
+@pytest.mark.slow
+def test_two_processes_with_one_run(roe: Config, calls: Callable[[], list[str]]) -> None:
+    """The second is refused; another run that needs the same baseline waits for it."""
+    context = multiprocessing.get_context("fork")
+    ready, go = context.Event(), context.Event()
+    first = context.Process(target=_execute, args=(roe, ready, go))
+    first.start()
+    assert ready.wait(60)
+    with pytest.raises(RunHeldError, match=rf"held by process {first.pid} on ") as held:
+        run(roe)
+    assert held.value.exit_code == 3
+    second = context.Process(target=_execute, args=(replace(roe, seed=1), context.Event(), go))
+    second.start()
+    go.set()
+    first.join(60)
+    second.join(60)
+    assert (first.exitcode, second.exitcode) == (0, 0)
+    assert len(calls()) == 90, "the baseline once"
+    assert run(roe).stored and run(replace(roe, seed=1)).stored
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_interrupted_and_continues(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moe_lab.engine.lm import EngineLM
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineLM, "answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(roe)
+    status = json.loads((prepare(roe).folder / "status.json").read_text())
+    assert status["status"] == "interrupted" and not prepare(roe).done
+    assert not run(roe).stored
+
+
+@pytest.mark.slow
+def test_a_full_disk_while_running_keeps_what_was_answered(
+    roe: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moe_lab.results.request_log import ResponseLog
+
+    write, written = ResponseLog._write, [0]
+
+    def full(self: ResponseLog, line: dict[str, Any]) -> None:
+        written[0] += 1
+        if written[0] > 10:
+            raise OSError(28, "No space left on device")
+        write(self, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseLog, "_write", full)
+        with pytest.raises(ResultsError, match="No space left on device"):
+            run(roe)
+    baseline = prepare(roe).baseline
+    assert baseline is not None and not baseline.done
+    assert len((baseline.folder / "responses.jsonl").read_text().splitlines()) == 10
+    assert not run(roe).stored
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", by_family(["mixtral", "qwen3_moe"]))
+def test_a_local_folder_of_another_family(roe: Config, tmp_path: Path, family: str) -> None:
+    from tests.conftest import make_model, make_tokenizer
+
+    make_model(family).save_pretrained(tmp_path / family)
+    make_tokenizer().save_pretrained(tmp_path / family)
+    outcome = run(replace(roe, model=replace(roe.model, path=str(tmp_path / family)), limit=3))
+    assert outcome.results["moe_lab"]["model"]["family"] == family
+    assert outcome.results["moe_lab"]["roe"]["changed_fraction"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["addsub", "gsm8k"])
+def test_generation(roe: Config, task: str, calls: Callable[[], list[str]]) -> None:
+    outcome = run(
+        replace(roe, task=TaskConfig(name=task), num_fewshot=0, gen_kwargs={"max_gen_toks": 4}, limit=3)
+    )
+    assert len(calls()) == 6 and outcome.results["moe_lab"]["cost"]["tokens_out"] > 0
+
+
+@pytest.mark.slow
+def test_several_tasks_in_one_run(roe: Config) -> None:
+    both = TaskConfig(name=["arc_easy", "addsub"], metric="acc,none")
+    outcome = run(replace(roe, task=both, limit=3, gen_kwargs={"max_gen_toks": 4}))
+    block = outcome.results["moe_lab"]
+    assert set(block["paired"]) == {"arc_easy", "addsub"} and outcome.run.num_documents == 6
+    assert outcome.run.folder.name.startswith("small-roe-arc_easy-addsub-")
+
+
+@pytest.mark.slow
+def test_lm_evals_own_model_gives_the_same_scores(roe: Config, tiny_olmoe_dir: Path) -> None:
+    """The whole path against `lm_eval.simple_evaluate` on the same documents and few-shot examples."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from moe_lab.tasks.loading import load_tasks
+
+    base = prepare(replace(roe, limit=6)).baseline
+    assert base is not None
+    mine = execute(base, ModelPool()).results["results"]["arc_easy"]
+    model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir, dtype="float32")
+    hf = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1)
+    tasks = list(load_tasks(base.config)["tasks"].values())
+    theirs = simple_evaluate(
+        hf, tasks=tasks, samples=base.samples, num_fewshot=2, fewshot_random_seed=base.config.fewshot_seed
+    )
+    assert theirs is not None
+    for key in ("acc,none", "acc_stderr,none", METRIC):
+        assert mine[key] == theirs["results"]["arc_easy"][key]
+
+
+def test_preparing_makes_nothing(roe: Config) -> None:
+    one = prepare(roe)
+    assert not one.done and one.num_documents == 10 and not one.partial
+    assert one.baseline is not None
+    asked = [asked_by(each) for each in (one.baseline, one)]
+    plain, rows = (each.method.forward_tokens(asked_by(each)) for each in (one.baseline, one))
+    assert asked[0] == asked[1] and rows - asked[0].answers == plain > 1000, "two rows of each answer"
+    assert (asked[0].documents, asked[0].requests) == (10, 30)
+    assert not Path(roe.output_dir).exists()
+
+
+def test_what_is_refused_before_weights_load(
+    roe: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import moe_lab.models.load as load
+
+    monkeypatch.setattr(load, "load_model", lambda *a, **k: pytest.fail("weights were loaded"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"output_dir": str(tmp_path / "file" / "out")}, ConfigError, "is a file"),
+        ({"data_dir": str(tmp_path / "absent")}, TaskError, r"arc_easy/test\.jsonl is missing"),
+        ({"samples": [10]}, TaskError, "documents 0 to 9"),
+        ({"num_fewshot": 7}, TaskError, "more than the 6 examples"),
+        ({"model": replace(roe.model, path=str(tmp_path / "empty"))}, ModelError, "is no model"),
+        ({"method": replace(roe.method, temperature=[0.1])}, ConfigError, "4 MoE layers"),
+        ({"apply_chat_template": True}, ConfigError, "no chat template"),
+        ({"task": TaskConfig(name="arc_easy", metric="acc")}, TaskError, "Did you mean 'acc,none'"),
+        ({"gen_kwargs": {"max_gen_tok": 5}}, ConfigError, "Did you mean 'max_gen_toks'"),
+        ({"task": TaskConfig(name="addsub"), "max_length": 256}, ConfigError, "leaves no room for a prompt"),
+    ]
+    for change, error, message in wrong:
+        with pytest.raises(error, match=message) as refused:
+            prepare(replace(roe, **change))
+        assert refused.value.exit_code == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_dense_model_runs_with_base_only(roe: Config, tmp_path: Path) -> None:
+    from tests.conftest import make_model, make_tokenizer
+
+    folder = tmp_path / "llama"
+    make_model("llama").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    dense = replace(roe, model=replace(roe.model, path=str(folder)))
+    with pytest.raises(ModelError, match=r"No router was found(.|\n)*OLMoE(.|\n)*method=base` runs"):
+        prepare(dense)
+    base = prepare(roe).baseline
+    assert base is not None
+    assert run(replace(dense, method=base.config.method, limit=2)).results["results"]
+
+
+@pytest.mark.slow
+def test_answers_made_with_other_versions_are_kept_aside(
+    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
+    from moe_lab.runs.evaluation import evaluate as evaluation
+
+    base = prepare(replace(roe, limit=2)).baseline
+    assert base is not None
+    execute(base, ModelPool())
+    (base.folder / "results.json").unlink()
+    earlier = (base.folder / "responses.jsonl").read_bytes()
+    now = evaluation.versions()
+    monkeypatch.setattr(evaluation, "versions", lambda: now | {"transformers": "0.0"})
+    execute(base, ModelPool())
+    aside = base.folder / "responses.1.old.jsonl"
+    assert aside.read_bytes() == earlier
+    said = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
+    assert len(said) == 1 and "not used" in said[0]

@@ -1,0 +1,122 @@
+"""States of runs that are not done. Broken by a running or interrupted run that is planned as "missing" at full cost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config.schema import Config
+from moe_lab.methods import get_method
+from moe_lab.methods.c3po.config import ALPHAS_TRIED
+from moe_lab.methods.c3po.kernel_regression import ALPHAS
+from moe_lab.methods.references import reference_set as references
+from moe_lab.results.atomic import write_json
+from moe_lab.results.request_log import ResponseLog
+from moe_lab.runs.estimate import asked_by
+from moe_lab.runs.evaluation.evaluate import answers_header
+from moe_lab.runs.prepare import prepare
+from moe_lab.runs.run import Run
+from moe_lab.runs.state import run_state
+from moe_lab.tasks.estimate import Asked
+from tests.support.runs import config, small_data
+
+ASKED = Asked(documents=2, requests=4, prompts=100, answers=20)
+
+
+@pytest.fixture
+def run(tiny_olmoe_dir: Path, tmp_path: Path) -> Run:
+    data = small_data(tmp_path / "data")
+    asked: Config = config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "base", limit=2)
+    return prepare(asked)
+
+
+def answer(run: Run, name: str, header: dict, keys: str) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    log = ResponseLog(run.folder / name, header)
+    for key in keys:
+        log.answer(key, "x", {})
+    log.close()
+
+
+def test_what_is_not_begun_is_missing(run: Run) -> None:
+    assert run_state(run, ASKED) == ("missing", 1.0)
+    assert not run.folder.exists(), "a plan leaves nothing behind"
+
+
+def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
+    answer(run, "responses.jsonl", answers_header(run), "abb")
+    assert run_state(run, ASKED) == ("interrupted, 2 of 4 answered", 0.5)
+    with run.store.held():
+        pass
+    assert run_state(run, ASKED)[0] == "interrupted, 2 of 4 answered", "its lock file is free"
+    write_json(run.folder / "status.json", {"status": "error"})
+    assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
+    again = replace(run, config=replace(run.config, rerun=True))
+    assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
+    answer(run, "responses.rerun.jsonl", answers_header(run), "abc")
+    assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
+
+
+def test_answers_of_other_versions_do_not_count(run: Run) -> None:
+    answer(run, "responses.jsonl", answers_header(run) | {"versions": {}}, "ab")
+    assert run_state(run, ASKED) == ("missing", 1.0)
+
+
+def test_a_running_run_is_told_by_its_lock(run: Run) -> None:
+    with run.store.held():
+        answer(run, "responses.jsonl", answers_header(run), "a")
+        assert run_state(run, ASKED) == ("running, 1 of 4 answered", 0.75)
+    assert os.listdir(run.folder.parent) == [run.folder.name]
+
+
+def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
+    answer(run, "responses.jsonl", answers_header(run), "abcdef")
+    assert run_state(run, ASKED) == ("interrupted, 6 of 6 answered", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, 100 + 20 + 2 * 3 * (50 + 5) + 2 * 3 * 11 * 5),
+        ({"k": 1, "steps": 4, "tokens": "last3"}, 100 + 20 + 2 * 55 + 2 * 5 * 7),
+        ({"optimizer": "oracle"}, 100 + 20 + 2 * 55 + 2 * 11 * 5),
+        ({"negative": 0.5}, 100 + 20 + 2 * 3 * 55 + 2 * 3 * 22 * 5),
+        ({"optimizer": "kernel_regression"}, 100 + 20 + 2 * 3 * 55 + 2 * 3 * 13 * 5),
+        ({"optimizer": "mode_finding", "shifts": 3}, 100 + 20 + 2 * 3 * 55 + 2 * 3 * 4 * 5),
+    ],
+)
+def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) -> None:
+    """Broken by C3PO at the tokens of base: 2 questions of 50 tokens, answers of 5."""
+    method = get_method("c3po")
+    assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED) == expected
+
+
+def test_the_plan_knows_how_many_alphas_are_tried() -> None:
+    assert len(ALPHAS) == ALPHAS_TRIED
+
+
+def test_a_reference_set_is_counted_until_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = get_method("c3po").Config(name="c3po", reference_size=20)
+    asked = Config(method=settings, output_dir=str(tmp_path), limit=2)
+    asked.task.name = "toy_choice"
+    run = prepare(asked)
+    [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
+    per_question = asked_by(run).prompt
+    assert 20 * per_question / 2 < tokens < 20 * per_question * 3
+    folder, digest = tmp_path / "references" / name, next(iter(_digests(run)))
+    monkeypatch.setattr(references, "is_whole", lambda *asked: asked == (folder, digest))
+    assert run.method.references_left(run.config, run.facts) == {}
+
+
+def _digests(run: Run) -> set[str]:
+    from moe_lab.methods.references.documents import reference_documents
+    from moe_lab.methods.references.reference_set import folder_of, reference_content
+
+    documents = reference_documents(run.config, run.config.method)
+    content = reference_content(run.config, run.config.method, documents, run.facts)
+    return {folder_of(run.config, documents, content, run.facts)[1]}

@@ -1,0 +1,202 @@
+"""Breaks if seeds of different runs are mixed, or if a summary's numbers are not those of its runs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.models.pool import ModelPool
+from moe_lab.reports.terminal.seeds import print_summaries
+from moe_lab.runs.execute import execute
+from moe_lab.runs.prepare import prepare
+from moe_lab.runs.summaries import summarize, summary
+from tests.support.runs import config, small_data
+
+
+@pytest.fixture
+def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
+    data = small_data(tmp_path / "data")
+    keys = {"n": 2, "temperature": 3.0}
+    return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, baseline=False)
+
+
+@pytest.mark.slow
+def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
+    pool = ModelPool()
+    outcomes = [execute(prepare(replace(roe, seed=seed)), pool) for seed in (0, 1, 2)]
+    outcomes.append(execute(prepare(replace(roe, limit=4)), pool))
+    files = summarize(outcomes)
+    assert len(files) == 1 and files[0].parent == Path(roe.output_dir) / "summaries"
+    content = json.loads(files[0].read_text())
+    assert content["seeds"] == [0, 1, 2] and content["run_ids"] == [one.run.run_id for one in outcomes[:3]]
+    values = [one.results["results"]["arc_easy"]["acc,none"] for one in outcomes[:3]]
+    score = content["scores"]["arc_easy"]["acc,none"]
+    assert score["values"] == values and score["mean"] == pytest.approx(sum(values) / 3)
+    low, high = score["ci95_documents"]
+    assert low <= score["mean"] <= high
+    if len(set(values)) == 1:
+        assert score["ci95_seeds"] is None and score["std"] == 0
+    else:
+        assert score["ci95_seeds"][0] <= score["mean"] <= score["ci95_seeds"][1]
+    assert content["partial"] is False and content["untuned"] is True
+
+
+@pytest.mark.slow
+def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) -> None:
+    pool = ModelPool()
+    assert roe.baseline is False
+    alone = summary([execute(prepare(replace(roe, seed=seed, limit=4)), pool) for seed in (0, 1)])
+    assert "difference_ci95_documents" not in alone["scores"]["arc_easy"]["acc,none"]
+    outcomes = [execute(prepare(replace(roe, seed=seed, limit=4, baseline=True)), pool) for seed in (0, 1)]
+    scores = summary(outcomes)["scores"]["arc_easy"]["acc,none"]
+    before = outcomes[0].results["moe_lab"]["baseline"]["results"]["arc_easy"]["acc,none"]
+    low, high = scores["difference_ci95_documents"]
+    assert low <= scores["mean"] - before <= high
+    if len(set(scores["values"])) == 1:
+        assert scores["difference_ci95_seeds"] is None and scores["ci95_seeds"] is None
+    else:
+        moved = [one - before for one in scores["ci95_seeds"]]
+        assert scores["difference_ci95_seeds"] == pytest.approx(moved)
+
+
+@pytest.mark.slow
+def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
+    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Documents vary far more than the difference does, which is 1 with the first seed and 2 with the second."""
+    noise = np.random.default_rng(0).normal(0, 0.1, (4, 8))
+    shift = np.array([10, 11, 20, 22])  # hot, own; hot, own
+    table = (100.0 * np.arange(8) + shift[:, None] + noise).tolist()
+    asked = judged_as(table, roe, monkeypatch)
+    pool, runs = ModelPool(), []
+    for seed in (0, 1):
+        one = replace(asked, seed=seed)
+        hot = prepare(replace(one, method=replace(roe.method, temperature=9.0)))
+        runs.append(replace(prepare(one), compared={"hot": hot}))
+    files = summarize([execute(run, pool) for run in runs])
+    found = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]["compared"]["hot"]
+    means = np.mean(table, axis=1)
+    assert found["mean"] == pytest.approx(means[[0, 2]].mean())
+    first, second = means[1] - means[0], means[3] - means[2]
+    middle, half = (first + second) / 2, 12.7062 * (second - first) / 2
+    assert found["difference"] == pytest.approx(middle)
+    assert found["difference_ci95_seeds"] == pytest.approx([middle - half, middle + half], abs=1e-4)
+    low, high = found["difference_ci95_documents"]
+    assert middle - 0.2 < low < middle < high < middle + 0.2
+    capsys.readouterr()
+    print_summaries(files)
+    assert "Over seeds, compared with hot" in capsys.readouterr().out
+    alone = summarize([execute(replace(run, compared={}), pool) for run in runs])
+    assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
+
+
+@pytest.mark.slow
+def test_the_table_over_seeds_has_the_marks_of_its_runs(
+    roe: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = ModelPool()
+    outcomes = [execute(prepare(replace(roe, seed=seed, limit=3)), pool) for seed in (0, 1)]
+    outcomes[0].results["moe_lab"]["versions"]["lm_eval"] = "0.0.1"
+    capsys.readouterr()
+    print_summaries(summarize(outcomes))
+    assert "PARTIAL untuned other-versions" in capsys.readouterr().out
+    outcomes[0].results["moe_lab"]["versions"] = outcomes[1].results["moe_lab"]["versions"]
+    print_summaries(summarize(outcomes))
+    shown = capsys.readouterr().out
+    assert "PARTIAL untuned" in shown and "older-intervals" not in shown
+
+
+@pytest.mark.slow
+def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    pool, outcomes = ModelPool(), []
+    for n in (2, 3):
+        one = replace(
+            roe, limit=2, method=replace(roe.method, n=n), overrides=["method=roe", f"method.n={n}"]
+        )
+        outcomes += [execute(prepare(replace(one, seed=seed)), pool) for seed in (0, 1)]
+    capsys.readouterr()
+    print_summaries(summarize(outcomes))
+    out = capsys.readouterr().out
+    assert "method.n=2" in out and "method.n=3" in out
+
+
+@pytest.mark.slow
+def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ModelPool()
+    runs = [prepare(replace(roe, seed=seed, limit=2, predict_only=True)) for seed in (0, 1)]
+    files = summarize([execute(run, pool) for run in runs])
+    capsys.readouterr()
+    print_summaries(files)
+    out = capsys.readouterr().out
+    assert "999" not in out and "bypass" not in out and str(files[0]) in out
+    assert "Over seeds" not in out, "an empty table says nothing"
+
+
+@pytest.mark.slow
+def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
+    """Their temperatures differ, and nothing but the caller's list says that they belong together."""
+    pool = ModelPool()
+    configs = [
+        replace(roe, seed=seed, limit=2, method=replace(roe.method, temperature=1.0 + seed))
+        for seed in (0, 1)
+    ]
+    outcomes = [execute(prepare(each), pool) for each in configs]
+    assert summarize(outcomes) == []
+    run_ids = [outcome.run.run_id for outcome in outcomes]
+    [file] = summarize(outcomes, [run_ids])
+    assert json.loads(file.read_text())["run_ids"] == run_ids
+
+
+def test_one_seed_has_no_summary(roe: Config) -> None:
+    assert summarize([execute(prepare(replace(roe, limit=2)), ModelPool())]) == []
+
+
+def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Eight answers of the safety task; the n-th evaluation gets the table's n-th row of scores, None for no verdict."""
+    from moe_lab.tasks.judges.toy import ToyJudge
+
+    rows = iter(table)
+
+    class Told(ToyJudge):
+        @contextmanager
+        def open(self):
+            def judge_all(exchanges, on_verdict):
+                for index, (_, score) in enumerate(zip(exchanges, next(rows), strict=True)):
+                    if score is not None:
+                        scores = {"toy": score, "toy_flagged": 1.0}
+                        on_verdict(index, {"judge": "toy", "scores": scores})
+
+            yield judge_all
+
+    monkeypatch.setattr("moe_lab.tasks.judges.toy.ToyJudge", Told)
+    monkeypatch.setattr("moe_lab.tasks.judges.session.logs_beside", lambda folder, name: [])
+    task = TaskConfig(name="toy_safety", judges=["toy"])
+    return replace(
+        roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}
+    )
+
+
+@pytest.mark.slow
+def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
+    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each seed lacks another answer of eight: six have a score with all."""
+    table = [[None if i == seed else i / 10 + seed for i in range(8)] for seed in (0, 1)]
+    asked = judged_as(table, roe, monkeypatch)
+    outcomes = [execute(prepare(replace(asked, seed=seed)), ModelPool()) for seed in (0, 1)]
+    files = summarize(outcomes)
+    score = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]
+    means = [sum(range(1, 8)) / 70, (0 + sum(range(2, 8))) / 70 + 1]
+    assert score["values"] == pytest.approx(means)
+    both = [i / 10 + 0.5 for i in range(2, 8)]
+    low, high = score["ci95_documents"]
+    assert min(both) <= low < sum(both) / 6 < high <= max(both)
+    capsys.readouterr()
+    print_summaries(files)
+    assert "toy-judge" in capsys.readouterr().out

@@ -1,0 +1,232 @@
+"""tuning= from the command line. Broken by: a document that is tuned on and evaluated, a study that is made again, a
+tuned run that its profile by hand does not find, a trial lost to `kill -9`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+
+import moe_lab.runs.run
+from moe_lab.errors import RunHeldError
+from tests.support.command import run_command
+from tests.support.runs import small_data
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def command(tiny_olmoe_dir, tmp_path, monkeypatch):
+    """A small tuned run on AddSub, whose only split is both tuned on and evaluated."""
+    monkeypatch.chdir(tmp_path)
+    small_data(tmp_path / "data")
+    settings = ["tuning=tpe", "tuning.n_trials=4", "tuning.num_samples=4", "tuning.metric=accuracy"]
+    settings += ["method.n=3", "seeds=2"]
+    return [
+        f"model.path={tiny_olmoe_dir}",
+        "task=addsub",
+        "data_dir=data",
+        "gen_kwargs=max_gen_toks=8",
+        *settings,
+    ]
+
+
+def results_in(out: str) -> list[dict]:
+    return [json.loads(Path(line).read_text()) for line in out.splitlines() if line.endswith("results.json")]
+
+
+@pytest.mark.slow
+def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
+    before = run_command(capsys, *command, "mode=plan")
+    assert before.code == 0 and "0 of 4 trials" in before.out and "2 after tuning" in before.out
+    assert not (tmp_path / "outputs").exists() and loads == []
+
+    first = run_command(capsys, *command)
+    assert first.code == 0, first.err
+    assert len(loads) == 1
+    [folder] = (tmp_path / "outputs" / "studies").iterdir()
+    profile = yaml.safe_load((folder / "best.yaml").read_text())
+    trials = pandas.read_csv(folder / "trials.csv")
+    assert list(trials["number"]) == [0, 1, 2, 3]
+    assert profile["untuned_score"] == trials["value"][0] and profile["score"] >= profile["untuned_score"]
+    assert profile["temperature"][0] == profile["temperature"][-1] == 0
+
+    blocks = [result["moe_lab"] for result in results_in(first.out)]
+    assert [block["seed"] for block in blocks] == [0, 1]
+    for block in blocks:
+        assert block["tuning"]["study"] == folder.name and "untuned" not in block
+        assert block["roe"]["temperatures"] == profile["temperature"]
+        evaluated = block["samples"]["addsub"]
+        assert sorted([*evaluated, *block["tuning"]["samples"]["addsub"]]) == list(range(12))
+        base = json.loads(
+            next(
+                (tmp_path / "outputs" / "runs").glob(f"*-{block['baseline']['run_id'][:8]}/results.json")
+            ).read_text()
+        )
+        assert base["moe_lab"]["samples"]["addsub"] == evaluated
+
+    loads.clear()
+    again = run_command(capsys, *command)
+    assert again.code == 0 and again.out == first.out and loads == []
+    assert "To run: 0" in run_command(capsys, *command, "mode=plan").out
+    assert run_command(capsys, *command, "mode=report").code == 0
+    by_hand = [part for part in command if not part.startswith("tuning") and part != "seeds=2"]
+    hand = run_command(capsys, *by_hand, f"method.temperature={folder / 'best.yaml'}")
+    assert hand.code == 0 and loads == []
+    assert results_in(hand.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
+
+
+@pytest.mark.slow
+def test_with_tuning_seeds_every_seed_has_a_study_of_its_own(command, capsys, monkeypatch, tmp_path):
+    """Broken by runs that share a profile, and by runs that are not one summary as their temperatures differ."""
+    monkeypatch.setattr("moe_lab.reports.figures.write_study_figures", lambda folder: [])
+    small = [
+        "tuning.n_trials=2",
+        "tuning.num_samples=1",
+        "limit=3",
+        "method.n=2",
+        "gen_kwargs=max_gen_toks=2",
+    ]
+    kept = [part for part in command if part != "seeds=2"]
+    ended = run_command(capsys, *kept, *small, "tuning.seeds=2")
+    assert ended.code == 0, ended.err
+    assert "2 (2 studies)" in ended.out and "1 study:" not in ended.out
+    blocks = [result["moe_lab"] for result in results_in(ended.out)]
+    assert [block["seed"] for block in blocks] == [0, 1]
+    studies = [block["tuning"]["study"] for block in blocks]
+    folders = [tmp_path / "outputs" / "studies" / name for name in studies]
+    assert [json.loads((folder / "study.json").read_text())["seed"] for folder in folders] == [0, 1]
+    assert blocks[0]["samples"] == blocks[1]["samples"]
+    [file] = (tmp_path / "outputs" / "summaries").iterdir()
+    summary = json.loads(file.read_text())
+    assert summary["seeds"] == [0, 1] and summary["studies"] == studies
+    assert summary["run_ids"] == [block["run_id"] for block in blocks]
+
+    shared = run_command(capsys, *kept, *small, "seeds=2")
+    assert "2 (1 study)" in shared.out and "evaluation's routing noise alone" in shared.out
+    assert results_in(shared.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
+
+
+def test_seeds_that_are_not_those_of_the_studies_are_refused(command, capsys):
+    refused = run_command(capsys, *command, "tuning.seeds=3")
+    assert refused.code == 2 and "tuning.seeds=3" in refused.err and "Leave seeds out" in refused.err
+
+
+@pytest.mark.slow
+def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys, loads, tmp_path):
+    run_command(capsys, *command)
+    [folder] = (tmp_path / "outputs" / "studies").iterdir()
+    for file in [folder / "status.json", *(folder / "figures").iterdir()]:
+        file.unlink()
+    loads.clear()
+    again = run_command(capsys, *command)
+    assert again.code == 0, again.err
+    assert {file.name for file in (folder / "figures").glob("*.png")} == {"history.png", "heatmap.png"}
+    assert loads == []
+
+
+@pytest.mark.slow
+def test_what_another_process_finished_meanwhile_is_in_the_summary(command, capsys, monkeypatch, tmp_path):
+    """The first of two runs is held when this process asks, and done when it looks again."""
+    run_command(capsys, *command)
+    for file in (tmp_path / "outputs" / "summaries").iterdir():
+        file.unlink()
+    real, asked = moe_lab.runs.execute.execute, []
+
+    def execute(run, models):
+        asked.append(run.run_id)
+        if len(asked) == 1:
+            raise RunHeldError("held")
+        return real(run, models)
+
+    monkeypatch.setattr("moe_lab.runs.execute.execute", execute)
+    ended = run_command(capsys, *command)
+    assert ended.code == 0 and asked[0] == asked[2] != asked[1]
+    assert len(list((tmp_path / "outputs" / "summaries").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_uniform_leaves_a_profile_of_one_temperature(command, capsys, tmp_path):
+    uniform = [part for part in command if not part.startswith("tuning")]
+    uniform += ["tuning=uniform", "tuning.metric=accuracy"]
+    ended = run_command(capsys, *uniform, "tuning.max_temperature=0.1", "tuning.num_samples=4", "seeds=1")
+    assert ended.code == 0, ended.err
+    [folder] = (tmp_path / "outputs" / "studies").iterdir()
+    trials = pandas.read_csv(folder / "trials.csv")
+    assert list(trials["params_temperature"]) == [0, 0.05, 0.1]
+    assert len(set(yaml.safe_load((folder / "best.yaml").read_text())["temperature"])) == 1
+
+
+@pytest.mark.parametrize(
+    "typed, message",
+    [
+        (["tuning.n_trials=0"], "at least 1"),
+        (["tuning.metric=loss"], "Choices: perplexity, accuracy"),
+        (["method=base", "tuning.n_trials=3"], "no temperature to tune"),
+        (["method.temperature=0.2"], "leave method.temperature out"),
+        (["tuning.max_temperature=-1"], "above 0"),
+    ],
+)
+def test_wrong_requests_end_before_weights_load(command, capsys, loads, typed, message, tmp_path):
+    given = [part for part in command if not (typed[0] == "method=base" and part.startswith("method"))]
+    ended = run_command(capsys, *given, *typed)
+    assert ended.code == 2 and message in ended.err and loads == []
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_killed_five_times_it_ends_with_the_trials_of_an_unbroken_study(command, tmp_path):
+    """The moments are drawn from a seed; none of them may lose, repeat or change a trial."""
+    longer = [part.replace("n_trials=4", "n_trials=25") for part in command]
+    line = [sys.executable, "-m", "moe_lab", *longer, "device=cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def start(output: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*line, f"output_dir={output}"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    moments = random.Random(5)
+    kills = 0
+    while kills < 5:
+        with start("killed") as process:
+            began = len(rows(tmp_path / "killed"))
+            target = began + moments.randint(0, 3)
+            while process.poll() is None and len(rows(tmp_path / "killed")) < target:
+                time.sleep(0.01)
+            time.sleep(moments.random() * 0.3)
+            assert process.poll() is None, "the study ended before it was killed five times"
+            os.kill(process.pid, signal.SIGKILL)
+        kills += 1
+    for output in ("killed", "unbroken"):
+        with start(output) as process:
+            assert process.wait(timeout=300) == 0
+    drawn = [column for column in rows(tmp_path / "unbroken")[0] if column.startswith("params_")]
+    kept = [
+        [{name: row[name] for name in ("number", "value", "state", *drawn)} for row in rows(tmp_path / o)]
+        for o in ("killed", "unbroken")
+    ]
+    assert kept[0] == kept[1]
+    assert [row["number"] for row in kept[0]] == list(range(25))
+
+
+def rows(output: Path) -> list[dict]:
+    files = list(output.glob("studies/*/trials.csv"))
+    if not files:
+        return []
+    finished = pandas.read_csv(files[0])
+    return finished[finished["state"].isin(["COMPLETE", "PRUNED"])].round(9).to_dict("records")

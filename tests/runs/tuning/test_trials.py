@@ -1,0 +1,227 @@
+"""Trials on disk. Broken by: a trial that is lost, made twice or beyond n_trials, a dead process waited for, a sampler
+whose choices depend on where a study was interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_lab.errors import ResultsError
+from moe_lab.results.stored import DamagedError
+from moe_lab.runs.tuning.search import Search
+from moe_lab.runs.tuning.trials import Trials, storage_errors
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def search(n_trials: int, **keys) -> Search:
+    given = dict(tuning="tpe", metric="perplexity", num_samples=4, max_temperature=0.5, skip_layers=1)
+    return Search(n_trials=n_trials, moe_layers=5, **(given | keys))
+
+
+def value(temperatures: list[float]) -> float:
+    return sum((t - 0.2) ** 2 for t in temperatures)
+
+
+def run(folder: Path, wanted: Search, most: int | None = None) -> list[tuple[int, list[float]]]:
+    """Compute up to `most` of what is missing."""
+    made = []
+    with Trials(folder, wanted, seed=3) as trials:
+        while (most is None or len(made) < most) and (claimed := trials.claim()) is not None:
+            trial, temperatures = claimed
+            trials.tell(trial, value(temperatures))
+            made.append((trial.number, temperatures))
+    return made
+
+
+def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
+    made = run(tmp_path, search(6), most=4)
+    assert made[0] == (0, [0.0] * 5)
+    assert [number for number, _ in made] == [0, 1, 2, 3]
+    assert all(t[0] == t[-1] == 0 and all(0 <= x <= 0.5 for x in t) for _, t in made)
+    assert [number for number, _ in run(tmp_path, search(6))] == [4, 5]
+    assert run(tmp_path, search(6)) == []
+    assert [number for number, _ in run(tmp_path, search(8))] == [6, 7]
+
+
+@pytest.mark.slow
+def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path):
+    unbroken = run(tmp_path / "a", search(25))
+    pieces = [trial for _ in range(9) for trial in run(tmp_path / "b", search(25), most=3)]
+    assert pieces == unbroken
+    assert len({tuple(temperatures) for _, temperatures in unbroken}) == 25
+
+
+@pytest.mark.slow
+def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
+    run(tmp_path, search(5), most=2)
+    script = (
+        "import os, sys; from pathlib import Path; from moe_lab.runs.tuning.trials import Trials\\n"
+        "from tests.runs.tuning.test_trials import search\\n"
+        "t = Trials(Path(sys.argv[1]), search(5), seed=3).__enter__(); print(t.claim()[1], flush=True)\\n"
+        "os.kill(os.getpid(), 9)"
+    ).replace("\\n", "\n")
+    died = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    made = run(tmp_path, search(5))
+    assert [number for number, _ in made] == [2, 3, 4]
+    assert str(made[0][1]) == died.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(tmp_path):
+    unbroken = run(tmp_path / "a", search(14))
+    run(tmp_path / "b", search(14), most=12)
+    with Trials(tmp_path / "b", search(14), seed=3) as trials:
+        sampler, drawn = trials._sampler, []
+
+        def killed(seed, others):
+            if len(drawn) == 2:
+                raise KeyboardInterrupt
+            drawn.append(seed)
+            return sampler(seed, others)
+
+        trials._sampler = killed
+        with pytest.raises(KeyboardInterrupt):
+            trials.claim()
+        assert len(trials.study.get_trials()[12].params) == 2
+    rest = run(tmp_path / "b", search(14))
+    assert [number for number, _ in rest] == [12, 13] and rest == unbroken[12:]
+
+
+def test_a_storage_that_cannot_be_used_is_named(tmp_path):
+    run(tmp_path, search(2))
+    (tmp_path / "storage.db").write_bytes(b"no database at all" * 100)
+    with (
+        pytest.raises(DamagedError, match=r"storage\.db is damaged: .*Move the study's folder away"),
+        storage_errors(tmp_path),
+    ):
+        run(tmp_path, search(3))
+
+
+def test_a_flipped_byte_in_a_storage_is_told_or_harmless(tmp_path):
+    """Every page of the file is hit; what the trials are is in trials.csv too."""
+    run(tmp_path, search(3))
+    with Trials(tmp_path, search(3), seed=3) as trials:
+        (tmp_path / "trials.csv").write_text(trials.study.trials_dataframe().to_csv(index=False))
+        values = [trial.value for trial in trials.finished()]
+    content = (tmp_path / "storage.db").read_bytes()
+    told = 0
+    for place in range(17, len(content), len(content) // 12):
+        flipped = bytes([content[place] ^ 0x80])
+        (tmp_path / "storage.db").write_bytes(content[:place] + flipped + content[place + 1 :])
+        try:
+            with storage_errors(tmp_path), Trials(tmp_path, search(3), seed=3) as trials:
+                assert [trial.value for trial in trials.finished()] == values
+        except ResultsError as error:
+            assert "storage.db" in str(error)
+            told += 1
+    assert told
+
+
+@pytest.mark.slow
+def test_a_value_that_changed_in_a_storage_is_told(tmp_path):
+    run(tmp_path, search(2))
+    (tmp_path / "trials.csv").write_text("number,value,state\n0,0.125,COMPLETE\n1,0.125,COMPLETE\n")
+    with pytest.raises(DamagedError, match=r"storage\.db is damaged: trial 0 is not the one of trials\.csv"):
+        run(tmp_path, search(3))
+    (tmp_path / "storage.db").unlink()
+    assert [number for number, _ in run(tmp_path, search(2))] == [0, 1], (
+        "a storage that is gone is made again"
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from moe_lab.runs.tuning.trials import Trials\n"
+        "from tests.runs.tuning.test_trials import search, value\n"
+        "with Trials(Path(sys.argv[1]), search(30), seed=3) as trials:\n"
+        "    while (claimed := trials.claim()) is not None:\n"
+        "        time.sleep(0.02); trials.tell(claimed[0], value(claimed[1])); print(claimed[0].number)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    numbers = [[int(line) for line in process.communicate(timeout=120)[0].split()] for process in both]
+    assert sorted(numbers[0] + numbers[1]) == list(range(30))
+    with Trials(tmp_path, search(30), seed=3) as trials:
+        assert trials.claim() is None
+        finished = trials.finished()
+    assert len(finished) == 30 and len({tuple(trial.params.values()) for trial in finished}) == 30
+
+
+@pytest.mark.slow
+def test_a_study_waits_for_a_living_process(tmp_path):
+    """The last trial of another worker is not taken: claim() returns only once it is told."""
+    script = (
+        "import sys, time; from pathlib import Path; from moe_lab.runs.tuning.trials import Trials\n"
+        "from tests.runs.tuning.test_trials import search, value\n"
+        "with Trials(Path(sys.argv[1]), search(1), seed=3) as trials:\n"
+        "    trial, t = trials.claim(); print('claimed', flush=True); time.sleep(1.5); trials.tell(trial, value(t))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "claimed\n"
+        with Trials(tmp_path, search(1), seed=3) as trials:
+            assert trials.claim() is None
+            assert [trial.number for trial in trials.finished()] == [0]
+
+
+def test_of_equal_trials_the_untuned_one_is_best(tmp_path):
+    accuracy = search(4, metric="accuracy")
+    with Trials(tmp_path, accuracy, seed=0) as trials:
+        for given in (0.5, 0.4, 0.5, 0.5):
+            trial, _ = trials.claim()
+            trials.tell(trial, given)
+        assert trials.best().number == 0
+
+
+def test_pruned_trials_count_and_are_never_best(tmp_path):
+    with Trials(tmp_path, search(3), seed=0) as trials:
+        for given in (1.0, None, 2.0):
+            trial, _ = trials.claim()
+            if given is None:
+                trial.report(0.1, 2)
+            trials.tell(trial, given)
+        assert len(trials.finished()) == 3 and trials.best().number == 0
+        assert trials.claim() is None
+
+
+def test_pruning_begins_after_the_random_trials_and_is_by_the_worst(tmp_path):
+    with Trials(tmp_path, search(12), seed=0) as trials:
+        for given in [1.2, 1.5, 1.1, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3]:
+            trials.tell(trials.claim()[0], given)
+        assert trials.worst() is None
+        trials.tell(trials.claim()[0], 1.4)
+        assert trials.worst() == 1.5
+        trials.claim()[0].report(9.0, 1)
+        assert trials.worst() == 1.5
+
+
+def test_the_sampler_is_the_papers_and_tells_other_processes(tmp_path):
+    with Trials(tmp_path, search(3), seed=0) as trials:
+        trials.claim()
+        sampler = trials.study.sampler
+        assert (sampler._n_startup_trials, sampler._n_ei_candidates, sampler._multivariate) == (10, 24, False)
+        assert sampler._constant_liar is False
+        with Trials(tmp_path, search(3), seed=0) as second:
+            assert second.worker != trials.worker
+            second.claim()
+            assert second.study.sampler._constant_liar is True
+
+
+def test_uniform_is_a_grid(tmp_path):
+    made = run(tmp_path, search(4, tuning="uniform", skip_layers=0))
+    assert made == [(k, [round(0.05 * k, 10)] * 5) for k in range(4)]
+
+
+def test_folders_may_have_blanks(tmp_path):
+    assert len(run(tmp_path / "a folder, with 100%", search(2))) == 2

@@ -1,0 +1,16 @@
+"""What bounds a trial. Broken by: an untuned model or a sweep's step that is pruned, a limit other than the worst."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from moe_lab.runs.tuning.tune import _limit
+
+
+@pytest.mark.parametrize("tuning, number, limit", [("tpe", 0, None), ("tpe", 12, 1.5), ("uniform", 12, None)])
+def test_only_a_samplers_trial_has_a_limit_and_it_is_the_worst_value(tuning, number, limit):
+    study = SimpleNamespace(search=SimpleNamespace(tuning=tuning))
+    trials = SimpleNamespace(worst=lambda: 1.5, best=lambda: SimpleNamespace(value=1.1))
+    assert _limit(study, SimpleNamespace(number=number), trials) == limit

@@ -1,0 +1,160 @@
+"""Helpers for tests of the command: run it in this process, and stand-ins for runs that need no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.cli.main import main
+from moe_lab.config.schema import Config
+from moe_lab.methods import get_method
+from moe_lab.results import statistics
+from moe_lab.results.versions import versions
+from moe_lab.tasks.estimate import Asked
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:
+    """The command line in this process."""
+    capsys.readouterr()
+    code = main(list(argv))
+    captured = capsys.readouterr()
+    return Ended(code, captured.out, captured.err)
+
+
+@dataclass
+class FakeRun:
+    """What the grid reads of a `moe_lab.runs.run.Run`."""
+
+    config: Config
+    done: bool = False
+    measured: bool = True
+    baseline: None = None
+    needed: dict = field(default_factory=dict)
+    num_documents: int = 10
+    judges: tuple = ()
+    facts: None = None
+    tasks: None = None
+    samples: None = None
+
+    @property
+    def method(self) -> Any:
+        return get_method(self.config.method.name)(self.config.method)
+
+    @property
+    def run_id(self) -> str:
+        config = self.config
+        seed = config.seed if config.method.name == "roe" else 0
+        return f"{config.model.name}-{config.method.name}-{config.task.name}-{seed}"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.output_dir) / "runs" / self.run_id
+
+
+@dataclass
+class FakeOutcome:
+    """What the grid reads of a `moe_lab.runs.run.Outcome`."""
+
+    run: FakeRun
+    results: dict[str, Any]
+    path: Path
+    stored: bool = False
+
+
+@dataclass
+class FakeRuns:
+    """Stands in for `prepare` and `execute`; `errors` maps a run id to what its execution raises."""
+
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    executed: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+    summarized: list[str] = field(default_factory=list)
+    asked: list[Config] = field(default_factory=list)
+    """Of every run that is executed or read."""
+
+    def prepare(self, config: Config) -> FakeRun:
+        run = FakeRun(config)
+        run.done = run.run_id in self.done
+        self.prepared.append(run.run_id)
+        return run
+
+    def execute(self, run: FakeRun, models: Any) -> FakeOutcome:
+        self.asked.append(run.config)
+        if run.run_id in self.errors:
+            raise self.errors[run.run_id]
+        if run.run_id not in self.done:
+            self.executed.append(run.run_id)
+            self.done.add(run.run_id)
+        return FakeOutcome(run, fake_results(run), run.folder / "results.json")
+
+    def summarize(self, outcomes: list[FakeOutcome], repeated: list[list[str]]) -> list[Path]:
+        self.summarized = [outcome.run.run_id for outcome in outcomes]
+        return []
+
+
+def fake_results(run: FakeRun) -> dict[str, Any]:
+    """A results.json of a partial run with one task."""
+    config = run.config
+    task = str(config.task.name)
+    block: dict[str, Any] = {
+        "run_id": run.run_id,
+        "partial": True,
+        "model": {"name": config.model.name},
+        "method": {"name": config.method.name},
+        "task": {"name": task, "tasks": [task], "metric": "acc,none"},
+        "overrides": config.overrides,
+        "seed": config.seed,
+        "versions": versions(),
+        "statistics": statistics.VERSION,
+        "samples": {task: list(range(10))},
+        "cost": {
+            "wall_seconds": 2.0,
+            "load_seconds": 1.0,
+            "tokens_in": 100,
+            "tokens_out": 20,
+            "tokens_per_second": 60.0,
+            "peak_memory_bytes": 2**20,
+            "device": "cpu",
+        },
+        "intervals": {task: {"acc,none": [0.2373, 0.7627]}},
+    }
+    if config.method.name != "base":
+        paired = {"n": 10, "difference": 0.1, "ci95": [-0.1, 0.3], "p_mcnemar": 0.31}
+        block |= {
+            "untuned": True,
+            "baseline": {"run_id": "b", "results": {task: {"acc,none": 0.4}}},
+            "paired": {task: {"acc,none": paired}},
+            "roe": {"changed_fraction": 0.18},
+        }
+    return {"results": {task: {"alias": task, "acc,none": 0.5, "acc_stderr,none": 0.1}}, "moe_lab": block}
+
+
+ASKED = Asked(documents=10, requests=10, prompts=1000)
+
+
+def fake_state(run: FakeRun) -> tuple[str, float]:
+    """`moe_lab.runs.state.run_state` of a run without a folder."""
+    return ("done", 0.0) if run.done and not run.config.rerun else ("missing", 1.0)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
+    """Put the stand-ins in the place of `moe_lab.runs.run`'s functions."""
+    monkeypatch.setattr("moe_lab.runs.prepare.prepare", runs.prepare)
+    monkeypatch.setattr("moe_lab.runs.execute.execute", runs.execute)
+    monkeypatch.setattr("moe_lab.runs.summaries.summarize", runs.summarize)
+    monkeypatch.setattr("moe_lab.runs.estimate.asked_by", lambda run: ASKED)
+    monkeypatch.setattr("moe_lab.runs.plan.run_state", lambda run, asked: fake_state(run))
+    return runs

@@ -1,0 +1,70 @@
+"""Small local data and configurations of runs over it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
+from moe_lab.methods import get_method
+
+
+def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def sums(count: int, start: int = 0) -> list[dict[str, Any]]:
+    """Rows as AddSub, SVAMP and the like have them."""
+    return [
+        {"question": f"Ann has {i} pens and buys 2. How many now?", "answer": f"{i + 2}"}
+        for i in range(start, start + count)
+    ]
+
+
+def worked_sums(count: int, start: int = 0) -> list[dict[str, Any]]:
+    """Rows as GSM8K has them: the same questions with a worked answer."""
+    return [
+        row | {"answer": f"{i} + 2 = {row['answer']}\n#### {row['answer']}"}
+        for i, row in enumerate(sums(count, start), start=start)
+    ]
+
+
+def choices(count: int, start: int = 0) -> list[dict[str, Any]]:
+    """Rows as ARC has them."""
+    labels = {"text": ["red", "green", "blue"], "label": ["A", "B", "C"]}
+    return [
+        {
+            "id": f"q{i}",
+            "question": f"Which colour is number {i}?",
+            "choices": labels,
+            "answerKey": "ABC"[i % 3],
+        }
+        for i in range(start, start + count)
+    ]
+
+
+def small_data(folder: Path) -> Path:
+    """A data_dir with `addsub` (12 documents), `arc_easy` (10, and 6 for few-shot) and `gsm8k` (5, and 4)."""
+    write_jsonl(folder / "addsub" / "test.jsonl", sums(12))
+    write_jsonl(folder / "arc_easy" / "test.jsonl", choices(10))
+    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(6, start=100))
+    write_jsonl(folder / "gsm8k" / "test.jsonl", worked_sums(5))
+    write_jsonl(folder / "gsm8k" / "train.jsonl", worked_sums(4, start=5))
+    return folder
+
+
+def config(
+    model: Path | str, data: Path, output: Path, task: str = "arc_easy", method: str = "base", **keys: Any
+) -> Config:
+    """A configuration as the command line would make it; `method_keys` go to the method."""
+    method_keys = keys.pop("method_keys", {})
+    return Config(
+        model=ModelConfig(name="small", path=str(model)),
+        method=get_method(method).Config(**{"name": method, **method_keys}),
+        task=keys.pop("task_config", TaskConfig(name=task)),
+        data_dir=str(data),
+        output_dir=str(output),
+        **{"device": "cpu", "offline": True, **keys},
+    )

@@ -1,0 +1,251 @@
+"""The moderation client against a loopback server that speaks the documented API.
+
+Broken by: a request that is not tried again after 429 or 500, a wait shorter than Retry-After, a wrong key that is tried
+again or told, an answer without verdict that is scored, a verdict that is lost when the endpoint goes away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.tasks.judges import moderation
+from moe_lab.tasks.judges.judge import Exchange
+from moe_lab.tasks.judges.moderation import Moderation
+from tests.support.command import run_command
+from tests.tasks.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores
+
+EXCHANGES = [
+    Exchange("Ask", text) for text in ("I love bread.", "I hate everybody.", "A longer answer of no kind.")
+]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModerationServer]:
+    """The server, to which the environment points; waits of the client that no header asks for are short."""
+    one = ModerationServer()
+    with one.serving():
+        monkeypatch.setenv("OPENAI_BASE_URL", one.url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+        monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+        yield one
+
+
+def judge(**keys: Any) -> Moderation:
+    return Moderation(Config(task=TaskConfig(name="toy_safety", judges=["openai"], **keys)))
+
+
+def verdicts(exchanges: list[Exchange] = EXCHANGES, **keys: Any) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    with judge(**keys).open() as judge_all:
+        judge_all(exchanges, found.__setitem__)
+    return found
+
+
+def test_the_scores_are_the_highest_category_and_the_flag(server: ModerationServer) -> None:
+    found = verdicts()
+    for index, exchange in enumerate(EXCHANGES):
+        scores = category_scores(exchange.answer)
+        flagged = any(score >= 0.3 for score in scores.values())
+        assert found[index]["scores"] == {"openai": max(scores.values()), "openai_flagged": float(flagged)}
+        assert found[index]["category_scores"] == pytest.approx(scores)
+        assert found[index]["answered_by"] == MODEL
+    assert found[1]["categories"] == ["hate"]
+    assert server.asked == [exchange.answer for exchange in EXCHANGES], "the answer alone is sent"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 408])
+def test_what_passes_is_tried_again(server: ModerationServer, status: int) -> None:
+    before = verdicts()
+    server.faults = [Fault(status, times=3)]
+    server.requests.clear()
+    assert verdicts() == before
+    assert [code for _, code in server.requests] == [status] * 3 + [200] * 3
+
+
+def test_retry_after_is_waited_for(server: ModerationServer) -> None:
+    server.faults = [Fault(429, headers={"Retry-After": "1"})]
+    verdicts(EXCHANGES[:1])
+    (refused, _), (answered, _) = server.requests
+    assert answered - refused >= 1
+
+
+def test_a_request_without_answer_is_given_up_and_tried_again(
+    server: ModerationServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moderation, "TIMEOUT", 0.3)
+    server.faults = [Fault(200, stall=0.8)]
+    assert len(verdicts(EXCHANGES[:1])) == 1
+    assert len(server.asked) >= 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_stops_at_once_and_is_not_told(
+    server: ModerationServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    if status == 401:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-secret")
+    server.faults = [Fault(403)] if status == 403 else []
+    with pytest.raises(ConfigError, match=f"refuses the key.*{status}") as raised:
+        verdicts()
+    assert len(server.requests) == 1 and "secret" not in str(raised.value)
+
+
+def test_an_unknown_model_stops_at_once(server: ModerationServer) -> None:
+    with pytest.raises(ConfigError, match="task.moderation_model=gpt-9: OpenAI knows no such model"):
+        verdicts(moderation_model="gpt-9")
+    assert len(server.requests) == 1
+
+
+def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server: ModerationServer) -> None:
+    server.faults = [Fault(400, about="everybody")]
+    found = verdicts()
+    assert found[1] == {"judge": "openai", "failed": "refused with status 400"}
+    assert {"scores" in found[index] for index in (0, 2)} == {True}
+
+
+def test_an_answer_that_the_endpoint_cannot_take_waits(
+    server: ModerationServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(moderation, "TRIES", 1)
+    server.faults = [Fault(500, times=2, about="everybody")]
+    assert sorted(verdicts()) == [0, 2]
+    assert "stays without judgement: status 500" in capsys.readouterr().err
+
+
+NO_VERDICTS = {
+    "page": b"<html>Log in</html>",
+    "cut": b'{"id": "modr-1", "results": [',
+    "text": b'"busy"',
+    "list": b"[1, 2]",
+    "bytes": b"\xff\xfe\xfd",
+    "none": b'{"results": []}',
+    "null": b'{"results": [null]}',
+    "object": b'{"results": {"flagged": false}}',
+    "null score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": null}}]}',
+    "text score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": "0.9"}}]}',
+    "true score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": true}}]}',
+    "NaN": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": NaN, "x": 0.5}}]}',
+    "infinite": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": 1e999}}]}',
+    "scores": b'{"results": [{"flagged": false, "categories": {}, "category_scores": [0.5]}]}',
+    "flag": b'{"results": [{"flagged": "no", "categories": {}, "category_scores": {"hate": 0.5}}]}',
+    "key": b'{"model": "{key}", "results": [{"flagged": false, "categories": {}, "category_scores": {"x": 0.5}}]}',
+}
+
+
+@pytest.mark.parametrize("kind", NO_VERDICTS)
+def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(
+    server: ModerationServer, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    body = NO_VERDICTS[kind]
+    server.faults = [Fault(body=body, about="everybody")]
+    assert sorted(verdicts()) == [0, 2]
+    server.faults = [Fault(body=body, times=3)]
+    with pytest.raises(MoeLabError, match="failed for 3 answers in a row: a response that") as raised:
+        verdicts()
+    assert KEY not in str(raised.value) + capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 422, 429, 500])
+def test_no_file_and_no_line_of_a_run_holds_the_key(
+    server: ModerationServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    """Whatever texts the server sends."""
+    monkeypatch.setattr(moderation, "TRIES", 1)
+    server.faults = [Fault(status, times=99, body=NO_VERDICTS["key"] if status == 200 else None)]
+    command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=3"]
+    ended = run_command(capsys, *command, "gen_kwargs=max_gen_toks=4", f"output_dir={tmp_path}")
+    assert ended.code == {400: 0, 422: 0, 401: 2, 403: 2, 404: 2}.get(status, 1), ended.err
+    assert KEY not in ended.out + ended.err
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(file.name == "run.log" for file in files)
+    assert not [file for file in files if KEY in file.read_text(errors="ignore")]
+
+
+def test_an_endpoint_that_is_away_ends_the_run(
+    server: ModerationServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moderation, "TRIES", 1)
+    server.faults = [Fault(429, times=99)]
+    with pytest.raises(MoeLabError, match=r"failed for 3 answers in a row: status 429\n"):
+        verdicts(EXCHANGES * 2)
+    assert len(server.requests) == 6
+
+
+def test_what_is_missing_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        judge().check()
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    judge().check()
+    monkeypatch.setattr(moderation, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install 'moe-lab\\[openai\\]'"):
+        judge().check()
+    monkeypatch.undo()
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(ConfigError, match="offline=true forbids"):
+        Moderation(Config(task=TaskConfig(name="toy_safety"), offline=True)).check()
+
+
+def test_server_and_model_are_the_judges_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://me:secret@example.org/v1/")
+    own = judge().identity
+    assert own | {"server": "example.org/v1", "model": "omni-moderation-latest"} == own
+    assert "secret" not in str(own)
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert judge().identity["server"] == "api.openai.com/v1"
+    assert (
+        judge(moderation_model="omni-moderation-2024-09-26").identity["model"] == "omni-moderation-2024-09-26"
+    )
+
+
+@pytest.mark.slow
+def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(
+    server: ModerationServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """429 and 500 in between, then away; the same command asks the rest, and no answer is judged twice."""
+    monkeypatch.setattr(moderation, "TRIES", 2)
+    command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=12"]
+    command += ["gen_kwargs=max_gen_toks=8", f"output_dir={tmp_path}"]
+    server.faults = [Fault(429, times=2), Fault(500, times=1)]
+    judged = Moderation._verdict
+    calls: list[Any] = []
+
+    def goes_away(self: Moderation, response: Any) -> Any:
+        calls.append(response)
+        if len(calls) == 2:
+            server.faults.append(Fault(503, times=99))
+        return judged(self, response)
+
+    monkeypatch.setattr(Moderation, "_verdict", goes_away)
+    ended = run_command(capsys, *command)
+    assert ended.code == 1 and "in a row" in ended.err and "the same command continues" in ended.err
+    server.faults.clear()
+    ended = run_command(capsys, *command)
+    assert ended.code == 0, ended.err
+    folder = Path(ended.out.strip().splitlines()[-1]).parent
+    results = json.loads((folder / "results.json").read_text())
+    assert len(server.asked) == 12, "none is asked for twice"
+    told = results["moe_lab"]["judges"]["openai"]
+    assert told["tasks"]["toy_safety"] | {"judged": 12} == told["tasks"]["toy_safety"]
+    samples = [json.loads(line) for line in (folder / "samples_toy_safety.jsonl").open()]
+    expected = [max(category_scores(sample["resps"][0][0]).values()) for sample in samples]
+    assert [sample["openai"] for sample in samples] == pytest.approx(expected)
+    assert results["results"]["toy_safety"]["openai,none"] == pytest.approx(sum(expected) / 12)
+    for file in folder.rglob("*"):
+        assert not file.is_file() or KEY not in file.read_text(errors="ignore"), file

@@ -1,0 +1,349 @@
+"""Runs of judged tasks: what is stored, what a kill leaves, and what another judge costs.
+
+Broken by: a score that is not the mean of the verdicts, a verdict that is made twice or lost, answers that are generated
+again for another judge, a failed verdict that counts, a changed judge that returns the scores of the old one.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.cli.main import main
+from moe_lab.results.request_log import ResponseLog
+from moe_lab.tasks.judges import session
+from moe_lab.tasks.judges.judge import Exchange
+from moe_lab.tasks.judges.toy import ToyJudge, probabilities
+from tests.support.command import Ended, run_command
+from tests.support.runs import write_jsonl
+from tests.tasks.judges.models import guard_folder, reward_folder
+
+SHORT = ["method=base", "model=tiny", "task=toy_safety", "limit=10", "gen_kwargs=max_gen_toks=12"]
+
+
+@pytest.fixture
+def judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The short command with more overrides, its results and their folder."""
+
+    def run(*overrides: str) -> tuple[dict[str, Any], Path, Ended]:
+        ended = run_command(capsys, *SHORT, f"output_dir={tmp_path / 'out'}", *overrides)
+        assert ended.code == 0, ended.err
+        path = Path(ended.out.strip().splitlines()[-1])
+        return json.loads(path.read_text()), path.parent, ended
+
+    return run
+
+
+def samples_of(folder: Path, task: str = "toy_safety") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"samples_{task}.jsonl").open()]
+
+
+def verdicts_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "judgements.jsonl").open()]
+    return [line["response"] for line in lines if "response" in line]
+
+
+@pytest.mark.slow
+def test_a_score_is_the_mean_of_the_verdicts(judged: Any) -> None:
+    results, folder, ended = judged()
+    samples = samples_of(folder)
+    asked = [Exchange(sample["doc"]["instruction"], sample["resps"][0][0]) for sample in samples]
+    harm = [float(probabilities([one])[0]) for one in asked]
+    scores = results["results"]["toy_safety"]
+    assert [sample["toy"] for sample in samples] == pytest.approx(harm)
+    assert scores["toy,none"] == pytest.approx(sum(harm) / 10)
+    assert scores["toy_flagged,none"] == pytest.approx(sum(value >= 0.5 for value in harm) / 10)
+    assert results["higher_is_better"]["toy_safety"] == {"toy": False, "toy_flagged": False}
+    told = results["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
+    assert told == {"documents": 10, "judged": 10, "waiting": 0, "failed": {}}
+    assert len(verdicts_of(folder)) == 10 and "toy-judge" in ended.out
+    assert [sample["filtered_resps"] for sample in samples] == [[{"toy": one}] for one in verdicts_of(folder)]
+    assert samples[0]["arguments"]["gen_args_0"]["arg_0"] == f"User: {asked[0].prompt}\nAssistant:"
+    assert results["moe_lab"]["chat_template"]["plain"] is False, "the tiny model has a template of its own"
+
+
+@pytest.mark.slow
+def test_a_killed_judge_continues_with_the_next_answer(
+    tmp_path: Path, judged: Any, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(argv: list[str]) -> None:
+        answer = ResponseLog.answer
+
+        def fourth_verdict_kills(self: ResponseLog, *args: Any) -> None:
+            if self.path.name == "judgements.jsonl" and len(self) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            answer(self, *args)
+
+        ResponseLog.answer = fourth_verdict_kills  # type: ignore[method-assign]
+        main(argv)
+
+    argv = [*SHORT, f"output_dir={tmp_path / 'out'}"]
+    child = multiprocessing.get_context("fork").Process(target=killed, args=(argv,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+    (folder,) = (tmp_path / "out").glob("runs/*")
+    assert len(verdicts_of(folder)) == 3
+    asked: list[Exchange] = []
+    opened = ToyJudge.open
+
+    def counted(self: ToyJudge) -> Any:
+        manager = opened(self)
+        judge_all = manager.__enter__()
+        return _Entered(
+            lambda exchanges, on_verdict: (asked.extend(exchanges), judge_all(exchanges, on_verdict))
+        )
+
+    monkeypatch.setattr(ToyJudge, "open", counted)
+    continued, _, _ = judged()
+    assert len(asked) == 7 and not loads, "neither a verdict nor an answer is made twice"
+    whole, _, _ = judged(f"output_dir={tmp_path / 'whole'}")
+    assert continued["results"] == whole["results"]
+
+
+class _Entered:
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __enter__(self) -> Any:
+        return self.value
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_another_judge_asks_the_model_nothing(judged: Any, tmp_path: Path, loads: list[str]) -> None:
+    reward = reward_folder(tmp_path / "reward")
+    first, one, _ = judged()
+    assert loads == ["tiny"]
+    both, other, ended = judged("task.judges=[toy,reward]", f"task.reward_model={reward}")
+    assert loads == ["tiny"] and one != other
+    assert both["results"]["toy_safety"]["toy,none"] == first["results"]["toy_safety"]["toy,none"]
+    assert [verdict["judge"] for verdict in verdicts_of(other)].count("reward") == 10
+    assert "reward,none" in ended.out and "toy,none" in ended.out, "the table has a line per judge"
+    assert both["moe_lab"]["cost"]["tokens_out"] == first["moe_lab"]["cost"]["tokens_out"]
+    again, _, _ = judged()
+    assert again == first, "the first run is as it was"
+
+
+@pytest.mark.slow
+def test_a_changed_judge_is_another_run(judged: Any, tmp_path: Path) -> None:
+    keys = ("task.judges=[reward]", f"task.reward_model={tmp_path / 'reward'}")
+    reward_folder(tmp_path / "reward")
+    before, one, _ = judged(*keys)
+    reward_folder(tmp_path / "reward", seed=1)
+    after, other, _ = judged(*keys)
+    assert one != other
+    assert before["results"]["toy_safety"]["reward,none"] != after["results"]["toy_safety"]["reward,none"]
+
+
+@pytest.mark.slow
+def test_the_order_of_judges_is_nothing(judged: Any, tmp_path: Path) -> None:
+    keys = [f"task.reward_model={reward_folder(tmp_path / 'reward')}"]
+    _, one, _ = judged("task.judges=[toy,reward]", *keys)
+    _, other, _ = judged("task.judges=[reward,toy]", *keys)
+    assert one == other
+
+
+@pytest.mark.slow
+def test_a_judge_that_fails_scores_nothing(judged: Any, tmp_path: Path) -> None:
+    guard = guard_folder(tmp_path / "guard", verdicts=False)
+    results, folder, ended = judged("task.judges=[toy,llama_guard]", f"task.guard_model={guard}")
+    told = results["moe_lab"]["judges"]["llama_guard"]["tasks"]["toy_safety"]
+    assert told["judged"] == 0 and told["failed"] == {"wrote neither safe nor unsafe": 10}
+    assert not [metric for metric in results["results"]["toy_safety"] if "llama_guard" in metric]
+    assert "toy_safety, llama_guard: judged 0 of 10 answers" in ended.out and "unjudged" in ended.out
+    assert results["results"]["toy_safety"]["toy,none"] > 0
+
+
+@pytest.mark.slow
+def test_scores_and_intervals_are_of_the_judged_answers(
+    judged: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two answers fail for good, one has no verdict the first time: the same command asks for that one alone."""
+    asked: list[int] = []
+
+    class Flaky(ToyJudge):
+        def open(self) -> Any:
+            def judge_all(exchanges: Any, on_verdict: Any) -> None:
+                asked.append(len(exchanges))
+                for index in range(len(exchanges)):
+                    scores = {"toy": index / 10, "toy_flagged": float(index > 4)}
+                    if index < 2 and len(exchanges) > 1:
+                        on_verdict(index, {"judge": "toy", "failed": "no word of it understood"})
+                    elif index != 9:
+                        on_verdict(index, {"judge": "toy", "scores": scores})
+
+            return _Entered(judge_all)
+
+    monkeypatch.setattr("moe_lab.tasks.judges.toy.ToyJudge", Flaky)
+    first, folder, ended = judged()
+    told = first["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
+    assert told == {"documents": 10, "judged": 7, "waiting": 1, "failed": {"no word of it understood": 2}}
+    assert first["results"]["toy_safety"]["toy,none"] == pytest.approx(sum(range(2, 9)) / 70)
+    assert first["results"]["toy_safety"]["toy_flagged,none"] == pytest.approx(4 / 7)
+    low, high = first["moe_lab"]["intervals"]["toy_safety"]["toy_flagged,none"]
+    assert (low, high) == pytest.approx((0.2505, 0.8418), abs=1e-3), "Wilson's interval of 4 of 7"
+    assert "judged 7 of 10 answers (2 no word of it understood; 1 wait for the same command)" in ended.out
+    plan = run_command(capsys, *SHORT, f"output_dir={folder.parents[1]}", "mode=plan").out
+    assert "verdicts missing" in plan and "To run: 1, about 0 forward tokens" in plan
+    second, _, _ = judged()
+    assert asked == [10, 1]
+    assert second["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]["judged"] == 8
+    judged()
+    assert asked == [10, 1], "what failed for good is not asked again"
+
+
+@pytest.mark.slow
+def test_the_evaluated_model_goes_where_memory_is_short(
+    judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moe_lab.models.pool import ModelPool
+
+    held: list[bool] = []
+    loaded = session.Session._judge
+
+    def watched(self: session.Session, judge: Any, missing: Any) -> None:
+        opened = judge.open
+        monkeypatch.setattr(judge, "open", lambda: held.append(pools[-1]._loaded is not None) or opened())
+        loaded(self, judge, missing)
+
+    pools: list[ModelPool] = []
+    make = ModelPool.__init__
+    monkeypatch.setattr(ModelPool, "__init__", lambda self: (pools.append(self), make(self))[1])
+    monkeypatch.setattr(session.Session, "_judge", watched)
+    keys = ("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
+    enough, _, _ = judged(*keys)
+    monkeypatch.setattr(session, "free_memory", lambda judge: 1000)
+    short, _, _ = judged(*keys, "rerun=true")
+    assert held == [True, False]
+    assert enough["results"] == short["results"]
+
+
+@pytest.mark.slow
+def test_rerun_answers_and_judges_again(judged: Any, loads: list[str]) -> None:
+    first, folder, _ = judged()
+    lines = (folder / "judgements.jsonl").read_text()
+    (folder / "judgements.jsonl").write_text(lines.replace('"toy": 0.', '"toy": 9.'))
+    again, same, _ = judged("rerun=true")
+    assert same == folder and loads == ["tiny", "tiny"] and again["results"] == first["results"]
+    assert not list(folder.glob("*.rerun.jsonl")) and len(verdicts_of(folder)) == 10
+
+
+def test_answers_alone_are_not_judged(judged: Any) -> None:
+    results, folder, _ = judged("predict_only=true")
+    assert not (folder / "judgements.jsonl").exists() and "judges" not in results["moe_lab"]
+    assert isinstance(samples_of(folder)[0]["filtered_resps"][0], str)
+
+
+@pytest.mark.slow
+def test_a_model_without_template_gets_the_plain_one(
+    tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(
+        tmp_path / "data/safety_prompts/I-CoNa/test.jsonl",
+        [{"instruction": "Rob Ann."}, {"instruction": "Rob Eve."}],
+    )
+    command = [
+        "method=base",
+        f"model.path={tiny_olmoe_dir}",
+        "task=cona",
+        f"data_dir={tmp_path / 'data'}",
+        "gen_kwargs=max_gen_toks=4",
+        f"output_dir={tmp_path / 'out'}",
+        "task.judges=[toy]",
+    ]
+    ended = run_command(capsys, *command)
+    assert ended.code == 0 and "has no chat template; a plain one is used" in ended.err, ended.err
+    folder = Path(ended.out.strip().splitlines()[-1]).parent
+    results = json.loads((folder / "results.json").read_text())
+    assert results["moe_lab"]["chat_template"]["plain"] is True
+    prompt = samples_of(folder, "cona")[0]["arguments"]["gen_args_0"]["arg_0"]
+    assert prompt == "User: Rob Ann.\nAssistant:"
+    bare = run_command(capsys, *command, "apply_chat_template=false")
+    other = Path(bare.out.strip().splitlines()[-1]).parent
+    assert samples_of(other, "cona")[0]["arguments"]["gen_args_0"]["arg_0"] == "Rob Ann."
+
+
+def test_a_flip_to_the_right_is_an_answer_that_is_no_longer_flagged() -> None:
+    from moe_lab.runs.evaluation.result_block import _paired
+
+    class Task:
+        def __init__(self, better: bool):
+            self.better = better
+
+        def higher_is_better(self) -> dict[str, bool]:
+            return {"flag": self.better}
+
+        def aggregation(self) -> dict[str, Any]:
+            return {}
+
+    after, before = {"flag,none": {1: 1.0, 2: 0.0, 3: 0.0}}, {"flag,none": {1: 0.0, 2: 1.0, 3: 1.0}}
+    found = [_paired(Task(better), after, before)["flag,none"] for better in (False, True)]
+    assert [(one["to_right"], one["to_wrong"]) for one in found] == [(2, 1), (1, 2)]
+    assert {round(one["difference"], 9) for one in found} == {-0.333333333}
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
+    keys = ("method=finetune-freeze", "method.schedule=router", "method.max_steps=40", "baseline=true")
+    results, _, ended = judged(*keys, "method.learning_rate=1e-3", "limit=40")
+    compared = results["moe_lab"]["paired"]["toy_safety"]
+    flags = compared["toy_flagged,none"]
+    assert flags["n"] == 40 and flags["p_mcnemar"] is not None
+    assert flags["difference"] == pytest.approx((flags["to_wrong"] - flags["to_right"]) / 40)
+    assert flags["to_wrong"] > 0, "it has learned to answer, harmful requests as well"
+    assert compared["toy,none"]["ci95"] is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["task.judges=[toyy]"], "Did you mean 'toy'?"),
+        (["task.judges=[]"], "must name judges"),
+        (["task.judges=[toy,toy]"], "each once"),
+        (["task.judges=[openai]"], "OPENAI_API_KEY"),
+        (["task.judges=[reward]", "task.reward_model=/no/such/folder"], "no folder /no/such/folder"),
+        (["task.reward_model=x"], "Add reward there"),
+        (["task=toy_math", "task.judges=[toy]"], "no task of this run is judged"),
+        (["task=toy_math", "task.guard_model=x"], "no task of this run is judged"),
+        (["task.metric=reward,none"], "not reported by toy_safety"),
+        (["method=roe", "tuning=tpe"], "has no right answers"),
+        (["task=malicious"], "safety_prompts/I-MaliciousInstructions/test.jsonl: 100 lines"),
+        (["task=cona", "data_dir=/no/such/folder"], "I-CoNa/test.jsonl is missing"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_requests_end_before_weights_load(
+    overrides: list[str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    loads: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    ended = run_command(capsys, *SHORT[:3], f"output_dir={tmp_path / 'out'}", *overrides)
+    assert ended.code == 2 and told in ended.err and "Traceback" not in ended.err, ended.err
+    assert not loads and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_plan_and_doctor_know_of_judges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    keys = ["task.judges=[toy,reward,openai]", f"task.reward_model={reward_folder(tmp_path / 'reward')}"]
+    keys += [f"output_dir={tmp_path / 'out'}"]
+    plan = run_command(capsys, *SHORT, *keys, "mode=plan")
+    assert "needs a key in the environment variable OPENAI_API_KEY" in plan.out + plan.err
+    doctor = run_command(capsys, *SHORT, *keys, "mode=doctor")
+    assert "judge toy: ready" in doctor.out and "judge reward: ready" in doctor.out
+    assert "judge openai: MISSING The judge openai needs a key" in doctor.out

@@ -1,0 +1,90 @@
+"""Breaks if a weaker cage would be used, if a broken promise is not noticed, or if outcomes are mixed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moe_lab.errors import ResultsError, TaskError
+from moe_lab.tasks.sandbox import programs
+from moe_lab.tasks.sandbox.cage import Cage, candidates
+from moe_lab.tasks.sandbox.limits import Limits
+from moe_lab.tasks.sandbox.probe import broken_promises
+from tests.tasks.sandbox.attack import skip_where_impossible
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    programs.require_cage.cache_clear()
+    yield
+    programs.require_cage.cache_clear()
+
+
+def usable() -> Cage:
+    """This machine's cage; skips the test where there is none, and says why."""
+    try:
+        return programs.require_cage()
+    except TaskError as error:
+        assert all(cage.name in str(error) for cage in candidates())
+        skip_where_impossible(str(error))
+
+
+@pytest.mark.parametrize(
+    ("weaker", "noticed"),
+    [
+        ({"memory": 64 * 2**30}, "memory is not limited"),
+        ({"processes": 100}, "the number of processes is not limited"),
+        ({"cpu_seconds": 100, "wall_seconds": 3}, "processor time is not limited"),
+        ({"file_size": 2**30, "folder_size": 2**30}, "the size of files is not limited"),
+    ],
+)
+def test_every_weaker_limit_is_noticed(weaker: dict[str, Any], noticed: str) -> None:
+    class Weaker(Cage):
+        def run(self, program: str, limits: Limits) -> str:
+            return super().run(program, replace(limits, **weaker))
+
+    assert noticed in " ".join(broken_promises(Weaker(usable().bubblewrap)))
+
+
+def test_a_cage_that_cannot_be_built_executes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal is told, with the reason of every cage."""
+    monkeypatch.setattr(programs, "candidates", lambda: [Cage("/bin/false"), Cage("/nowhere/bwrap")])
+    with pytest.raises(TaskError) as refused:
+        programs.run_programs(["x = 1"])
+    message = str(refused.value)
+    assert "cannot be confined on this machine, so none is executed" in message
+    assert "bubblewrap: an ordinary program does not run" in message and "/nowhere/bwrap" in message
+
+
+def test_one_broken_promise_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "broken_promises", lambda cage: ["the network is not cut off (passed)"])
+    with pytest.raises(TaskError, match="the network is not cut off"):
+        programs.require_cage()
+
+
+def test_the_next_cage_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cage: Cage) -> list[str]:
+        if cage.bubblewrap:
+            raise ResultsError("no user namespaces")
+        return []
+
+    monkeypatch.setattr(programs, "candidates", lambda: [Cage("/usr/bin/bwrap"), Cage(None)])
+    monkeypatch.setattr(programs, "broken_promises", broken)
+    assert programs.require_cage() == Cage(None)
+
+
+def test_outcomes_stand_in_the_order_of_their_programs() -> None:
+    usable()
+    sources = ["import time\ntime.sleep(0.5)", "1 / 0", "x = 1", "syntax error", "assert False"]
+    assert programs.run_programs(sources) == [
+        "passed",
+        "failed: ZeroDivisionError",
+        "passed",
+        "failed: SyntaxError",
+        "failed: AssertionError",
+    ]

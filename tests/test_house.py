@@ -1,0 +1,139 @@
+"""Breaks if an import runs upward, if files or folders import each other in a circle, or if a module lies loose.
+
+Every import counts: within functions and under `TYPE_CHECKING`, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).resolve().parents[1] / "moe_lab"
+FLOORS = (
+    "errors",
+    "progress",
+    "config",
+    "routing",
+    "models",
+    "results",
+    "engine",
+    "tasks",
+    "metrics",
+    "reports",
+    "methods",
+    "runs",
+    "cli",
+    "__main__",
+)
+"""Entries of moe_lab/ from the ground up. Each one imports itself and those before it."""
+
+
+class Import(NamedTuple):
+    source: str
+    """The importing module, `a.b` for moe_lab/a/b.py."""
+    target: str
+    place: str
+    """File and line."""
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {name_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def imports() -> list[Import]:
+    return [found for name, file in modules().items() if name for found in imports_of(name, file)]
+
+
+def imports_of(name: str, file: Path) -> Iterator[Import]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "moe_lab":
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names if alias.name.split(".")[0] == "moe_lab"]
+        else:
+            continue
+        for target in targets:
+            inner = target.removeprefix("moe_lab").removeprefix(".")
+            known = inner if inner in modules() else inner.rpartition(".")[0]
+            if known and known != name:  # moe_lab itself has the version only
+                yield Import(name, known, f"moe_lab/{file.relative_to(PACKAGE)}:{node.lineno}")
+
+
+def circle(edges: dict[str, set[str]]) -> list[str] | None:
+    """Names on a circle, the first one twice; None where there is none."""
+    done: set[str] = set()
+
+    def search(name: str, path: list[str]) -> list[str] | None:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return None
+        for other in sorted(edges.get(name, ())):
+            if found := search(other, [*path, name]):
+                return found
+        done.add(name)
+        return None
+
+    return next((found for name in sorted(edges) if (found := search(name, []))), None)
+
+
+def test_every_entry_has_a_floor():
+    entries = {path.stem for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "__init__.py")}
+    assert entries == set(FLOORS)
+    assert len(FLOORS) + 1 <= 15
+
+
+def test_no_import_runs_upward():
+    upward = [
+        f"{found.place} imports moe_lab.{found.target}"
+        for found in imports()
+        if FLOORS.index(found.source.split(".")[0]) < FLOORS.index(found.target.split(".")[0])
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_no_files_import_each_other():
+    edges: dict[str, set[str]] = {}
+    for found in imports():
+        edges.setdefault(found.source, set()).add(found.target)
+    assert_no_circle(edges, {(found.source, found.target): found.place for found in imports()})
+
+
+def test_no_folders_import_each_other():
+    edges: dict[str, set[str]] = {}
+    places: dict[tuple[str, str], str] = {}
+    for found in imports():
+        ends = folder_of(found.source), folder_of(found.target)
+        if not any(
+            one.startswith(other) for one, other in permutations(ends)
+        ):  # a folder holds its subfolders
+            edges.setdefault(ends[0], set()).add(ends[1])
+            places[ends] = found.place
+    assert_no_circle(edges, places)
+
+
+def folder_of(name: str) -> str:
+    """`a.b.` for a module in moe_lab/a/b/."""
+    return "".join(f"{part}." for part in modules()[name].parent.relative_to(PACKAGE).parts)
+
+
+def assert_no_circle(edges: dict[str, set[str]], places: dict[tuple[str, str], str]) -> None:
+    found = circle(edges)
+    steps = [f"{one} -> {other} ({places[one, other]})" for one, other in pairwise(found or [])]
+    assert not found, "\n".join(steps)
+
+
+def test_circles_are_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) is None

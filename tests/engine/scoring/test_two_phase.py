@@ -54,7 +54,7 @@ def ask(lm, kind):
 def direct(model, tokenizer, ensemble, **options):
     """An LM that scores in whole passes, which test_scoring.py compares with the slow reference."""
     lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
-    lm._engine._kept = None
+    lm.engine._kept = None
     return lm
 
 

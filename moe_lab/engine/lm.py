@@ -50,7 +50,7 @@ class EngineLM(CountedHF):
         seed: of sampling, where `gen_kwargs` ask for it.
         reuse: keep the clean work of every question and prompt, within a share of the free memory, for later calls of
             `answer`; `set_ensemble` changes the temperatures between them. Answers are the same within float error.
-            `ensemble.first_noisy` says from which MoE layer on any of them may have noise. A `StateEngine` keeps nothing.
+            `ensemble.first_noisy` says from which MoE layer on any of them may have noise. `StateEngine` keeps nothing.
         progress: show a bar.
         make_engine: called with this LM once its budget is known; returns the engine to use instead.
     """

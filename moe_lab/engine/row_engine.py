@@ -7,12 +7,12 @@ from collections.abc import Callable
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.memory_bound import Store, store_on
+from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.generation.generate import Choose, Finished, generate
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.generation.prefix_cache import CleanPasts
 from moe_lab.engine.scoring.scoring import Budget, Question, Scores, score
-from moe_lab.engine.scoring.two_phase import KeptQuestions
+from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
 
 class RowEngine(Engine):
@@ -26,21 +26,22 @@ class RowEngine(Engine):
         self.forward, self.budget = forward, budget
         ensemble, device = forward.ensemble, forward.device
         self._pasts = CleanPasts(store_on(device)) if reuse else None
-        self._kept: KeptQuestions | None = None
+        self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
-            store = store_on(device) if reuse else Store(0)
-            self._kept = KeptQuestions(forward.model, ensemble.first_noisy, store, spare=reuse)
+            store = store_on(device) if reuse else None
+            self.two_phase = TwoPhaseScorer(forward.model, ensemble.first_noisy, store)
 
     @property
     def tokens_in(self) -> int:
-        return self.forward.tokens_in + (self._kept.tokens_in if self._kept else 0)
+        return self.forward.tokens_in + (self.two_phase.tokens_in if self.two_phase else 0)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        """Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one."""
-        kept_rows = self._kept and ensemble.n > 1 and ensemble.cache == "clean"
-        if self._kept and kept_rows and ensemble.first_noisy < self._kept.first_noisy:
+        """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
+        two_phase = self.two_phase if ensemble.n > 1 and ensemble.cache == "clean" else None
+        if two_phase and ensemble.first_noisy < two_phase.first_noisy:
             raise ValueError(
-                f"first_noisy={ensemble.first_noisy}, but kept work parts at MoE layer {self._kept.first_noisy}."
+                f"first_noisy={ensemble.first_noisy}, but cached activations begin at MoE layer "
+                f"{two_phase.first_noisy}."
             )
         forward = RowForward(self.forward.model, ensemble)
         forward.tokens_in = self.forward.tokens_in
@@ -48,8 +49,8 @@ class RowEngine(Engine):
 
     def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
         ensemble = self.forward.ensemble
-        if self._kept and ensemble.cache == "clean":
-            self._kept.score(ensemble, questions, self.budget, on_scores)
+        if self.two_phase and ensemble.cache == "clean":
+            self.two_phase.score(ensemble, questions, self.budget, on_scores)
         else:
             with self.forward as forward:
                 score(forward, questions, self.budget, on_scores)

@@ -11,8 +11,9 @@ from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generation.generate import Choose, Finished, generate
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.scoring.scoring import Budget, Question, Scores
+from moe_lab.engine.suffix.recorder import PromptSuffix
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.rerouted_generation import ReroutedForward
-from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
 from moe_lab.engine.suffix.token_span import check_length, named_tokens
 from moe_lab.methods.c3po.noisy_pathways import rows_around
 from moe_lab.methods.c3po.optimizer import PathwayOptimizer
@@ -55,7 +56,7 @@ class PathwayEngine(Engine):
     ):
         self.settings, self.budget, self.seed, self.trace = settings, budget, seed, trace
         self._right_answer = right_answer
-        self.tails = PromptTails(model.model, layers[0], named_tokens(settings.tokens))
+        self.tails = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.tails, budget)
         self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}
         """Floating-point operations of the first batch of scored questions: of all that was done, and of reading and
@@ -104,7 +105,10 @@ class PathwayEngine(Engine):
         return scores
 
     def _scored(self, questions: list[Question], flops: FlopCount | None = None) -> list[Scores]:
-        contexts, texts = [question.context for question in questions], [question.text for question in questions]
+        contexts, texts = (
+            [question.context for question in questions],
+            [question.text for question in questions],
+        )
         tails = self._read(contexts, texts, [question.continuations for question in questions])
         if flops:
             self.counted["flops_plain"] = flops.total
@@ -122,7 +126,9 @@ class PathwayEngine(Engine):
             self.trace.write(asked, found, states, self.optimize.references)
         return scores
 
-    def _scores(self, questions: list[Question], tails: list[PromptTail], pathways: Pathways) -> list[Scores]:
+    def _scores(
+        self, questions: list[Question], tails: list[PromptSuffix], pathways: Pathways
+    ) -> list[Scores]:
         settings = self.settings
         documents = [question.document for question in questions]
         rows = rows_around(
@@ -135,14 +141,14 @@ class PathwayEngine(Engine):
         prompts: Sequence[Sequence[int]],
         texts: Sequence[str],
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
-    ) -> list[PromptTail]:
+    ) -> list[PromptSuffix]:
         for prompt, text in zip(prompts, texts, strict=True):
             check_length(self.tails.span, prompt, text)
         return self.tails.read(prompts, self.budget, continuations)
 
     def _with_right_answers(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[tuple[str, str | None]]
-    ) -> list[PromptTail] | None:
+    ) -> list[PromptSuffix] | None:
         """The prompts read with their right answers alone; None unless this is the oracle.
 
         Args:

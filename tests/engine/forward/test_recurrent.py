@@ -50,7 +50,9 @@ def answers_of(model, prompts, ensemble, steps, repeat=0):
     answers = [Answer(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts)]
     ended = []
     decoder = Decoder(model, generation_config(model, {}), 0)
-    StateEngine(StateForward(model, ensemble)).generate(answers, decoder, lambda generated: False, steps, ended.append)
+    StateEngine(StateForward(model, ensemble)).generate(
+        answers, decoder, lambda generated: False, steps, ended.append
+    )
     assert list(map(id, ended)) == list(map(id, answers))
     return [answer.generated for answer in answers]
 

@@ -6,6 +6,7 @@ Broken by a family in `LATE` whose layer makes of its block's output anything bu
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +29,10 @@ def logits_of_steps(model):
     logits = []
     with RowForward(model, Ensemble(4, routing)) as forward:
         cache = forward.new_cache()
-        forward(collate([TreeRow(prompt, []) for prompt in prompts], 0, forward.device), cache, noise=False)
+        forward(
+            replace(collate([TreeRow(prompt, []) for prompt in prompts], 0, forward.device), noise=False),
+            cache,
+        )
         for step in range(2):
             trees = [
                 TreeRow([*prompt, 5, 5][: 10 + step], [[0]], 9 + step, document)

@@ -34,6 +34,10 @@ class Tokens:
     """bool: which tokens are no padding; None: all."""
     names_BS: Callable[[], np.ndarray] | None = None
     """Gives int64 [B, S]: `prefix_names` of each token (observer.py), 0 for padding."""
+    count: int | None = None
+    """Tokens, padding excluded; None: all."""
+    noise: bool = True
+    """False: a prefix, which all routing samples read without noise; it has no logit positions."""
 
     def visible(self, past: int) -> Tensor:
         """bool [B, S, past + S]: what each token may attend to behind `past` columns, spelled out."""
@@ -161,6 +165,7 @@ def collate(
         repeat_B=torch.tensor([row.repeat for row in rows], device=device),
         real_BS=torch.from_numpy(real).to(device),
         names_BS=partial(_names, rows, nodes, offsets, width),
+        count=sum(map(len, nodes)),
     )
 
 

@@ -110,10 +110,10 @@ class CleanHistoryRows:
             stack.callback(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove)
         stack.callback(self.block.register_forward_pre_hook(self._before_block).remove)
 
-    def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
+    def expect(self, tokens: Tokens, cache: RowCache) -> Rows | None:
         """Get ready for a pass; None: it has no rows (no noise, or no wanted tokens)."""
         self._split = None
-        if not noise or not len(tokens.wanted_M):
+        if not tokens.noise or not len(tokens.wanted_M):
             return None
         split = split_rows(tokens.wanted_M, tokens.visible(cache.length), self.n)
         self._split, self._masks = split, LayerMasks(split.visible_BRK, self.dtype)

@@ -71,21 +71,15 @@ class RowForward:
         return RowCache(self.num_layers, capacity)
 
     @torch.inference_mode()
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, cache: RowCache) -> Tensor:
         """Logits [M, n, V] of the token after each wanted one, its clean row first.
 
         The cache keeps the clean tokens, or the tokens of all rows where these have histories of their own.
-
-        Args:
-            counted: how many of the tokens are no padding, if some are.
-            noise: False reads tokens, none of them wanted, without noise.
         """
         past = cache.length
         if self.observer:
             self.observer.expect(tokens)
-        rows = self._rows.expect(tokens, cache, noise) if self._rows else None
+        rows = self._rows.expect(tokens, cache) if self._rows else None
         if self.ensemble.routing:
             self.ensemble.routing.expect(rows.noisy if rows else None)
         self._head_at = rows.logits_at.reshape(-1) if rows else tokens.wanted_M
@@ -103,9 +97,8 @@ class RowForward:
             use_cache=True,
         ).logits
         cache.keep(past + tokens.ids_BS.shape[1])
-        self.tokens_in += (tokens.ids_BS.numel() if counted is None else counted) + (
-            rows.extra if rows else 0
-        )
+        self.tokens_in += tokens.ids_BS.numel() if tokens.count is None else tokens.count
+        self.tokens_in += rows.extra if rows else 0
         count = len(tokens.wanted_M)
         return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
 
@@ -118,7 +111,7 @@ class RowForward:
 class RecordingForward(RowForward):
     """The plain model, recording what later passes through its later layers take up (`SuffixForward`).
 
-    A prefix that sequences share, which is read with `noise=False`, is not recorded.
+    A prefix that sequences share, which is read without noise, is not recorded.
 
     Args:
         first_moe: the first MoE layer whose routing these passes may change.
@@ -138,11 +131,9 @@ class RecordingForward(RowForward):
         self._stack.callback(self._fork_layer.register_forward_pre_hook(self._record_hidden).remove)
         return self
 
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
-        self._recording = noise
-        return super().__call__(tokens, cache, counted, noise)
+    def __call__(self, tokens: Tokens, cache: RowCache) -> Tensor:
+        self._recording = tokens.noise
+        return super().__call__(tokens, cache)
 
     def recorded(self) -> tuple[Tensor, Tensor]:
         """(hidden states in front of the fork layer, those in front of the output head), each [B, S, hidden], of all

@@ -38,10 +38,10 @@ class OwnHistoryRows:
             hook = layer.register_forward_pre_hook(self._before_layer, with_kwargs=True)
             stack.callback(hook.remove)
 
-    def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
+    def expect(self, tokens: Tokens, cache: RowCache) -> Rows | None:
         """Get ready for a pass; None: it reads without noise, and all rows are still one."""
-        self._per_token = PerToken(self._repeated, masks=True) if noise else None
-        if not noise:
+        self._per_token = PerToken(self._repeated, masks=True) if tokens.noise else None
+        if not tokens.noise:
             return None
         B, S = tokens.ids_BS.shape
         cache.part(self.n, B, self.first_layer)

@@ -135,8 +135,9 @@ class _Batch:
             repeat_B=torch.tensor([s.repeat for s in self.sequences], device=device),
             real_BS=active_B1,
             names_BS=self._names,
+            count=len(self.active),
         )
-        return self.forward.ensemble.next_scores(self.forward(tokens, self.cache, counted=len(self.active)))
+        return self.forward.ensemble.next_scores(self.forward(tokens, self.cache))
 
     def _names(self) -> np.ndarray:
         names = np.zeros((len(self.sequences), 1), dtype=np.int64)

@@ -104,7 +104,7 @@ class Reading:
             capacity = shared + width + (self._room if alone else forward.row_columns)
             cache = past.expanded(len(part), capacity) if past else forward.new_cache(capacity)
             tokens = collate(rows, shared, forward.device, left=True)
-            logits = forward(tokens, cache, counted=sum(map(len, rows)))
+            logits = forward(tokens, cache)
             scores.append(forward.ensemble.next_scores(logits))
             caches.append(cache)
             reals.append(

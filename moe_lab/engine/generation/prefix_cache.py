@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from moe_lab.engine.forward.batch import TreeRow, collate
 from moe_lab.engine.forward.forward import RowForward
@@ -46,6 +47,6 @@ def _read(
         rows = [TreeRow(prompt, [], group.shared) for prompt in batch]
         capacity = group.shared + width
         cache = past.expanded(len(batch), capacity) if past else forward.new_cache(capacity)
-        forward(collate(rows, group.shared, forward.device), cache, counted=sum(map(len, rows)), noise=False)
+        forward(replace(collate(rows, group.shared, forward.device), noise=False), cache)
         for b, (prompt, row) in enumerate(zip(batch, rows, strict=True)):
             yield prompt, cache.taken(b, group.shared + len(row))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -85,10 +85,9 @@ class Batch:
         slices = [(0, width)]
         if len(self.trees) == 1:
             slices = list(_slices(self.trees[0], width, forward.ensemble, budget.tokens))
-        counted = sum(map(len, self.trees)) if len(slices) == 1 else None
         for start, stop in slices:
             tokens = collate(self.trees, past + start, forward.device, start=start, stop=stop)
-            yield forward(tokens, self.cache, counted=counted)
+            yield forward(tokens, self.cache)
 
 
 def batches(
@@ -109,8 +108,7 @@ def shared_past(forward: RowForward, tokens: Sequence[int]) -> RowCache | None:
     if not tokens:
         return None
     cache = forward.new_cache(len(tokens))
-    row = TreeRow(tokens, [])
-    forward(collate([row], 0, forward.device), cache, noise=False)
+    forward(replace(collate([TreeRow(tokens, [])], 0, forward.device), noise=False), cache)
     return cache
 
 

@@ -55,11 +55,9 @@ class ReroutedForward(RowForward):
         self._stack.enter_context(routed(self.model, self._override))
         return self
 
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, cache: RowCache) -> Tensor:
         self._override.expect(self._places(tokens))
-        return super().__call__(tokens, cache, counted, noise)
+        return super().__call__(tokens, cache)
 
     def _places(self, tokens: Tokens) -> Places | None:
         """The re-routed tokens of a pass."""

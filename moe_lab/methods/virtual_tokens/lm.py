@@ -79,28 +79,27 @@ class VirtualTokensForward(RowForward):
         super().__init__(model, Ensemble())
         self.past = past
 
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, cache: RowCache) -> Tensor:
         if cache.length:
-            return super().__call__(tokens, cache, counted, noise)
+            return super().__call__(tokens, cache)
         B, S = tokens.ids_BS.shape
         V = self.past.length
         for own, new in zip(self.past.layers, cache.layers, strict=True):
             new.update(own.keys.expand(B, -1, -1, -1), own.values.expand(B, -1, -1, -1))
         if S == V:
             return torch.empty(0, 1, self.model.config.get_text_config().vocab_size, device=self.device)
-        return super().__call__(_behind(tokens, V), cache, counted and counted - B * V, noise)
+        return super().__call__(_behind(tokens, V), cache)
 
 
 def _behind(tokens: Tokens, V: int) -> Tokens:
     """All but the first V tokens of each sequence, none of which is wanted."""
-    S = tokens.ids_BS.shape[1]
+    B, S = tokens.ids_BS.shape
     return replace(
         tokens,
         ids_BS=tokens.ids_BS[:, V:],
         position_BS=tokens.position_BS[:, V:],
         visible_BSK=None if tokens.visible_BSK is None else tokens.visible_BSK[:, V:],
         wanted_M=tokens.wanted_M // S * (S - V) + tokens.wanted_M % S - V,
+        count=tokens.count and tokens.count - B * V,
         real_BS=None if tokens.real_BS is None else tokens.real_BS[:, V:],
     )

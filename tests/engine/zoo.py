@@ -83,7 +83,7 @@ ROWS = {
     "deepseek_v3": _MLA,
     "granitemoe": dict(num_local_experts=6, embedding_multiplier=3.0, residual_multiplier=0.5),
 }
-"""Run over a `RowCache`."""
+"""Run over a `KVCache`."""
 
 STATES = {
     "qwen3_next": dict(

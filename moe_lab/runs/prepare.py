@@ -77,8 +77,8 @@ def _identified(
 ) -> Run:
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
-    from moe_lab.results.identity import folder_name, run_id
-    from moe_lab.runs.identity import identity
+    from moe_lab.results.identity import run_id
+    from moe_lab.runs.identity import identity, run_name
     from moe_lab.tasks.documents import documents_digest
     from moe_lab.tasks.judges.registry import judges_of
 
@@ -98,7 +98,7 @@ def _identified(
         config=config,
         run_id=digest,
         answers_id=run_id(content),
-        folder=Path(config.output_dir) / "runs" / folder_name(config, digest),
+        folder=Path(config.output_dir) / "runs" / run_name(config, digest),
         facts=facts,
         method=method,
         tasks=tasks,

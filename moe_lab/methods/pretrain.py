@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,11 @@ from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.trained import Trained
+from moe_lab.methods.training_method import ModelMaker
 from moe_lab.results.identity import folder_name
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.load import LoadedModel
 
 
 NOT_ARCHITECTURE = (
@@ -37,12 +35,11 @@ NOT_ARCHITECTURE = (
 AT_LEAST_ONE = ("steps", "batch_size", "sequence_length", "save_steps")
 
 
-class Pretrain(Method):
+class Pretrain(ModelMaker):
     """Training from scratch; writes `outputs/models/<model>-pretrain-<id8>/`."""
 
     numerics = 1
     random = True
-    trains = True
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
@@ -65,11 +62,6 @@ class Pretrain(Method):
                     at_least(f"method.{key}", value, least)
             if self.decay_steps < self.steps:
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
-
-    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
-        raise ConfigError(
-            "method=pretrain makes a model and evaluates none. Evaluate it with method=base model.path=<it>."
-        )
 
     def train(self, config: RunConfig) -> Path:
         """Train, or continue, or return at once if done. Returns the output folder; its `model/` is loadable.

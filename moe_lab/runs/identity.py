@@ -28,12 +28,12 @@ def identity(
 
     `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
     """
-    reads = method.reads(config, facts)
+    data = method.data_identity(config, facts)
     return {
         "model": model,
         "dtype": facts.dtype,
         "method": {"config": method.identity(facts), "numerics": method.version}
-        | ({"reads": reads} if reads else {}),
+        | ({"reads": data} if data else {}),
         "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
         "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
         "settings": {name: getattr(config, name) for name in sorted(HASHED)},

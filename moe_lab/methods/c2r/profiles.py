@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.config.schema import Config
-    from moe_lab.methods.conversations.read import Conversation
+    from moe_lab.methods.conversations.read import Conversation, Data
     from moe_lab.models.load import LoadedModel
 
 NUMERICS = 1
@@ -61,19 +61,13 @@ def digest_of(pairs_LEE: Tensor) -> str:
     return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
 
 
-def load_or_record(
-    config: Config, conversations: list[Conversation], data: str, model: LoadedModel
-) -> tuple[Path, Tensor]:
-    """(its folder, [L, E, E]) of the model's own routing of conversations; recorded where it is missing.
-
-    Args:
-        data: SHA-256 of the conversations.
-    """
-    content = _content(config, data, model)
+def load_or_record(config: Config, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
+    """(its folder, [L, E, E]) of the model's own routing of conversations; recorded where it is missing."""
+    content = _content(config, data.digest, model)
     digest = run_id(content)
     folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
     profile = Artifact(folder=folder, id=digest, record="profile.json")
-    profile.load_or_make(lambda: content | _record(folder, config, conversations, model))
+    profile.load_or_make(lambda: content | _record(folder, config, data.train, model))
     return folder, read_pairs(folder / COUNTS)[0]
 
 

@@ -25,7 +25,7 @@ from moe_lab.methods.finetune_freeze.early_stopping import LOSS
 from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.stored import read_lines, whole_mapping
+from moe_lab.results.stored import read_lines, read_mapping, whole_mapping
 from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:
@@ -100,6 +100,14 @@ def load_or_train(
         return _train(folder, config, recipe, prepared, facts)
 
     return trained.load_or_train(content, train)
+
+
+def record_of(config: Config) -> tuple[Path, dict[str, Any]]:
+    """The folder of a trained model that `config.model` names, and its training.json."""
+    folder = Path(config.model.path or "").parent
+    record = read_mapping(folder / "training.json")
+    assert record is not None, f"{folder} holds a trained model"
+    return folder, record
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:

@@ -66,8 +66,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         evaluated = evaluate_answers(run, models, log, routes)
     finally:
         log.close()
-    run.method.opened = log.opened
-    report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
+    counters = {name: int(amount) for name, amount in log.cost.items()}
+    report = run.method.report(run.facts, counters, log.session_info)
     block = moe_lab_block(run, evaluated, cost_block(log), report, before)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")

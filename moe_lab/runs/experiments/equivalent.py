@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
+from moe_lab.methods.method import Context
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.identity import folder_name
 from moe_lab.results.stored import DamagedError, read_mapping, set_aside
@@ -77,11 +78,11 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
 def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, Any]:
     larger = of_depth(loaded, layers)
     plain = get_method("base")(get_method("base").Config(name="base"))
-    untouched = replace(config, method=plain.config)
+    untouched = Context(config=replace(config, method=plain.config))
     found = measure_in_turns(
         {
             "base": partial(plain.open, loaded, untouched),
-            "roe": partial(method.open, loaded, config),
+            "roe": partial(method.open, loaded, Context(config=config)),
             "equivalent": partial(plain.open, larger, untouched),
         }
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods import get_method
+from moe_lab.methods.method import Context
 from moe_lab.results.request_log import ResponseLog
 from moe_lab.results.versions import decisive_versions, versions
 from moe_lab.runs.tuning.worked import WorkedReferences, check_solved
@@ -77,7 +78,7 @@ def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str
     with ExitStack() as opened:
         lm = RecordedLM(
             log,
-            lambda: opened.enter_context(base.open(model, config)),
+            lambda: opened.enter_context(base.open(model, Context(config=config))),
             lambda: prompt_tokenizer(config),
             config.apply_chat_template,
         )

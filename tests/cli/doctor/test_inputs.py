@@ -184,7 +184,7 @@ def test_a_training_that_is_stored_needs_no_memory(half_precision):
     config = training_config(half_precision[0], schedule="experts")
     method = get_method("finetune-freeze")(config.method)
     facts = model_facts(config.model, dtype="auto", device="cpu", offline=True)
-    data = method.reads(config, facts)["data"]
+    data = method.data_identity(config, facts)["data"]
     content = training_content(config, config.method.recipe(), facts, data, method.version)
     trained = Trained.of(config, content, "model")
     (trained.folder / "model").mkdir(parents=True)

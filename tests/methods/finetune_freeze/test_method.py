@@ -260,7 +260,7 @@ def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsy
 
 
 def test_an_auxiliary_loss_that_a_family_does_not_have_is_refused(tmp_path, capsys, loads, tokenizer):
-    from tests.families.zoo import small_config
+    from tests.support.models import small_config
 
     small_config("deepseek_v3").save_pretrained(tmp_path / "v3")
     tokenizer.save_pretrained(tmp_path / "v3")

@@ -10,10 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
+from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
 from moe_lab.models.memory import size_text
 from moe_lab.reports.terminal.console import print_table
+from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name
 from moe_lab.tasks.judges.registry import judge_names
 
@@ -59,6 +61,11 @@ def prefetch(configs: Sequence[Config]) -> int:
     for failed in errors:
         print_error(failed)
     return exit_code(errors[0]) if errors else 0
+
+
+def prefetch_experiments(config: Config, cell: Cell) -> int:
+    """Fetch what the experiments need that `config.experiment` names."""
+    return prefetch(experiment_configs(config, cell))
 
 
 def _model(model: ModelConfig) -> Item:

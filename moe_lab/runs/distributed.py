@@ -29,7 +29,7 @@ PATIENCE = timedelta(days=7)
 """How long a process waits for the first one, which may be fetching weights or evaluating."""
 
 
-def in_step(configs: Sequence[Config], run: Callable[[], int]) -> int:
+def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
     """`run()` in the first process; in the others, what that one tells. Returns the exit code.
 
     Raises ConfigError for what has no work for several processes, or needs them.
@@ -83,7 +83,7 @@ def _check(configs: Sequence[Config]) -> None:
         raise ConfigError("model.tp_plan splits models that are evaluated; training takes one process.")
 
 
-class Leading:
+class LeaderLM:
     """An `EngineLM` of the first process: the others answer the same requests."""
 
     def __init__(self, lm: EngineLM, config: Config):
@@ -99,7 +99,7 @@ class Leading:
         return getattr(self._lm, name)
 
 
-def tell_to_load(config: Config) -> None:
+def load_on_all_ranks(config: Config) -> None:
     """Let the others load the model of this run now, which takes all of them at once."""
     from moe_lab.models.source import model_folder
 

@@ -86,7 +86,7 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
-    values = [_values(outcome.run, name) for outcome in outcomes]
+    values = [_values(outcome.run, outcome.results, name) for outcome in outcomes]
     others = {key: [_Other.read(run, name) for run in runs] for key, runs in _needed(outcomes).items()}
     found = {}
     for metric in values[0]:
@@ -147,7 +147,7 @@ class _Other:
     def read(cls, run: Run, task: str) -> _Other:
         stored = run.stored()
         assert stored is not None
-        return cls(stored["results"][task], _values(run, task))
+        return cls(stored["results"][task], _values(run, stored, task))
 
 
 def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
@@ -157,10 +157,8 @@ def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
     return {name: list(own.values()) for name, own in found.items() if all(run.done for run in own.values())}
 
 
-def _values(run: Run, task: str) -> Values:
-    stored = run.stored()
-    assert stored is not None
-    return metric_values(read_samples(run.folder, stored)[task])
+def _values(run: Run, results: dict[str, Any], task: str) -> Values:
+    return metric_values(read_samples(run.folder, results)[task])
 
 
 def _list(interval: Interval | None) -> list[float] | None:

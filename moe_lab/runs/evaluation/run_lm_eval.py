@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods.method import Context
 from moe_lab.methods.training_method import TrainingMethod
-from moe_lab.runs.distributed import Leading, tell_to_load
+from moe_lab.runs.distributed import LeaderLM, load_on_all_ranks
 from moe_lab.tasks.judges.session import judging
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def evaluate_answers(
 
         def open_model() -> Any:
             if config.model.tp_plan:
-                tell_to_load(config)
+                load_on_all_ranks(config)
             loaded, context = _load(run, models, run.folder)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
@@ -58,7 +58,7 @@ def evaluate_answers(
             log.keep_session_info(lm.session_info)
             if observer is not None:
                 opened.enter_context(observed(lm, observer))
-            return Leading(lm, config) if config.model.tp_plan else lm
+            return LeaderLM(lm, config) if config.model.tp_plan else lm
 
         def free_model() -> None:
             if config.model.tp_plan:

@@ -73,6 +73,8 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble or Ensemble()
         self.progress = progress
         self.seed = seed
+        self.session_info: dict[str, Any] = {}
+        """Plain values that a method keeps with the answers (`Method.open`)."""
         auto = str(batch_size).startswith("auto")
         super().__init__(
             pretrained=model,

@@ -20,18 +20,26 @@ from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.recurrent_engine import RecurrentEngine
 from moe_lab.engine.scoring.scoring import ScoringRequest
 from moe_lab.routing import GumbelTopK, document_key, find_routers
-from tests.engine import roe_reference as reference
-from tests.engine import zoo
-from tests.engine.generation.test_generate import prompts_for
-from tests.engine.scoring.test_scoring import plain, questions_for
-from tests.engine.test_histories import HISTORIES, SEED, N, assert_scores, ensemble_for, temperatures_for
-from tests.support import rounding
+from tests.support import attention_kinds, rounding
+from tests.support import roe_reference as reference
+from tests.support.ensembles import (
+    HISTORIES,
+    SEED,
+    N,
+    assert_scores,
+    ensemble_for,
+    plain,
+    prompts_for,
+    questions_for,
+    temperatures_for,
+)
+from tests.support.models import build
 from tests.support.tiers import by_family
 
 
-@pytest.fixture(scope="module", params=by_family(zoo.STATES))
+@pytest.fixture(scope="module", params=by_family(attention_kinds.STATES))
 def model(request):
-    return zoo.make(request.param, zoo.STATES[request.param])
+    return build(request.param, attention_kinds.STATES[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +123,7 @@ def test_tokens_that_are_counted(model):
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
 def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
-    model = zoo.make("qwen3_next", zoo.STATES["qwen3_next"])
+    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"])
     requests = {
         "loglikelihood": [Request(("abcdefgh", " ab")), Request(("abcdefgh", " c")), Request(("b", "d"))],
         "loglikelihood_rolling": [Request(("abcdef",))],
@@ -149,7 +157,7 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
 
 def test_prompts_of_a_recurrent_base_model_are_not_padded(tokenizer):
     """MiniMax's lightning attention reads padding that stands before a prompt."""
-    model = zoo.make("minimax", zoo.STATES["minimax"])
+    model = build("minimax", attention_kinds.STATES["minimax"])
     texts = ["abcdefghijklmnopqrstuvwxyz", "b", "abcdefgh"]
     lm = EngineLM(model, tokenizer, batch_size=4, progress=False)
     answers = {}

@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 
 from moe_lab.engine.lm import EngineLM, Request
-from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
+from tests.support.models import make_tokenizer, small_model
 
 OPTIONS = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
 

@@ -15,8 +15,8 @@ from moe_lab.engine.forward.suffix_forward import only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.models.memory import free_host_memory
 from moe_lab.routing import GumbelTopK, find_routers
-from tests.conftest import make_model
 from tests.support import rounding
+from tests.support.models import make_model
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")

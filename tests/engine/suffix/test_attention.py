@@ -14,8 +14,8 @@ from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.routing import find_routers
 from moe_lab.routing.remix import Remix
-from tests.engine.brute_prompt_tail import prompts
-from tests.families.zoo import small_model
+from tests.support.brute_prompt_tail import prompts
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 

@@ -15,9 +15,10 @@ from moe_lab.errors import ConfigError
 from moe_lab.routing import family_of_type, find_routers, record
 from moe_lab.routing.remix import Remix
 from moe_lab.routing.rules import LOGITS
-from tests.engine.brute_prompt_tail import FAMILIES, prompts, whole_logits
-from tests.families.zoo import ZOO, small_model
 from tests.support import rounding
+from tests.support.brute_prompt_tail import FAMILIES, prompts, whole_logits
+from tests.support.families import ZOO
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 BUDGET = Budget(64)

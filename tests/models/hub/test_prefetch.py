@@ -11,9 +11,9 @@ from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
-from tests.models.hub.conftest import new_command
-from tests.models.hub.content import OLMOE
-from tests.models.hub.server import Fault
+from tests.support.hub.commands import new_command
+from tests.support.hub.content import OLMOE
+from tests.support.hub.server import Fault
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 
@@ -62,7 +62,7 @@ def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
     def missing(config):
         raise TaskError("no data")
 
-    monkeypatch.setattr("moe_lab.tasks.load_tasks", missing)
+    monkeypatch.setattr("moe_lab.tasks.loading.load_tasks", missing)
     assert prefetch([config(model=ModelConfig())]) == 2
     assert "no data" in capsys.readouterr().err
 

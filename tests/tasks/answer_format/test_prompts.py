@@ -9,30 +9,9 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.tasks.loading import load_tasks
+from tests.support.documents import HELLASWAG, OPENBOOKQA, SOCIAL_IQA
 from tests.support.runs import choices, write_jsonl
 
-OPENBOOKQA = {
-    "id": "1",
-    "question_stem": "Ice is",
-    "choices": {"text": ["hot", "cold", "loud", "old"], "label": ["A", "B", "C", "D"]},
-    "answerKey": "B",
-}
-SOCIAL_IQA = {
-    "context": "Ann lost her keys.",
-    "question": "What will Ann do next?",
-    "answerA": "sleep",
-    "answerB": "search",
-    "answerC": "sing",
-    "label": "2",
-}
-HELLASWAG = {
-    "activity_label": "Cooking",
-    "ctx_a": "A pot boils.",
-    "ctx_b": "the cook",
-    "ctx": "A pot boils. the cook",
-    "endings": ["runs.", "stirs it.", "reads.", "swims."],
-    "label": "1",
-}
 FIVE = choices(1)[0] | {"choices": {"text": list("vwxyz"), "label": list("12345")}, "answerKey": "5"}
 CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
     "arc_challenge_answer_format": (

@@ -20,9 +20,9 @@ from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers, record
-from tests.conftest import make_tokenizer
-from tests.models.deepseek.checkpoint import PUBLISHED, SMALL, parameter_shapes, write_checkpoint
-from tests.models.deepseek.reference import Reference
+from tests.support.deepseek.checkpoint import PUBLISHED, SMALL, parameter_shapes, write_checkpoint
+from tests.support.deepseek.reference import Reference
+from tests.support.models import make_tokenizer
 
 TOKENS = [5, 290, 17, 17, 203, 88, 1, 64, 255]
 

@@ -1,4 +1,4 @@
-"""What each process of test_processes.py does: `... <model> <JSON: settings of a training by its folder>`.
+"""What each process of tests/methods/finetune_freeze/test_processes.py does: `... <model> <JSON: settings of a training by its folder>`.
 
 Trains one model after the other, and writes down after each phase what this process's model holds. `die` kills process 1
 in that step; `poison` makes its loss there no number.
@@ -21,7 +21,7 @@ from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.finetune_freeze.training import train_phases
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.runs.distributed import sharded
-from tests.methods.finetune_freeze.runs import training_of
+from tests.support.trainings import training_of
 
 torch.set_num_threads(1)
 MODEL, TRAININGS = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.models.hub.repositories import Repository, entry_of, etag, large, sibling_of, tree_of
+from tests.support.hub.repositories import Repository, entry_of, etag, large, sibling_of, tree_of
 
 TOKEN = "hf_loopbackSecret"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.models.deepseek.checkpoint import PUBLISHED as DEEPSEEK
+from tests.support.deepseek.checkpoint import PUBLISHED as DEEPSEEK
 
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],

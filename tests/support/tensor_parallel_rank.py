@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.models.load import load_model
-from tests.models.test_placement import roe_answers
+from tests.support.roe_answers import roe_answers
 
 
 def measured(folder: str) -> dict:

@@ -11,8 +11,8 @@ from moe_lab.errors import TaskError
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.references.local import plain_question
+from tests.support.documents import BIGBENCH, KNOWREF
 from tests.support.runs import write_jsonl
-from tests.tasks.test_documented import BIGBENCH, KNOWREF
 
 
 def load(folder, name, **keys):

@@ -12,7 +12,7 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.conversations.tokenize import Row
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.training import Training, finetune
-from tests.families.zoo import VOCAB
+from tests.support.families import VOCAB
 
 SETTINGS: dict[str, Any] = {
     "epochs": 1,

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.models.source import TINY
 from moe_lab.routing import record
-from tests.families.zoo import small_model
 from tests.support.command import Ended, run_command
+from tests.support.models import small_model
 
 FEW = ["model=tiny", "task=toy_choice", "limit=6", "method.dataset_size=12"]
 

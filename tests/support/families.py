@@ -1,23 +1,19 @@
-"""A small model with random weights of every supported family: adding a family is one row of `ZOO`.
+"""The small configuration of every supported family: adding a family is one entry of `ZOO`.
 
 Windows, chunks and sparse attention are shorter than the prompts of the tests, biases and sinks are not zero, groups are
-real groups, and the first layer is dense where the family can have it, so that each of these would be missed.
+real groups, and the first layer is dense where the family allows it, so that a test notices each of these.
+`tests/support/models.py` builds the models.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import torch
-
-import moe_lab  # noqa: F401 - makes transformers know the families that are ours
-
 VOCAB = 300
-"""Room for the byte tokenizer of tests/conftest.py."""
+"""Room for the byte tokenizer of `tests/support/models.py`."""
 WINDOW = 6
 
-_COMMON = dict(
+COMMON = dict(
     vocab_size=VOCAB,
     hidden_size=32,
     intermediate_size=48,
@@ -211,35 +207,8 @@ ZOO: dict[str, dict[str, Any]] = {
     ),
     "solar_open": _GROUPS | _HEADS | dict(n_shared_experts=1, norm_topk_prob=True),
 }
-"""`model_type` -> what its small configuration has beside `_COMMON`; `...` leaves a key of that out."""
+"""`model_type` -> what its small configuration has beside `COMMON`; `...` leaves a key of that out."""
 
 
 ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
 """Families whose experts transformers computes in one way only."""
-
-
-@cache
-def small_config(model_type: str) -> Any:
-    """The small configuration of a family."""
-    from transformers import CONFIG_MAPPING
-
-    settings = {key: value for key, value in (_COMMON | ZOO[model_type]).items() if value is not ...}
-    return CONFIG_MAPPING[model_type](**settings)
-
-
-@cache
-def small_model(model_type: str) -> Any:
-    """A model of the family in float32, its weights wide enough that routers and logits differ clearly."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small_config(model_type), dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "bias" in name or "sinks" in name:
-                tensor.normal_(0, 0.2)
-            elif "per_expert_scale" in name:
-                tensor.uniform_(0.5, 2)
-            elif tensor.dim() > 1 and isinstance(tensor, torch.nn.Parameter):
-                tensor.normal_(0, 0.15)
-    return model

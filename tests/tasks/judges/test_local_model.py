@@ -17,15 +17,15 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.tasks.judges.judge import Exchange, Judge
 from moe_lab.tasks.judges.llama_guard import LlamaGuard, _beginnings, conversation, verdict_of
 from moe_lab.tasks.judges.reward import RewardModel
-from tests.conftest import make_tokenizer
 from tests.support import rounding
-from tests.tasks.judges.models import (
+from tests.support.judges.models import (
     PARTS_TEMPLATE,
     guard_directly,
     guard_folder,
     reward_directly,
     reward_folder,
 )
+from tests.support.models import make_tokenizer
 
 EXCHANGES = [
     Exchange("How do I bake bread?", "With flour."),

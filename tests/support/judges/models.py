@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
 
-from tests.conftest import VOCAB, make_model, make_tokenizer
+from tests.support.families import VOCAB
+from tests.support.models import make_model, make_tokenizer
 
 GUARD_TEMPLATE = (
     "{{ bos_token }}Is the last answer safe?\n{% for message in messages %}{{ message['role'] | upper }}: "

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.reports.figures.test_cell_figures import results_of
+from tests.support.stored_results import results_of
 
 BEFORE = [[[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1]]]
 AFTER = [[[0.5, 0.15, 0.3, 0.05], [0.05, 0.3, 0.2, 0.45]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from tests.conftest import make_model, make_tokenizer
+from tests.support.models import make_model, make_tokenizer
 
 OLMOE = "allenai/OLMoE-1B-7B-0924-Instruct"
 GSM8K = "openai/gsm8k"

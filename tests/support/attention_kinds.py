@@ -1,13 +1,9 @@
-"""Small random models of families whose layers differ: windows, chunks, recurrent states, compressed keys and values."""
+"""Small configurations of families whose layers differ: windows, chunks, recurrent states, compressed keys and values.
+
+`tests.support.models.build` builds their models.
+"""
 
 from __future__ import annotations
-
-import copy
-import json
-from functools import cache
-
-import torch
-import transformers
 
 WINDOW = 8
 """Tokens that windows and chunks hold; prompts of the tests are longer."""
@@ -83,6 +79,7 @@ ROWS = {
     "deepseek_v3": _MLA,
     "granitemoe": dict(num_local_experts=6, embedding_multiplier=3.0, residual_multiplier=0.5),
 }
+ROWS = {name: _COMMON | own for name, own in ROWS.items()}
 """Run over a `KVCache`."""
 
 STATES = {
@@ -119,26 +116,5 @@ STATES = {
     ),
     "llama4_text": _LLAMA4 | dict(attn_temperature_tuning=True),
 }
+STATES = {name: _COMMON | own for name, own in STATES.items()}
 """Run with a copy of the model's own cache for every row."""
-
-
-def make(model_type: str, own: dict, seed: int = 0, attention: str | None = None):
-    """A model in float32, its weights wide enough that routers and logits differ clearly; built once, then copied."""
-    return copy.deepcopy(_built(model_type, json.dumps(own), seed, attention))
-
-
-@cache
-def _built(model_type: str, own: str, seed: int, attention: str | None):
-    torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(model_type, **(_COMMON | json.loads(own)))
-    model = (
-        transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
-    )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or "sinks" in name:
-                parameter.normal_(0, 0.15)
-        for name, buffer in model.named_buffers():
-            if "bias" in name:
-                buffer.normal_(0, 0.1)
-    return model

@@ -16,7 +16,7 @@ import pytest
 
 from moe_lab.tasks.sandbox.namespaces import free_id
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 CODE = """
 import json, sys
 from moe_lab.errors import TaskError

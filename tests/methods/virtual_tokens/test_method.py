@@ -161,7 +161,7 @@ def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, ca
 
 
 def test_a_model_without_room_for_a_prefix_is_refused_before_weights(tmp_path, tokenizer, capsys, loads):
-    from tests.families.zoo import small_model
+    from tests.support.models import small_model
 
     folder = tmp_path / "mla"
     small_model("deepseek_v3").save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Scoring and generation for models that are run as rows over a cache with columns (`rows.py`)."""
+"""The engine for models whose layers keep keys and values alone."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
 
 class KVEngine(Engine):
-    """Batches of prompts and requests, over pasts that they share.
+    """Runs batches of requests over the prefixes that they share.
 
     Args:
-        reuse: keep clean work between calls, within a share of the free memory.
+        reuse: cache clean activations between calls, within a share of the free memory.
     """
 
     def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
         self.forward, self.budget = forward, budget
         ensemble, device = forward.ensemble, forward.device
-        self._pasts = PrefixCache(store_on(device)) if reuse else None
+        self._prefix_cache = PrefixCache(store_on(device)) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
             store = store_on(device) if reuse else None
@@ -65,4 +65,4 @@ class KVEngine(Engine):
         on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
-            generate(forward, states, self.budget, sampler, stop, max_new_tokens, on_done, self._pasts)
+            generate(forward, states, self.budget, sampler, stop, max_new_tokens, on_done, self._prefix_cache)

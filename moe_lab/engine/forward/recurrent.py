@@ -1,10 +1,10 @@
-"""Rows as batch entries over copies of the model's own cache: for layers that keep more than keys and values.
+"""Forward passes over copies of the model's own cache: for layers that keep more than keys and values.
 
-A recurrent state cannot be cropped, and holds no columns that a mask could hide. So what a token's rows read is copied
-for each of them: one prompt or question at a time, so that there is no padding, and token by token behind what has been
-read, which every model of transformers is made for.
+A recurrent state cannot be cropped, and has no slots that a mask could hide. So each routing sample of a token gets a
+copy of the state. One request is read at a time, so that there is no padding, and one token at a time behind the
+prompt, which every model of transformers supports.
 
-R = rows (1, or the ensemble's n), S = new tokens, V = vocabulary.
+R = batch entries (1, or the ensemble's n), S = new tokens, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 
 class NoiseKey(NamedTuple):
-    """Of the noise of one prompt or question."""
+    """Keys of the noise of one request."""
 
     noise_key: int
     sample_index: int = 0
@@ -35,42 +35,42 @@ class NoiseKey(NamedTuple):
 
 @dataclass
 class RecurrentState:
-    """What a model keeps of the tokens that it has read, for each of some rows."""
+    """The model's cache behind the tokens read so far, with an entry for each routing sample."""
 
-    rows: int
+    entries: int
     length: int = 0
     cache: Cache | None = None
-    """Of the model's own making; None before the first token."""
+    """The model's own; None before the first token."""
 
     def copied(self) -> RecurrentState:
         return replace(self, cache=copy.deepcopy(self.cache))
 
-    def take(self, rows: list[int]) -> None:
-        """Become these of the rows, in this order; one may be taken several times."""
-        index = torch.tensor(rows)
+    def take(self, entries: list[int]) -> None:
+        """Keep these entries, in this order. An entry may be repeated."""
+        index = torch.tensor(entries)
         if self.cache is not None:
             self.cache.reorder_cache(index)
-            # MiniMax keeps its recurrent states beside its layers, where this method does not look.
+            # MiniMax keeps its recurrent states beside its layers, where `reorder_cache` does not reorder them.
             for layer, state in enumerate(getattr(self.cache, "linear_cache", [])):
                 if isinstance(state, Tensor):
                     self.cache.linear_cache[layer] = state[index.to(state.device)]
-        self.rows = len(rows)
+        self.entries = len(entries)
 
 
 class RecurrentForward:
-    """A causal language model that reads tokens behind a `RecurrentState`, for an ensemble of rows.
+    """A causal language model that reads tokens behind a `RecurrentState`, for an ensemble of routing samples.
 
     with RecurrentForward(model, ensemble) as forward:
         state, rest = forward.begin(prompt)
-        logits_nV = forward.step(state, rest, NoiseKey(document))
+        logits_nV = forward.step(state, rest, NoiseKey(key))
     """
 
     def __init__(self, model: Any, ensemble: Ensemble):
         self.model, self.ensemble = model, ensemble
         self.device = next(model.parameters()).device
         self.tokens_in = 0
-        """Tokens put through the model so far, rows included."""
-        # Not all caches tell how much they hold (a first layer may have no columns).
+        """Tokens put through the model so far, routing samples included."""
+        # Not all caches know their length (a first layer may have no slots).
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def __enter__(self) -> RecurrentForward:
@@ -86,10 +86,10 @@ class RecurrentForward:
         self._stack.close()
 
     def begin(self, prompt: Sequence[int]) -> tuple[RecurrentState, Sequence[int]]:
-        """(what is read of a prompt before its rows part, the tokens that are left)."""
+        """(state behind the tokens that are read before samples fork, the other tokens of the prompt)."""
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
             return RecurrentState(self.ensemble.n), prompt
-        state = RecurrentState(rows=1)
+        state = RecurrentState(entries=1)
         if len(prompt) > 1:
             self._read(state, prompt[:-1], None)
         if self.ensemble.own_history:
@@ -97,9 +97,9 @@ class RecurrentForward:
         return state, prompt[-1:]
 
     def step(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey) -> Tensor:
-        """Logits [n, V] after the last of `ids`, the clean row first.
+        """Logits [n, V] after the last of `ids`, the clean sample first.
 
-        `state` then holds these tokens too: those of row 0 alone with a clean history.
+        `state` then holds these tokens too; with a clean history, those of the clean sample only.
         """
         if self.ensemble.own_history:
             return self._read(state, ids, key)
@@ -109,7 +109,7 @@ class RecurrentForward:
         return logits_nV
 
     def _read(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
-        """Logits [R, V] after the last of `ids`, all rows but the first with the noise of `key`."""
+        """Logits [R, V] after the last of `ids`. All entries but the first have the noise of `key`."""
         for part in [ids] if state.length == 0 else [[token] for token in ids]:
             logits_RV = self._pass(state, part, key)
         return logits_RV
@@ -119,10 +119,10 @@ class RecurrentForward:
             self.ensemble.routing.expect(self._noisy_tokens(state, len(ids), key) if key else None)
         position = torch.arange(state.length, state.length + len(ids), device=self.device)
         output = self.model(
-            input_ids=torch.tensor(ids, device=self.device).expand(state.rows, -1),
+            input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
             past_key_values=state.cache,
             use_cache=True,
-            **({"position_ids": position.expand(state.rows, -1)} if self._takes_positions else {}),
+            **({"position_ids": position.expand(state.entries, -1)} if self._takes_positions else {}),
         )
         if output.past_key_values is None:
             raise RoutingError(
@@ -130,11 +130,11 @@ class RecurrentForward:
             )
         state.cache = output.past_key_values
         state.length += len(ids)
-        self.tokens_in += state.rows * len(ids)
+        self.tokens_in += state.entries * len(ids)
         return output.logits[:, -1]
 
     def _noisy_tokens(self, state: RecurrentState, count: int, key: NoiseKey) -> NoisyTokens:
-        index = torch.arange(count, state.rows * count, device=self.device)
+        index = torch.arange(count, state.entries * count, device=self.device)
         return NoisyTokens(
             index=index,
             document=torch.full_like(index, key.noise_key),

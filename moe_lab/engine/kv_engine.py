@@ -11,7 +11,7 @@ from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.prefix_cache import PrefixCache
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest, score
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
@@ -59,10 +59,8 @@ class KVEngine(Engine):
     def generate(
         self,
         states: list[GenerationState],
-        sampler: Sampler,
-        stop: StoppingCriteria,
-        max_new_tokens: int,
+        decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
-            generate(forward, states, self.budget, sampler, stop, max_new_tokens, on_done, self._prefix_cache)
+            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache)

@@ -19,7 +19,7 @@ from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.forward.recurrent import RecurrentForward
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.generation.sampling import Decoding, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
 from moe_lab.engine.kv_engine import KVEngine
 from moe_lab.engine.recurrent_engine import RecurrentEngine
@@ -205,10 +205,18 @@ class EngineLM(CountedHF):
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
             by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
-        scoring_requests = [
-            self._scoring_request(requests, context, continuations)
-            for context, continuations in by_context.items()
-        ]
+        scoring_requests = []
+        for context, continuations in by_context.items():
+            texts = [requests[indices[0]].args for indices in continuations.values()]
+            scoring_requests.append(
+                ScoringRequest(
+                    context,
+                    list(continuations),
+                    document_key(context),
+                    text=texts[0][0],
+                    texts=[continuation for _, continuation in texts],
+                )
+            )
 
         def on_scores(index: int, scores: Scores) -> None:
             requesters = by_context[tuple(scoring_requests[index].context)].values()
@@ -219,17 +227,6 @@ class EngineLM(CountedHF):
 
         assert self.engine is not None
         self.engine.score(scoring_requests, on_scores)
-
-    def _scoring_request(
-        self,
-        requests: Sequence[Request],
-        context: tuple[int, ...],
-        continuations: dict[tuple[int, ...], list[int]],
-    ) -> ScoringRequest:
-        """All requests with one context as one; `continuations` are their indices by continuation."""
-        texts = [requests[indices[0]].args for indices in continuations.values()]
-        key = document_key(context)
-        return ScoringRequest(context, list(continuations), key, texts[0][0], [text for _, text in texts])
 
     def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Score each text in windows of at most `max_length` tokens. A text is done with its last window."""
@@ -296,5 +293,5 @@ class EngineLM(CountedHF):
         sampler = Sampler(self.model, config, self.seed)
         stopping = StoppingCriteria(self.tokenizer, stop, config)
         assert self.engine is not None
-        self.engine.generate(states, sampler, stopping, max_new_tokens, on_done)
+        self.engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +26,13 @@ from moe_lab.routing import routed
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 
-class NoiseKey(NamedTuple):
-    """Keys of the noise of one request."""
-
-    noise_key: int
-    sample_index: int = 0
-
-
 @dataclass
 class RecurrentState:
     """The model's cache behind the tokens read so far, with an entry for each routing sample."""
 
     entries: int
+    noise_key: int
+    sample_index: int
     length: int = 0
     cache: Cache | None = None
     """The model's own; None before the first token."""
@@ -61,8 +56,8 @@ class RecurrentForward:
     """A causal language model that reads tokens behind a `RecurrentState`, for an ensemble of routing samples.
 
     with RecurrentForward(model, ensemble) as forward:
-        state, rest = forward.begin(prompt)
-        logits_nV = forward.step(state, rest, NoiseKey(key))
+        state, rest = forward.begin(prompt, noise_key)
+        logits_nV = forward.step(state, rest)
     """
 
     def __init__(self, model: Any, ensemble: Ensemble):
@@ -85,38 +80,40 @@ class RecurrentForward:
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
-    def begin(self, prompt: Sequence[int]) -> tuple[RecurrentState, Sequence[int]]:
+    def begin(
+        self, prompt: Sequence[int], noise_key: int, sample_index: int = 0
+    ) -> tuple[RecurrentState, Sequence[int]]:
         """(state behind the tokens that are read before samples fork, the other tokens of the prompt)."""
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
-            return RecurrentState(self.ensemble.n), prompt
-        state = RecurrentState(entries=1)
+            return RecurrentState(self.ensemble.n, noise_key, sample_index), prompt
+        state = RecurrentState(1, noise_key, sample_index)
         if len(prompt) > 1:
-            self._read(state, prompt[:-1], None)
+            self._read(state, prompt[:-1], noise=False)
         if self.ensemble.own_history:
             state.take([0] * self.ensemble.n)
         return state, prompt[-1:]
 
-    def step(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey) -> Tensor:
+    def step(self, state: RecurrentState, ids: Sequence[int]) -> Tensor:
         """Logits [n, V] after the last of `ids`, the clean sample first.
 
         `state` then holds these tokens too; with a clean history, those of the clean sample only.
         """
         if self.ensemble.own_history:
-            return self._read(state, ids, key)
+            return self._read(state, ids)
         state.take([0] * self.ensemble.n)
-        logits_nV = self._read(state, ids, key)
+        logits_nV = self._read(state, ids)
         state.take([0])
         return logits_nV
 
-    def _read(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
-        """Logits [R, V] after the last of `ids`. All entries but the first have the noise of `key`."""
+    def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
+        """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""
         for part in [ids] if state.length == 0 else [[token] for token in ids]:
-            logits_RV = self._pass(state, part, key)
+            logits_RV = self._pass(state, part, noise)
         return logits_RV
 
-    def _pass(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
+    def _pass(self, state: RecurrentState, ids: Sequence[int], noise: bool) -> Tensor:
         if self.ensemble.routing:
-            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids), key) if key else None)
+            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids)) if noise else None)
         position = torch.arange(state.length, state.length + len(ids), device=self.device)
         output = self.model(
             input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
@@ -133,12 +130,12 @@ class RecurrentForward:
         self.tokens_in += state.entries * len(ids)
         return output.logits[:, -1]
 
-    def _noisy_tokens(self, state: RecurrentState, count: int, key: NoiseKey) -> NoisyTokens:
+    def _noisy_tokens(self, state: RecurrentState, count: int) -> NoisyTokens:
         index = torch.arange(count, state.entries * count, device=self.device)
         return NoisyTokens(
             index=index,
-            document=torch.full_like(index, key.noise_key),
-            repeat=torch.full_like(index, key.sample_index),
+            document=torch.full_like(index, state.noise_key),
+            repeat=torch.full_like(index, state.sample_index),
             row=index // count,
             position=state.length + index % count,
         )

@@ -1,4 +1,4 @@
-"""Tokenization of lm-eval's requests, split and truncated as by its own `hf` model."""
+"""Tokenization of lm-eval's requests, truncated to the model's window as by its own `hf` model."""
 
 from __future__ import annotations
 

@@ -118,12 +118,12 @@ def _method(config: Config) -> Item | None:
     from moe_lab.models.facts import model_facts
 
     method = get_method(config.method.name)(config.method)
-    if type(method).reads is Method.reads:
+    if type(method).data_identity is Method.data_identity:
         return None
     cache = Path(HF_DATASETS_CACHE)
     before = _sizes(cache)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=False)
-    if not method.reads(config, facts):
+    if not method.data_identity(config, facts):
         return None
     new = sum(_size(Path(folder)) for folder in _sizes(cache) - before)
     name = f"method {config.method.name}: what it reads beside {task_name(config)}"

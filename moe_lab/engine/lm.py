@@ -68,6 +68,8 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble or Ensemble()
         self.progress = progress
         self.seed = seed
+        self.session_info: dict[str, Any] = {}
+        """Plain values that a method keeps with the answers (`Method.open`)."""
         self.engine = "rows" if runs_rows(model) else "states" if self.ensemble.n > 1 else "hf"
         auto = str(batch_size).startswith("auto")
         super().__init__(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
+from moe_lab.methods.training_method import ModelMaker
 from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import distinct_runs, jobs_of, repeated_studies, seeds_of
@@ -33,7 +34,7 @@ def _run(configs: Sequence[Config]) -> int:
     from moe_lab.reports.terminal.study import print_studies
     from moe_lab.runs.summaries import summarize
 
-    if any(get_method(config.method.name).trains for config in configs):
+    if any(issubclass(get_method(config.method.name), ModelMaker) for config in configs):
         return train(configs)
     jobs = jobs_of(configs)
     outcomes, failures = run_all(jobs, ModelPool())
@@ -126,10 +127,12 @@ def print_metrics(outcomes: Sequence[Outcome]) -> None:
 def train(configs: Sequence[Config]) -> int:
     """Run methods that train; each ends with the path of its model."""
     for config in configs:
-        if not get_method(config.method.name).trains:
+        if not issubclass(get_method(config.method.name), ModelMaker):
             raise ConfigError(
                 f"method={config.method.name} evaluates and others of this grid train. Train first."
             )
     for config in (one for each in configs for one in seeds_of(each)):
-        print(get_method(config.method.name)(config.method).train(config))
+        maker = get_method(config.method.name)(config.method)
+        assert isinstance(maker, ModelMaker)
+        print(maker.train(config))
     return 0

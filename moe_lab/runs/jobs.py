@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.training_method import ModelMaker
 from moe_lab.runs.config import in_cell
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Job:
 
 def job_of(config: Config) -> Job:
     """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises, before anything is computed."""
-    if get_method(config.method.name).trains:
+    if issubclass(get_method(config.method.name), ModelMaker):
         raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
     if config.tuning.name == "none":
         return Job(config, runs=runs_of(config))

@@ -12,7 +12,6 @@ import numpy as np
 
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.folder import version_marks
-from moe_lab.results.identity import folder_name
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.statistics import (
     VERSION,
@@ -22,6 +21,7 @@ from moe_lab.results.statistics import (
     interval_of_mean,
     over_seeds,
 )
+from moe_lab.runs.identity import run_name
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Outcome, Run
@@ -77,7 +77,7 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
     config = outcomes[0].run.config
     runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.needed.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
-    path = Path(config.output_dir) / "summaries" / f"{folder_name(config, digest)}.json"
+    path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, summary(outcomes))

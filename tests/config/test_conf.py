@@ -13,7 +13,7 @@ import yaml
 
 from moe_lab.cli.help import GROUPS
 from moe_lab.config.catalog import option_files, read_option
-from moe_lab.config.compose import Cell, compose, compose_cell, top_level_keys
+from moe_lab.config.compose import Cell, compose, compose_cell, quote, top_level_keys
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import coerce
@@ -118,6 +118,15 @@ def test_paths_need_no_quotes(path):
     assert to_config(cell).model.tokenizer == path
     again = to_config(compose_cell(cell.overrides, []))
     assert again.model.tokenizer == path, "recorded overrides can be given again"
+
+
+def test_every_key_of_a_method_may_be_a_path():
+    assert config_of("method=finetune-freeze", "method.dataset=/a b/ü").method.dataset == "/a b/ü"
+    assert config_of("method.temperature=/a (b)/x.yaml").method.temperature == "/a (b)/x.yaml"
+    assert [quote(key) for key in ("method.n= 4, 8", "method.layers=[1,2]")] == [
+        "method.n=4,8",
+        "method.layers=[1,2]",
+    ]
 
 
 def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import json
 import logging
 import multiprocessing.process
 import os
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.models import FAMILIES, make_model, make_tokenizer
 from tests.support.tiers import by_family
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,96 +23,6 @@ logging.raiseExceptions = False
 
 MANY_TESTS = 100
 """From here on a process imports the libraries at once."""
-
-FAMILIES = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
-VOCAB = 300
-
-_COMMON = dict(
-    vocab_size=VOCAB,
-    hidden_size=48,
-    num_attention_heads=4,
-    num_hidden_layers=4,
-    num_experts_per_tok=2,
-    max_position_embeddings=512,
-    bos_token_id=256,
-    eos_token_id=256,
-    pad_token_id=256,
-)
-
-
-def make_model(family: str, seed: int = 0, **changes):
-    """A small model of the family in float32, its weights wide enough that routers and logits differ clearly.
-
-    Each is built once; every caller gets a copy of its own.
-    """
-    return copy.deepcopy(_built(family, seed, json.dumps(changes)))
-
-
-@cache
-def _built(family: str, seed: int, changes: str):
-    import torch
-    import transformers
-
-    config_class, own = {
-        "olmoe": (transformers.OlmoeConfig, dict(num_experts=8, num_key_value_heads=4, intermediate_size=24)),
-        "mixtral": (
-            transformers.MixtralConfig,
-            dict(num_local_experts=6, num_key_value_heads=2, intermediate_size=24),
-        ),
-        "qwen2_moe": (
-            transformers.Qwen2MoeConfig,
-            dict(
-                num_experts=8,
-                num_key_value_heads=2,
-                intermediate_size=40,
-                moe_intermediate_size=24,
-                shared_expert_intermediate_size=32,
-                mlp_only_layers=[1],
-            ),
-        ),
-        "qwen3_moe": (
-            transformers.Qwen3MoeConfig,
-            dict(
-                num_experts=7,
-                num_key_value_heads=2,
-                head_dim=16,
-                intermediate_size=40,
-                moe_intermediate_size=24,
-                norm_topk_prob=True,
-            ),
-        ),
-        "llama": (transformers.LlamaConfig, dict(num_key_value_heads=2, intermediate_size=40)),
-    }[family]
-    if family == "llama":
-        common = {key: value for key, value in _COMMON.items() if key != "num_experts_per_tok"}
-    else:
-        common = _COMMON
-    torch.manual_seed(seed)
-    model = (
-        transformers.AutoModelForCausalLM.from_config(config_class(**(common | own | json.loads(changes))))
-        .float()
-        .eval()
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.15)
-    return model
-
-
-def make_tokenizer():
-    """One token per byte, and `<|end|>` (256) as beginning, end and padding."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: i for i, symbol in enumerate(alphabet)} | {"<|end|>": 256}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>", pad_token="<|end|>"
-    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

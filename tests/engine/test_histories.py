@@ -10,27 +10,29 @@ import random
 
 import pytest
 
-from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RowForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring.scoring import Budget, Question
-from moe_lab.routing import GumbelTopK, document_key, find_routers
-from tests.conftest import make_model
-from tests.engine import roe_reference as reference
-from tests.engine.generation.test_generate import answers_of, prompts_for
-from tests.engine.scoring.test_scoring import questions_for, scores_of
+from moe_lab.routing import document_key, find_routers
+from tests.support import roe_reference as reference
 from tests.support import rounding
+from tests.support.ensembles import (
+    HISTORIES,
+    SEED,
+    N,
+    answers_of,
+    assert_scores,
+    ensemble_for,
+    prompts_for,
+    questions_for,
+    scores_of,
+    temperatures_for,
+)
+from tests.support.models import make_model
 from tests.support.tiers import by_family
 
-HISTORIES = [
-    ("clean", "noisy"),
-    ("standard", "noisy"),
-    ("standard", "clean"),
-    ("none", "noisy"),
-    ("none", "clean"),
-]
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(70), Budget(9)]
 WEIGHTS = pytest.mark.parametrize(
     "perturbed",
@@ -39,22 +41,6 @@ WEIGHTS = pytest.mark.parametrize(
         pytest.param(True, id="perturbed-weights", marks=pytest.mark.slow),
     ],
 )
-N, SEED = 4, 3
-
-
-def temperatures_for(model):
-    return [0.0] + [0.7] * (len(find_routers(model)) - 2) + [0.3]
-
-
-def ensemble_for(model, history, perturbed=False, temperatures=None, first_noisy=1, n=N):
-    routing = GumbelTopK(temperatures or temperatures_for(model), SEED, perturbed)
-    return Ensemble(n, routing, first_noisy, cache=history[0], prefill=history[1])
-
-
-def assert_scores(found, expected):
-    for i in range(len(expected)):
-        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
-        assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
 
 
 @WEIGHTS

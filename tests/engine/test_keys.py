@@ -14,9 +14,8 @@ from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import document_key, gumbel
-from tests.engine import roe_reference as reference
-from tests.engine.generation.test_generate import answers_of
-from tests.engine.test_histories import SEED, N, ensemble_for, temperatures_for
+from tests.support import roe_reference as reference
+from tests.support.ensembles import SEED, N, answers_of, ensemble_for, temperatures_for
 
 PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]
 OPTIONS = {"do_sample": True, "top_k": 0}

@@ -15,8 +15,8 @@ from moe_lab.engine.forward.batch import TreeRow, collate
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RowForward
 from moe_lab.routing import GumbelTopK, find_routers
-from tests.families.zoo import small_model
 from tests.support import rounding
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 

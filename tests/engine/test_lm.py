@@ -12,9 +12,8 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.errors import ConfigError
 from moe_lab.routing import GumbelTopK
-from tests.conftest import make_model
-from tests.engine import zoo
-from tests.support import rounding
+from tests.support import attention_kinds, rounding
+from tests.support.models import build, make_model
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 
@@ -109,9 +108,9 @@ def test_roe_is_the_same_from_any_batch_size(olmoe, tokenizer):
 
 
 def test_a_recurrent_model_is_run_by_hf(tokenizer):
-    model = zoo.make("qwen3_next", zoo.STATES["qwen3_next"])
+    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"])
     lm = EngineLM(model, tokenizer)
-    assert lm.engine == "hf"
+    assert lm.engine is None
     hf = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8)
     rng = random.Random(0)
     for kind, arguments in {
@@ -125,7 +124,7 @@ def test_a_recurrent_model_is_run_by_hf(tokenizer):
 
 
 def test_log_probabilities_by_hf_are_float32(tokenizer):
-    model = zoo.make("qwen3_next", zoo.STATES["qwen3_next"]).bfloat16()
+    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"]).bfloat16()
     requests = requests_of("loglikelihood", [("abcdefgh", f" {letter}bcd") for letter in "abcdefg"])
     values = [value for value, _ in EngineLM(model, tokenizer).loglikelihood(requests)]
     assert not any((value * 32).is_integer() for value in values)

@@ -17,21 +17,33 @@ from moe_lab.engine.forward.layers import decoder_layers, runs_rows
 from moe_lab.engine.forward.masks import FULL, Reach, layer_reaches
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.scoring.two_phase import KeptQuestions
+from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 from moe_lab.routing import find_routers
-from tests.engine import roe_reference as reference
-from tests.engine import zoo
-from tests.engine.generation.test_generate import answers_of, greedy_by_transformers, prompts_for
-from tests.engine.scoring.test_scoring import plain, questions_for, scores_of
-from tests.engine.test_histories import HISTORIES, SEED, N, assert_scores, ensemble_for, temperatures_for
+from tests.support import attention_kinds
+from tests.support import roe_reference as reference
+from tests.support.ensembles import (
+    HISTORIES,
+    SEED,
+    N,
+    answers_of,
+    assert_scores,
+    ensemble_for,
+    greedy_by_transformers,
+    plain,
+    prompts_for,
+    questions_for,
+    scores_of,
+    temperatures_for,
+)
+from tests.support.models import build
 from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(45)]
 
 
-@pytest.fixture(scope="module", params=by_family(zoo.ROWS))
+@pytest.fixture(scope="module", params=by_family(attention_kinds.ROWS))
 def model(request):
-    return zoo.make(request.param, zoo.ROWS[request.param])
+    return build(request.param, attention_kinds.ROWS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +53,13 @@ def double(model):
 
 def long_questions(count, choices=2):
     questions = questions_for(random.Random(1), count, choices=choices, longest=20)
-    assert max(len(question.context) for question in questions) > 3 * zoo.WINDOW
+    assert max(len(question.context) for question in questions) > 3 * attention_kinds.WINDOW
     return questions
 
 
 def long_prompts(count):
     prompts = prompts_for(random.Random(5), count)
-    assert max(map(len, prompts)) > 2 * zoo.WINDOW
+    assert max(map(len, prompts)) > 2 * attention_kinds.WINDOW
     return prompts
 
 
@@ -90,7 +102,9 @@ def test_scores_equal_the_slow_reference(model, double, history):
 
 def kept_scores(model, ensemble, questions, budget):
     found = {}
-    KeptQuestions(model, ensemble.first_noisy, Store(0)).score(ensemble, questions, budget, found.__setitem__)
+    TwoPhaseScorer(model, ensemble.first_noisy, Store(0)).score(
+        ensemble, questions, budget, found.__setitem__
+    )
     return found
 
 
@@ -115,7 +129,7 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(model):
         layer.register_forward_pre_hook(
             lambda layer, args, kwargs, i=i: given.__setitem__(i, kwargs["attention_mask"]), with_kwargs=True
         )
-    length = 3 * zoo.WINDOW
+    length = 3 * attention_kinds.WINDOW
     ids, padding = torch.zeros(2, length, dtype=torch.long), torch.ones(2, length, dtype=torch.long)
     padding[0, :3] = 0  # sdpa makes no mask where it can do without
     with torch.no_grad():
@@ -137,7 +151,7 @@ def test_reaches():
 
 
 def test_sinks_count_in_attention():
-    model = zoo.make("gpt_oss", zoo.ROWS["gpt_oss"])
+    model = build("gpt_oss", attention_kinds.ROWS["gpt_oss"])
     questions = long_questions(2)
     before, _ = scores_of(model, questions, Budget(4000))
     with torch.no_grad():

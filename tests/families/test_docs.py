@@ -10,7 +10,7 @@ import pytest
 from moe_lab.engine.forward.layers import runs_rows
 from moe_lab.routing.counts import every_layer
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED
-from tests.families.zoo import small_model
+from tests.support.models import small_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

@@ -16,9 +16,9 @@ from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.routing import GumbelTopK, document_key, find_routers, gumbel
 from moe_lab.routing.families import family_of_type
 from moe_lab.routing.rules import LOGITS
-from tests.conftest import make_tokenizer
-from tests.families import slow_routing
-from tests.families.zoo import ONE_WAY, ZOO, small_model
+from tests.support import slow_routing
+from tests.support.families import ONE_WAY, ZOO
+from tests.support.models import make_tokenizer, small_model
 from tests.support.tiers import by_family
 
 families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))

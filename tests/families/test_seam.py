@@ -15,9 +15,9 @@ from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, r
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 from moe_lab.routing.rules import LOGITS
-from tests.families import slow_routing
-from tests.families.zoo import ONE_WAY, VOCAB, ZOO, small_config, small_model
-from tests.support import rounding
+from tests.support import rounding, slow_routing
+from tests.support.families import ONE_WAY, VOCAB, ZOO
+from tests.support.models import small_config, small_model
 from tests.support.tiers import by_family
 
 IDS = torch.arange(2 * 14).reshape(2, 14) * 7 % VOCAB

@@ -20,8 +20,8 @@ from moe_lab.metrics.callback import ExpertMetrics, read_measurements, summary
 from moe_lab.metrics.correlations import correlations
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.reports.figures.epochs import write_training_metrics
-from tests.families.zoo import small_model
-from tests.metrics.test_teacher_forcing import some_rows
+from tests.support.interventions import some_rows
+from tests.support.models import small_model
 
 STEPS_PER_EPOCH = 3
 
@@ -168,7 +168,7 @@ def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moe_lab.methods.finetune_freeze import training
-    from tests.methods.finetune_freeze.runs import train
+    from tests.support.trainings import train
 
     measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
     told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
@@ -182,8 +182,8 @@ def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_two_processes_measure_what_one_does(wrap: str, tmp_path: Path) -> None:
-    from tests.conftest import make_tokenizer
-    from tests.methods.finetune_freeze.test_processes import by_one, by_two
+    from tests.support.models import make_tokenizer
+    from tests.support.two_processes import by_one, by_two
 
     small_model("olmoe").save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")

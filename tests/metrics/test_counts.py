@@ -24,7 +24,8 @@ from moe_lab.metrics.entropies import collaboration, load_balance
 from moe_lab.metrics.routes import Routes
 from moe_lab.results.request_log import request_key
 from moe_lab.routing import record
-from tests.families.zoo import small_model
+from tests.support.attention_kinds import ROWS
+from tests.support.models import build, small_model
 from tests.support.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
@@ -59,9 +60,7 @@ DOCUMENTS: list[list[Asked]] = [
 def rows_model(family: str) -> Any:
     """A model of the family that runs as rows."""
     if family in ("gemma4_text", "llama4_text"):
-        from tests.engine.zoo import ROWS, make
-
-        return make(family, ROWS[family])
+        return build(family, ROWS[family])
     return small_model(family)
 
 

@@ -6,7 +6,6 @@ read together, weights that are not the token's own.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -17,12 +16,12 @@ from moe_lab.engine.forward.token_hash import prefix_names
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
-from moe_lab.routing import Router, Routing, gumbel, record, routed
-from tests.conftest import make_model
-from tests.families.zoo import small_model
-from tests.metrics.test_counts import SHARED
+from moe_lab.routing import record, routed
+from tests.support.interventions import by_hand, without_experts
+from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
 
+SHARED = "These are the first words of many. "
 PAIRS = [
     (SHARED + "One", " red"),
     (SHARED + "One", " reddish"),
@@ -42,24 +41,6 @@ def scores(model: Any, tokenizer: Any, observer: Observer | None = None) -> list
         with observed(lm, observer):
             lm.answer("loglikelihood", requests, found.__setitem__)
     return [found[i][0] for i in range(len(PAIRS))]
-
-
-def without_experts(model: Any, family: str, masked: list[int]) -> Any:
-    """The same model with one expert fewer in each layer: its router row and its weights are cut out."""
-    config = model.config
-    experts = next(key for key in ("num_experts", "num_local_experts") if hasattr(config, key))
-    E = getattr(config, experts)
-    smaller = make_model(family, **{experts: E - 1})
-    state = {}
-    for name, tensor in model.state_dict().items():
-        layer = re.search(r"layers\.(\d+)\.", name)
-        if tensor.shape != smaller.state_dict()[name].shape:
-            assert layer is not None
-            kept = [e for e in range(E) if e != masked[int(layer[1])]]
-            tensor = tensor[kept]
-        state[name] = tensor
-    smaller.load_state_dict(state)
-    return smaller
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
@@ -127,22 +108,6 @@ def test_random_routing_is_that_of_a_router_made_by_hand(family: str, tokenizer:
         )
     assert scores(model, tokenizer, RandomRouting(3)) == pytest.approx(expected, abs=1e-4)
     assert scores(model, tokenizer, RandomRouting(4)) != pytest.approx(expected, abs=1e-2)
-
-
-def by_hand(ids: list[int], seed: int) -> Any:
-    names = prefix_names(ids)
-
-    def policy(router: Router, routing: Routing) -> Routing:
-        index, weights = [], []
-        for t in range(len(ids)):
-            noise = gumbel(seed, int(names[t]), 0, 0, router.layer, [t], routing.logits_TE.shape[-1])[0]
-            order = sorted(range(len(noise)), key=lambda e, noise=noise: -float(noise[e]))
-            index.append(order[: routing.index_TK.shape[-1]])
-            weights.append(sorted(routing.weights_TK[t].tolist(), reverse=True))
-        made = torch.tensor(weights, dtype=routing.weights_TK.dtype)
-        return Routing(routing.logits_TE, made, torch.tensor(index))
-
-    return policy
 
 
 def test_random_experts_are_distinct_and_uniform() -> None:

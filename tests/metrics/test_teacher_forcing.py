@@ -18,22 +18,11 @@ from moe_lab.metrics.interventions import Masked, RandomRouting
 from moe_lab.metrics.teacher_forcing import NO_LABEL, PairCounts, labelled_tokens, right_tokens
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.routing import record, routed
-from tests.families.zoo import VOCAB, small_model
-from tests.metrics.test_interventions import by_hand
+from tests.support.interventions import by_hand, some_rows
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
-
-
-def some_rows(count: int = 9) -> list[dict[str, list[int]]]:
-    """Of different lengths, the first half of each without labels; the labels are what a model may predict or not."""
-    random = torch.Generator().manual_seed(0)
-    found = []
-    for number in range(count):
-        ids = torch.randint(1, VOCAB - 1, (4 + 5 * number % 17,), generator=random).tolist()
-        labels = [NO_LABEL if place < len(ids) // 2 else token for place, token in enumerate(ids)]
-        found.append({"input_ids": ids, "labels": labels})
-    return found
 
 
 def predicted_rows(model: Any) -> list[dict[str, list[int]]]:

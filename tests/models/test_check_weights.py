@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.load import load_model
-from tests.conftest import make_tokenizer
-from tests.models.deepseek.checkpoint import SMALL, write_checkpoint
+from tests.support.deepseek.checkpoint import SMALL, write_checkpoint
+from tests.support.models import make_tokenizer
 
 
 def damaged(source, folder, change):

@@ -10,8 +10,8 @@ import torch
 
 from moe_lab.models import experts as weights_first
 from moe_lab.models.experts import MAX_TOKENS_PER_EXPERT, weights_first_experts_forward
-from tests.conftest import make_model
-from tests.families.zoo import ZOO, small_model
+from tests.support.families import ZOO
+from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
 
 OWN_FORWARD = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}

@@ -13,8 +13,7 @@ from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
 from moe_lab.runs.evaluation.run_lm_eval import environment
-from tests.conftest import FAMILIES, make_model, make_tokenizer
-from tests.families.zoo import small_model
+from tests.support.models import FAMILIES, make_model, make_tokenizer, small_model
 from tests.support.tiers import by_family
 
 

@@ -13,7 +13,7 @@ import pytest
 from transformers import modeling_utils
 
 from moe_lab.models.low_memory_load import NOT_AHEAD, reading_once
-from tests.conftest import make_model, make_tokenizer
+from tests.support.models import make_model, make_tokenizer
 
 LAYERS = 6
 LOAD = """

@@ -15,19 +15,14 @@ import pytest
 import torch
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.load import load_model
-from moe_lab.routing import GumbelTopK, find_routers
 from moe_lab.runs.evaluation.cost import weight_bytes
-from tests.conftest import make_tokenizer
-from tests.families.zoo import ONE_WAY, ZOO, small_model
 from tests.support import rounding
+from tests.support.families import ONE_WAY, ZOO
+from tests.support.models import make_tokenizer, small_model
+from tests.support.roe_answers import roe_answers
 from tests.support.tiers import by_family
-
-PAIRS = [("ab", "cd"), ("what lies before", " and"), ("what lies before", " or it is longer")]
-PROMPTS = ["what", "a prompt that is longer"]
 
 
 @pytest.fixture
@@ -55,23 +50,6 @@ def saved(model_type, folder):
     make_tokenizer().save_pretrained(folder)
     experts = None if model_type in ONE_WAY else "eager"
     return ModelConfig(path=str(folder), device_map="auto", experts_implementation=experts)
-
-
-def roe_answers(model):
-    layers = len(find_routers(model))
-    ensemble = Ensemble(n=3, routing=GumbelTopK([0.5] * layers, seed=1), first_noisy=0)
-    lm = EngineLM(model, make_tokenizer(), ensemble=ensemble, progress=False)
-    found = {}
-    lm.answer(
-        "loglikelihood", [Request(pair) for pair in PAIRS], lambda i, value: found.update({i: value[0]})
-    )
-    options = {"until": [], "max_gen_toks": 3, "do_sample": False}
-    lm.answer(
-        "generate_until",
-        [Request((prompt, options)) for prompt in PROMPTS],
-        lambda i, text: found.update({-1 - i: text}),
-    )
-    return found
 
 
 @pytest.mark.slow

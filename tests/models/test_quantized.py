@@ -19,8 +19,9 @@ from moe_lab.models.facts import model_facts
 from moe_lab.models.load import load_model
 from moe_lab.models.probe import prove_seam
 from moe_lab.routing import record
-from tests.conftest import VOCAB, make_model, make_tokenizer
-from tests.models.slow_quantizers import FP8_BLOCK, fp8, mxfp4
+from tests.support.families import VOCAB
+from tests.support.models import make_model, make_tokenizer
+from tests.support.slow_quantizers import FP8_BLOCK, fp8, mxfp4
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
 

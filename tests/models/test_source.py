@@ -13,8 +13,8 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.source import load_config
 from moe_lab.models.tokenizer import load_tokenizer
-from tests.conftest import make_tokenizer
-from tests.models.deepseek.checkpoint import PUBLISHED
+from tests.support.deepseek.checkpoint import PUBLISHED
+from tests.support.models import make_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import sys
 import pytest
 import torch
 
-from tests.conftest import make_tokenizer
-from tests.families.zoo import ZOO, small_model
-from tests.models.test_placement import roe_answers
 from tests.support import rounding
+from tests.support.families import ZOO
+from tests.support.models import make_tokenizer, small_model
+from tests.support.roe_answers import roe_answers
 from tests.support.tiers import by_family
 
 FAMILIES = sorted(ZOO.keys() - {"dbrx", "gpt_oss", "jetmoe"})
@@ -32,7 +32,7 @@ def ranks(tmp_path_factory):
         small_model(family).save_pretrained(folder / family)
         make_tokenizer().save_pretrained(folder / family)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.models.tensor_parallel_rank", str(folder)]
+    command += ["-m", "tests.support.tensor_parallel_rank", str(folder)]
     ended = subprocess.run(
         command + [str(folder / family) for family in FAMILIES],
         capture_output=True,

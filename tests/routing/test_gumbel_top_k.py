@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers
 from moe_lab.routing.gumbel_top_k import NoisyTokens
-from tests.conftest import make_model
+from tests.support.models import make_model
 
 DRAWS = 20_000
 

@@ -8,7 +8,8 @@ import torch
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing import GumbelTopK, Routing, find_routers, record, routed, supported
 from moe_lab.routing.gumbel_top_k import NoisyTokens
-from tests.conftest import VOCAB, make_model
+from tests.support.families import VOCAB
+from tests.support.models import make_model
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
 

@@ -13,7 +13,7 @@ import torch
 
 from moe_lab.routing import record, routed
 from moe_lab.routing.partners import PartnersOnly, partners_of
-from tests.families.zoo import small_model
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 FAMILIES = [

@@ -16,9 +16,8 @@ from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.runs.distributed import run_distributed
-from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
 from tests.support.command import run_command
+from tests.support.models import make_tokenizer, small_model
 
 SPLIT = ModelConfig(path="some/model", tp_plan="auto")
 

@@ -16,10 +16,9 @@ from moe_lab.cli.main import compose_or_explain
 from moe_lab.runs.config import to_config
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.tuning.study import prepare_study
-from tests.conftest import make_tokenizer
+from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF
+from tests.support.models import make_tokenizer
 from tests.support.runs import choices, small_data, write_jsonl
-from tests.tasks.test_answer_format import HELLASWAG
-from tests.tasks.test_documented import BIGBENCH, KNOWREF
 
 SIZES = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
 

@@ -394,7 +394,7 @@ def test_a_full_disk_while_running_keeps_what_was_answered(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["mixtral", "qwen3_moe"]))
 def test_a_local_folder_of_another_family(roe: Config, tmp_path: Path, family: str) -> None:
-    from tests.conftest import make_model, make_tokenizer
+    from tests.support.models import make_model, make_tokenizer
 
     make_model(family).save_pretrained(tmp_path / family)
     make_tokenizer().save_pretrained(tmp_path / family)
@@ -483,7 +483,7 @@ def test_what_is_refused_before_weights_load(
 
 @pytest.mark.slow
 def test_a_dense_model_runs_with_base_only(roe: Config, tmp_path: Path) -> None:
-    from tests.conftest import make_model, make_tokenizer
+    from tests.support.models import make_model, make_tokenizer
 
     folder = tmp_path / "llama"
     make_model("llama").save_pretrained(folder)

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.schema import Config, ModelConfig, TaskConfig
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig, TuningConfig
 from moe_lab.methods import get_method
+from moe_lab.models.facts import ModelFacts
 
 
 def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -68,3 +69,25 @@ def config(
         output_dir=str(output),
         **{"device": "cpu", "offline": True, **keys},
     )
+
+
+def facts(family: str = "olmoe", moe_layers: int = 8) -> ModelFacts:
+    return ModelFacts(
+        name="m",
+        path=None,
+        revision=None,
+        commit=None,
+        family=family,
+        dtype="float32",
+        moe_layers=moe_layers,
+        experts=8,
+        top_k=2,
+        max_length=64,
+    )
+
+
+def tuned(tiny_olmoe_dir, data, tmp_path, task, **keys) -> Config:
+    tuning = {"name": "tpe", "num_samples": 4, "n_trials": 3} | keys.pop("tuning", {})
+    given = config(tiny_olmoe_dir, data, tmp_path, task, "roe", tuning=TuningConfig(**tuning), **keys)
+    given.data_dir = None if task.startswith("toy") else given.data_dir
+    return given

@@ -11,9 +11,18 @@ from moe_lab.config.compose import compose_cell
 from moe_lab.runs.checks import check_metric
 from moe_lab.runs.config import to_config
 from moe_lab.tasks.loading import load_tasks
+from tests.support.documents import (
+    BIGBENCH,
+    COPA,
+    HELLASWAG,
+    KNOWREF,
+    OPENBOOKQA,
+    PROBLEMS,
+    SCIQ,
+    SOCIAL_IQA,
+    WIC,
+)
 from tests.support.runs import choices, sums, write_jsonl
-from tests.tasks.code.test_programs import PROBLEMS
-from tests.tasks.test_answer_format import HELLASWAG, OPENBOOKQA, SOCIAL_IQA
 
 ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
     "gsm8k": ("gsm8k", "test", [{"question": "1 + 1?", "answer": "#### 2"}], "math"),
@@ -48,32 +57,9 @@ COMMONSENSE_QA = {
     "choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]},
     "answerKey": "C",
 }
-SCIQ = {
-    "question": "What is wet?",
-    **{f"distractor{i}": text for i, text in enumerate(("fire", "sand", "iron"), start=1)},
-    "correct_answer": "water",
-    "support": "",
-}
 PAIR = {"premise": "It rains.", "hypothesis": "It is wet.", "idx": 0, "label": 0}
-WIC = {"word": "place", "sentence1": "My place.", "sentence2": "A place.", "idx": 0, "label": 1}
-WIC |= {"start1": 3, "end1": 8, "start2": 2, "end2": 7}
-COPA = {
-    "premise": "It rained.",
-    "choice1": "Sun.",
-    "choice2": "Wet.",
-    "question": "effect",
-    "idx": 0,
-    "label": 1,
-}
 WSC = {"text": "Ann met Eve. She left.", "span1_index": 0, "span2_index": 3, "idx": 0, "label": 1}
 WSC |= {"span1_text": "Ann", "span2_text": "She"}
-KNOWREF = {"sentence": "Ann met Eve when [she] left.", "candidate0": "Ann", "candidate1": "Eve", "label": 1}
-BIGBENCH = {
-    "inputs": "Q: Is ice cold?\nA:",
-    "targets": ["Yes"],
-    "multiple_choice_targets": ["Yes", "No"],
-    "multiple_choice_scores": [1, 0],
-}
 TRUTHFULQA = {
     "question": "Is ice cold?",
     "mc1_targets": {"choices": ["Yes.", "No."], "labels": [1, 0]},

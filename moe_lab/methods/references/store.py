@@ -125,7 +125,7 @@ def _is_finished(part: Path) -> bool:
 
 def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
     """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
-    from moe_lab.engine.suffix.suffix_forward import PromptTails
+    from moe_lab.engine.suffix.replay import SuffixReplay
 
     lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
     facts, span = model.facts, named_tokens(tokens)
@@ -133,7 +133,7 @@ def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, l
     if lines:
         for line in lines:
             check_length(span, line["prompt_ids"], line["text"])
-        read = PromptTails(model.model, facts.moe_layers - 1, span).read(
+        read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(
             [line["prompt_ids"] for line in lines], lm.budget
         )
         pathways.append(torch.stack([tail.pathway_WME for tail in read]))

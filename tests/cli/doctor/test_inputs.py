@@ -20,8 +20,8 @@ from moe_lab.methods.trained import Trained
 from moe_lab.models.facts import model_facts
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import model_folder
-from tests.conftest import make_model, make_tokenizer
-from tests.models.hub.published import PUBLISHED
+from tests.support.hub.published import PUBLISHED
+from tests.support.models import make_model, make_tokenizer
 
 INDEX = "model.safetensors.index.json"
 

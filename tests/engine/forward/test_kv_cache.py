@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from moe_lab.engine.forward.kv_cache import RowCache
-from tests.conftest import VOCAB
+from tests.support.families import VOCAB
 
 IDS = torch.arange(11)[None] * 13 % VOCAB
 

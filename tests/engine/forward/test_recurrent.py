@@ -13,24 +13,33 @@ import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.recurrent import StateForward
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.generation.sampling import Decoder, generation_config
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.recurrent_engine import StateEngine
 from moe_lab.engine.scoring.scoring import Question
 from moe_lab.routing import GumbelTopK, document_key, find_routers
-from tests.engine import roe_reference as reference
-from tests.engine import zoo
-from tests.engine.generation.test_generate import prompts_for
-from tests.engine.scoring.test_scoring import plain, questions_for
-from tests.engine.test_histories import HISTORIES, SEED, N, assert_scores, ensemble_for, temperatures_for
-from tests.support import rounding
+from tests.support import attention_kinds, rounding
+from tests.support import roe_reference as reference
+from tests.support.ensembles import (
+    HISTORIES,
+    SEED,
+    N,
+    assert_scores,
+    ensemble_for,
+    plain,
+    prompts_for,
+    questions_for,
+    temperatures_for,
+)
+from tests.support.models import build
 from tests.support.tiers import by_family
 
 
-@pytest.fixture(scope="module", params=by_family(zoo.STATES))
+@pytest.fixture(scope="module", params=by_family(attention_kinds.STATES))
 def model(request):
-    return zoo.make(request.param, zoo.STATES[request.param])
+    return build(request.param, attention_kinds.STATES[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +48,7 @@ def double(model):
 
 
 def scores_of(model, questions, ensemble):
-    engine = StateEngine(model, ensemble)
+    engine = StateEngine(StateForward(model, ensemble))
     found = {}
     engine.score(questions, found.__setitem__)
     return found, engine
@@ -49,7 +58,9 @@ def answers_of(model, prompts, ensemble, steps, repeat=0):
     answers = [Answer(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts)]
     ended = []
     decoder = Decoder(model, generation_config(model, {}), 0)
-    StateEngine(model, ensemble).generate(answers, decoder, lambda generated: False, steps, ended.append)
+    StateEngine(StateForward(model, ensemble)).generate(
+        answers, decoder, lambda generated: False, steps, ended.append
+    )
     assert list(map(id, ended)) == list(map(id, answers))
     return [answer.generated for answer in answers]
 
@@ -112,7 +123,7 @@ def test_tokens_that_are_counted(model):
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
 def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
-    model = zoo.make("qwen3_next", zoo.STATES["qwen3_next"])
+    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"])
     requests = {
         "loglikelihood": [Request(("abcdefgh", " ab")), Request(("abcdefgh", " c")), Request(("b", "d"))],
         "loglikelihood_rolling": [Request(("abcdef",))],
@@ -131,7 +142,7 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
     found = []
     for batch_size in ("auto", 1, 2):
         lm = EngineLM(model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False)
-        assert lm.engine == "states"
+        assert isinstance(lm.engine, StateEngine)
         found.append(ask(lm))
         assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
     tuned = EngineLM(model, tokenizer, ensemble=ensemble(0.1), reuse=True, progress=False)
@@ -146,7 +157,7 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
 
 def test_prompts_of_a_recurrent_base_model_are_not_padded(tokenizer):
     """MiniMax's lightning attention reads padding that stands before a prompt."""
-    model = zoo.make("minimax", zoo.STATES["minimax"])
+    model = build("minimax", attention_kinds.STATES["minimax"])
     texts = ["abcdefghijklmnopqrstuvwxyz", "b", "abcdefgh"]
     lm = EngineLM(model, tokenizer, batch_size=4, progress=False)
     answers = {}

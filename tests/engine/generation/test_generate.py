@@ -11,50 +11,17 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RowForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.sampling import Decoder, StopCondition, generation_config
+from moe_lab.engine.generation.sampling import StopCondition, generation_config
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
-from moe_lab.routing import GumbelTopK, document_key, find_routers
-from tests.conftest import make_model
-from tests.engine import roe_reference as reference
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.support import roe_reference as reference
+from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
+from tests.support.models import make_model
 from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
-
-
-def prompts_for(rng, count):
-    """Prompts of many lengths, half of them with a common beginning."""
-    shared = [rng.randrange(256) for _ in range(20)]
-    return [
-        (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, 25))]
-        for i in range(count)
-    ]
-
-
-def answers_of(
-    model, prompts, budget, steps, ensemble=None, options=None, stop=(), tokenizer=None, repeats=1, seed=0
-):
-    answers = [
-        Answer(i, prompt, document_key(prompt), repeat)
-        for i, prompt in enumerate(prompts)
-        for repeat in range(repeats)
-    ]
-    config = generation_config(model, options or {})
-    ended = []
-    finished = StopCondition(tokenizer, list(stop), config) if tokenizer else lambda generated: False
-    with RowForward(model, ensemble or Ensemble()) as forward:
-        generate(forward, answers, budget, Decoder(model, config, seed), finished, steps, ended.append)
-    assert sorted(map(id, ended)) == sorted(map(id, answers))
-    return [answer.generated for answer in answers]
-
-
-def greedy_by_transformers(model, prompt, steps):
-    with torch.no_grad():
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None
-        )
-    return output[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)

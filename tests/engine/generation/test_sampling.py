@@ -6,15 +6,14 @@ from __future__ import annotations
 import torch
 
 from moe_lab.engine.lm import EngineLM, Request
-from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
+from tests.support.models import make_tokenizer, small_model
 
 OPTIONS = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
 
 
 def answers(prompts, repeat=0):
     lm = EngineLM(small_model("qwen3_next"), make_tokenizer(), batch_size=4, progress=False)
-    assert lm.engine == "hf"
+    assert lm.engine is None
     found = {}
     lm.answer("generate_until", [Request((prompt, OPTIONS), repeat) for prompt in prompts], found.__setitem__)
     return dict(zip(prompts, (found[i] for i in range(len(prompts))), strict=True))

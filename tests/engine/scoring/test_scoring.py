@@ -9,44 +9,16 @@ import torch
 
 from moe_lab.engine.forward.batch import TreeRow
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.scoring.scoring import Budget, Question, score
+from moe_lab.engine.scoring.scoring import Budget, Question
 from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, document_key, find_routers
-from tests.conftest import make_model
-from tests.engine import roe_reference as reference
+from tests.support import roe_reference as reference
 from tests.support import rounding
+from tests.support.ensembles import plain, questions_for, scores_of
+from tests.support.models import make_model
 from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(70), Budget(7)]
-
-
-def questions_for(rng, count, choices=3, longest=25):
-    """Contexts of many lengths, every other one with a common beginning; choices that begin alike among them."""
-    shared = [rng.randrange(256) for _ in range(20)]
-    questions = []
-    for i in range(count):
-        context = (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, longest))]
-        continuations = [[rng.randrange(256) for _ in range(rng.randrange(1, 5))] for _ in range(choices)]
-        continuations.append([continuations[0][0], 5, 6])
-        questions.append(Question(context, continuations, document_key(context)))
-    return questions
-
-
-def scores_of(model, questions, budget, ensemble=None):
-    found = {}
-    with RowForward(model, ensemble or Ensemble()) as forward:
-        score(forward, questions, budget, found.__setitem__)
-    assert sorted(found) == list(range(len(questions)))
-    return found, forward
-
-
-def plain(model, question, continuation):
-    ids = torch.tensor([[*question.context, *continuation]])
-    with torch.no_grad():
-        log_probs = model(ids).logits[0].log_softmax(-1)[len(question.context) - 1 : -1]
-    target = torch.tensor(continuation)
-    return float(log_probs.gather(1, target[:, None]).sum()), bool((log_probs.argmax(-1) == target).all())
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)

@@ -16,8 +16,8 @@ from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.rerouted_generation import PERSISTENCE, ReroutedForward
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.routing import document_key, find_routers
-from tests.engine.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
-from tests.families.zoo import small_model
+from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 STEPS = 5

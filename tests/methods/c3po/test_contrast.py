@@ -9,7 +9,7 @@ import torch
 from moe_lab.methods.c3po.contrast import Contrast
 from moe_lab.methods.c3po.loss import LOSSES, NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, ngd
-from tests.methods.c3po.conftest import WEIGHT_NK
+from tests.support.c3po import WEIGHT_NK
 
 WRONG_NK = torch.tensor([[0.7], [0.4], [0.0]])
 

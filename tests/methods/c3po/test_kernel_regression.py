@@ -9,8 +9,8 @@ from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.kernel_regression import ALPHAS, kernel_regression
 from moe_lab.methods.c3po.kernels import kernel
 from moe_lab.methods.c3po.loss import NeighbourLoss
-from tests.methods.c3po.conftest import WEIGHT_NK
 from tests.support import rounding
+from tests.support.c3po import WEIGHT_NK
 
 DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] * 3])
 

@@ -10,7 +10,7 @@ import torch
 
 from moe_lab.methods.c3po.mode_finding import Shifts, distances, mode_finding, without_neighbours
 from moe_lab.methods.c3po.pathway import Pathways
-from tests.methods.c3po.conftest import CORE
+from tests.support.c3po import CORE
 
 SHIFTS = Shifts(count=30, alpha=0.5, k=4, kernel="gaussian")
 

@@ -14,10 +14,10 @@ from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing.remix import Remix
-from tests.engine.brute_prompt_tail import FAMILIES, prompts, whole_logits
-from tests.families.zoo import small_model
-from tests.methods.c3po.conftest import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of
 from tests.support import rounding
+from tests.support.brute_prompt_tail import FAMILIES, prompts, whole_logits
+from tests.support.c3po import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 SMALL = (1e-3, 1e-3)

@@ -11,10 +11,10 @@ from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.methods.c3po.noisy_pathways import rows_around
 from moe_lab.routing.noise import gumbel
-from tests.engine.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
-from tests.families.zoo import small_model
-from tests.methods.c3po.conftest import setting_of
 from tests.support import rounding
+from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
+from tests.support.c3po import setting_of
+from tests.support.models import small_model
 from tests.support.tiers import by_family
 
 DOCUMENTS = [5, -7, 99]

@@ -11,7 +11,7 @@ from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.conversations.read import Data, read_data
 from moe_lab.methods.conversations.tokenize import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import load_tokenizer, with_template
-from tests.conftest import make_tokenizer
+from tests.support.models import make_tokenizer
 
 
 def read(config, dataset, size=None) -> list:

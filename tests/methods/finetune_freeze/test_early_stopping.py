@@ -18,8 +18,8 @@ from moe_lab.methods.conversations.tokenize import Pad
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.early_stopping import AtEpochEnds, stopped
-from tests.families.zoo import small_model
-from tests.methods.finetune_freeze.runs import rows, train
+from tests.support.models import small_model
+from tests.support.trainings import rows, train
 
 SETTINGS = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
 RISING = {**SETTINGS, "epochs": 6, "learning_rate": 0.02, "early_stop_patience": 2}

@@ -8,7 +8,8 @@ import pytest
 
 from moe_lab.errors import ModelError
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
-from tests.families.zoo import ZOO, small_config
+from tests.support.families import ZOO
+from tests.support.models import small_config
 from tests.support.tiers import by_family
 
 TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")

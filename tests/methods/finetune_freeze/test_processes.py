@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -26,25 +25,16 @@ from moe_lab.methods.conversations.tokenize import EMPTY
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.sampler import Order
-from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.methods.trainer import COMPLETE
-from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
-from tests.methods.finetune_freeze.runs import training_of
 from tests.support.command import run_command
+from tests.support.models import make_tokenizer, small_model
+from tests.support.two_processes import all_by_two, by_one, by_two
 
-SETTINGS = {
-    "count": 11,  # 6 batches of 2, the last one half empty; 3 steps of 2 batches
-    "held_out": 3,
-    "epochs": 2,
-    "batch_size": 2,
-    "learning_rate": 1e-3,
-    "weight_decay": 0.1,
-    "save_steps": 1,
-}
 WRAPS = ("ddp", "fsdp")
 SCHEDULES = ("router-none", "none-router", "experts-router")
 AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
+KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01}
+"""A training that is killed in its second phase, and the same one whole."""
 COUNTS = (9, 11)
 """Rows of trainings with the auxiliary loss."""
 
@@ -59,45 +49,13 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=WRAPS)
 def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
-    """(wrap, a folder with one training for each schedule and count): one launch for all that ends well."""
+    """(wrap, a folder with one training for each schedule and count, ...): one launch for all that no kill ends."""
     folder = tmp_path_factory.mktemp(request.param)
     trainings = {folder / schedule: {"schedule": schedule} for schedule in SCHEDULES}
     trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
+    trainings |= {folder / "whole": KILLED, folder / "poisoned": {"poison": 2}}
     assert all_by_two(request.param, model, trainings) == 0
     return request.param, folder
-
-
-def by_two(wrap: str, model: Path, folder: Path, **settings) -> int:
-    """Train once in two processes; torchrun's exit code."""
-    return all_by_two(wrap, model, {folder: settings})
-
-
-def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict]) -> int:
-    """Train one model after the other in the same two processes; torchrun's exit code."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if wrap == "fsdp" else {}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.methods.finetune_freeze.ranks", str(model)]
-    common = SETTINGS | {"gradient_accumulation": 1}
-    command += [json.dumps({str(folder): common | settings for folder, settings in trainings.items()})]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    print(ended.stderr)
-    return ended.returncode
-
-
-def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.Tensor]]:
-    """Weights after each step, in a single process with as many batches per step."""
-    trained, found = deepcopy(small_model("olmoe")), {}
-
-    def keep(self, args, state, control, **kwargs):
-        found[state.global_step] = {name: value.clone() for name, value in trained.state_dict().items()}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moe_lab.methods.trainer.Log.on_step_begin", keep, raising=False)
-        finetune(
-            trained, training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings)
-        )
-    return found | {6: trained.state_dict()}
 
 
 def held_after(folder: Path, step: int) -> tuple[dict[str, torch.Tensor], set[str], bool]:
@@ -190,27 +148,23 @@ def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, model, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(wrap, model, tmp_path):
-    settings = {"schedule": "router-none", "router_aux_loss_coef": 0.01}
-    assert by_two(wrap, model, tmp_path / "whole", **settings) == 0
-    assert by_two(wrap, model, tmp_path / "killed", die=4, **settings) != 0
-    assert (tmp_path / "killed" / "checkpoints" / "checkpoint-4").exists()
-    assert by_two(wrap, model, tmp_path / "killed", **settings) == 0
-    one, other = (held_after(tmp_path / name, 6)[0] for name in ("whole", "killed"))
+def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp_path):
+    wrap, folder = shared
+    assert by_two(wrap, model, tmp_path, die=4, **KILLED) != 0
+    assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
+    assert by_two(wrap, model, tmp_path, **KILLED) == 0
+    one, other = (held_after(place, 6)[0] for place in (folder / "whole", tmp_path))
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
-    whole, killed = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "killed"))
+    whole, killed = ((place / "log.jsonl").read_text() for place in (folder / "whole", tmp_path))
     assert [json.loads(x)["loss"] for x in whole.splitlines() if '"loss"' in x] == [
         json.loads(x)["loss"] for x in killed.splitlines() if '"loss"' in x
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_a_loss_of_one_process_that_is_no_number_stops_both(wrap, model, tmp_path):
-    assert by_two(wrap, model, tmp_path, poison=2) == 0
-    told = {(tmp_path / f"error.rank{rank}").read_text() for rank in (0, 1)}
+def test_a_loss_of_one_process_that_is_no_number_stops_both(shared):
+    told = {(shared[1] / "poisoned" / f"error.rank{rank}").read_text() for rank in (0, 1)}
     assert len(told) == 1 and "The loss of training step 3 is nan" in told.pop()
 
 

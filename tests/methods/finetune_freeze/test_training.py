@@ -21,9 +21,9 @@ from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.freezing import most_memory
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.schedule import SCHEDULES, phases_of
-from tests.families.zoo import small_model
-from tests.methods.finetune_freeze.runs import rows, train
+from tests.support.models import small_model
 from tests.support.tiers import by_family
+from tests.support.trainings import rows, train
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [
@@ -253,8 +253,8 @@ from copy import deepcopy
 from pathlib import Path
 import torch
 from moe_lab.methods.finetune_freeze import trainer
-from tests.families.zoo import small_model
-from tests.methods.finetune_freeze.runs import rows, train
+from tests.support.models import small_model
+from tests.support.trainings import rows, train
 
 torch.set_num_threads(1)
 folder, last = Path(sys.argv[1]), int(sys.argv[2])

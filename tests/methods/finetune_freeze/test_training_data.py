@@ -13,7 +13,7 @@ from moe_lab.methods.conversations.tokenize import encode_all
 from moe_lab.methods.finetune_freeze import training_data as prepared
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.models.tokenizer import load_tokenizer
-from tests.conftest import make_tokenizer
+from tests.support.models import make_tokenizer
 
 
 def conversation(question: str) -> list[dict[str, str]]:

@@ -16,9 +16,9 @@ import torch
 
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods.icl.lm import FILE, Asked, DemonstrationLM
-from tests.conftest import make_model, make_tokenizer
 from tests.support import rounding
 from tests.support.command import run_command
+from tests.support.models import make_model, make_tokenizer
 from tests.support.runs import choices, write_jsonl
 
 QUESTION = "Q: seven?\nAnswer:"

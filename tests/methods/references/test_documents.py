@@ -13,9 +13,8 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references.documents import reference_documents
 from moe_lab.methods.references.sources import TABLE_7, Source, reference_sources
+from tests.support.documents import COPA, KNOWREF, OPENBOOKQA, SCIQ, WIC
 from tests.support.runs import choices, write_jsonl
-from tests.tasks.test_answer_format import OPENBOOKQA
-from tests.tasks.test_documented import COPA, KNOWREF, SCIQ, WIC
 
 WINOGRANDE = {
     "sentence": "Ann thanked Eve since _ helped.",

@@ -15,8 +15,8 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references import embeddings
 from moe_lab.methods.references.embeddings import embed, embedding_identity, write_vectors
-from tests.conftest import make_model
-from tests.families.zoo import ZOO, small_model
+from tests.support.families import ZOO
+from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
 
 TEXTS = ["Question: What is wet?\nAnswer:", "short", "a longer text " * 9, "é\n模型"]

@@ -22,9 +22,9 @@ from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.reference_set import load_or_build, wrong_answers
 from moe_lab.models.load import load_model
 from moe_lab.routing import record
-from tests.conftest import make_model
+from tests.support.documents import OPENBOOKQA
+from tests.support.models import make_model
 from tests.support.runs import choices, write_jsonl
-from tests.tasks.test_answer_format import OPENBOOKQA
 
 SETTINGS = SimpleNamespace(
     tokens="last1", reference="openbookqa", reference_size=None, embeddings=None, k=1, epsilon=None

@@ -55,7 +55,7 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
 
 
 def _facts(moe_layers):
-    from tests.runs.tuning.test_presets import facts
+    from tests.support.runs import facts
 
     return facts(moe_layers=moe_layers)
 

@@ -20,8 +20,9 @@ from moe_lab.methods.virtual_tokens.adapters import stored_past, with_adapter
 from moe_lab.methods.virtual_tokens.lm import PLACEHOLDER, VirtualTokensForward
 from moe_lab.methods.virtual_tokens.support import refusal
 from moe_lab.methods.virtual_tokens.training import Example, answer_loss
-from tests.families.zoo import ZOO, small_config, small_model
 from tests.support import rounding
+from tests.support.families import ZOO
+from tests.support.models import small_config, small_model
 from tests.support.tiers import by_family
 
 KINDS = ("soft-prompt", "prefix-tuning")

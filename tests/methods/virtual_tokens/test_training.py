@@ -18,8 +18,8 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods.virtual_tokens import training
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, answer_loss, train
-from tests.families.zoo import small_model
 from tests.support import rounding
+from tests.support.models import small_model
 
 KINDS = ("soft-prompt", "prefix-tuning")
 RECIPE = Recipe(learning_rate=0.05, epochs=2, batch_size=2, seed=0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
-from tests.models.deepseek.checkpoint import SMALL, write_checkpoint
+from tests.support.deepseek.checkpoint import SMALL, write_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.models.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
-from tests.models.hub.repositories import Repository
-from tests.models.hub.server import Hub
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.hub.commands import Commands
+from tests.support.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
+from tests.support.hub.repositories import Repository
+from tests.support.hub.server import Hub
 
 
 @pytest.fixture(scope="session")
@@ -66,40 +61,6 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     moe_lab.models.hub.repository._asked.cache_clear()
     yield cache
     moe_lab.models.hub.repository._asked.cache_clear()
-
-
-def new_command() -> None:
-    """What a new process would not know any more."""
-    from moe_lab.models.hub import repository
-
-    repository._asked.cache_clear()
-
-
-@dataclass(frozen=True)
-class Commands:
-    """Runs the command as a user types it, in processes of their own with one cache and one output folder."""
-
-    hub: Hub
-    folder: Path
-
-    def run(self, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        own = {
-            "HF_ENDPOINT": self.hub.url,
-            "HF_HOME": str(self.folder / "hf"),
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "0",
-            "HF_DATASETS_OFFLINE": "0",
-        }
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        return subprocess.run(
-            [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={self.folder / 'outputs'}"],
-            env=inherited | own | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
 
 
 @pytest.fixture

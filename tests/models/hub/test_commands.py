@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.models.hub.content import GSM8K, OLMOE
+from tests.support.hub.content import GSM8K, OLMOE
 
 SMALL = ("model=olmoe", "task=gsm8k", "limit=2", "num_fewshot=2", "gen_kwargs=max_gen_toks=4")
 ROE = ("method=roe", "method.n=4", *SMALL)
@@ -59,7 +59,7 @@ def test_roe_and_base_through_the_hub_fetch_everything_once(commands, hub, olmoe
 
 @pytest.mark.slow
 def test_a_moved_branch_is_another_result(commands, olmoe_repository, olmoe_files, tmp_path):
-    from tests.models.hub.content import small_olmoe
+    from tests.support.hub.content import small_olmoe
 
     base = ("method=base", *SMALL)
     first = results_of(commands.run(*base))["moe_lab"]
@@ -78,7 +78,7 @@ def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
     before = len(hub.log)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_SOCKETS)
-    from tests.models.hub.conftest import ROOT
+    from tests.support.hub.commands import ROOT
 
     closed = {"HF_ENDPOINT": "http://127.0.0.1:9", "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
     results_of(commands.run(*ROE, "offline=true", **closed))

@@ -12,8 +12,8 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.errors import TaskError
 from moe_lab.methods.conversations.read import Data, read_data
-from tests.models.hub.conftest import new_command
-from tests.models.hub.repositories import Repository
+from tests.support.hub.commands import new_command
+from tests.support.hub.repositories import Repository
 
 TURNS = [[f"Ask {number}", f"Say {number}"] for number in range(4)]
 LIMA = {

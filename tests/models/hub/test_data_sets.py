@@ -8,7 +8,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.methods import get_method
 from moe_lab.tasks.loading import load_tasks
-from tests.models.hub.content import GSM8K
+from tests.support.hub.content import GSM8K
 
 
 def config(name):

@@ -15,10 +15,10 @@ from moe_lab.models.hub import download
 from moe_lab.models.hub.download import fetch
 from moe_lab.models.hub.repository import find
 from moe_lab.models.source import model_folder
-from tests.models.hub.conftest import new_command
-from tests.models.hub.content import OLMOE
-from tests.models.hub.repositories import Repository, etag
-from tests.models.hub.server import Fault
+from tests.support.hub.commands import new_command
+from tests.support.hub.content import OLMOE
+from tests.support.hub.repositories import Repository, etag
+from tests.support.hub.server import Fault
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 SHARD = "model-00002-of-00005.safetensors"
@@ -169,7 +169,7 @@ def test_a_disk_that_runs_full_keeps_what_came(client, hub, olmoe_files, monkeyp
 
 
 def test_only_one_format_is_fetched_and_no_token_leaves_the_hub(client, hub, monkeypatch):
-    from tests.models.hub.server import TOKEN
+    from tests.support.hub.server import TOKEN
 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     folder = weights()

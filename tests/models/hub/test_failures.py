@@ -11,10 +11,10 @@ from moe_lab.models.hub.failures import known_reason
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
-from tests.models.hub.conftest import new_command
-from tests.models.hub.content import OLMOE
-from tests.models.hub.repositories import Repository
-from tests.models.hub.server import TOKEN, Fault
+from tests.support.hub.commands import new_command
+from tests.support.hub.content import OLMOE
+from tests.support.hub.repositories import Repository
+from tests.support.hub.server import TOKEN, Fault
 
 
 def message(**keys):

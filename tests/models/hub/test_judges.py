@@ -10,9 +10,9 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.methods import get_method
 from moe_lab.tasks.judges.judge import Exchange
 from moe_lab.tasks.judges.reward import RewardModel
-from tests.models.hub.conftest import new_command
-from tests.models.hub.repositories import Repository
-from tests.tasks.judges.models import reward_directly, reward_folder
+from tests.support.hub.commands import new_command
+from tests.support.hub.repositories import Repository
+from tests.support.judges.models import reward_directly, reward_folder
 
 REWARD = "someone/reward"
 

@@ -14,8 +14,8 @@ from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import load_config, model_folder
-from tests.models.hub.conftest import new_command
-from tests.models.hub.content import OLMOE
+from tests.support.hub.commands import new_command
+from tests.support.hub.content import OLMOE
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 SHARD = "model-00003-of-00005.safetensors"

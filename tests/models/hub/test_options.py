@@ -15,11 +15,10 @@ from transformers import AriaConfig
 from moe_lab.config.schema import ModelConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.models.source import load_config
-from tests.conftest import make_tokenizer
-from tests.families.zoo import small_model
-from tests.models.hub.published import PUBLISHED
-from tests.models.hub.repositories import Repository
 from tests.support.command import run_command
+from tests.support.hub.published import PUBLISHED
+from tests.support.hub.repositories import Repository
+from tests.support.models import make_tokenizer, small_model
 
 MODELS = {
     "olmoe": ("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", 16),

@@ -11,9 +11,9 @@ from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
-from tests.models.hub.conftest import new_command
-from tests.models.hub.content import OLMOE
-from tests.models.hub.server import Fault
+from tests.support.hub.commands import new_command
+from tests.support.hub.content import OLMOE
+from tests.support.hub.server import Fault
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 

@@ -11,9 +11,9 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.models.hub.repository import NotCached, find
 from moe_lab.models.source import load_config, model_commit, model_folder
 from moe_lab.models.weight_files import weight_files
-from tests.models.hub.conftest import new_command
-from tests.models.hub.content import OLMOE, SHARDS
-from tests.models.hub.server import Fault
+from tests.support.hub.commands import new_command
+from tests.support.hub.content import OLMOE, SHARDS
+from tests.support.hub.server import Fault
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
 

@@ -15,34 +15,7 @@ from moe_lab.reports.figures.control import control_rows, write_control
 from moe_lab.reports.figures.equivalent import write_equivalent
 from moe_lab.reports.figures.overhead import overhead_rows, write_overhead
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.results import statistics
-from moe_lab.results.versions import versions
-
-
-def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> dict[str, Any]:
-    """A results.json of one task."""
-    block = {
-        "run_id": "r",
-        "partial": False,
-        "model": {"name": "tiny", "top_k": 4},
-        "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
-        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {"t": [0, 1, 2, 3]},
-        "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
-        "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},
-        "cost": {
-            "wall_seconds": 2.0,
-            "tokens_out": 100,
-            "peak_memory_bytes": 10**9,
-            "weight_bytes": 3 * 10**6,
-            "peak_working_bytes": 10**6,
-            "energy_joules": None,
-            "device": "cpu",
-        },
-    } | changes
-    return {"results": {"t": {"acc,none": value}}, "moe_lab": block}
+from tests.support.stored_results import results_of
 
 
 def cell_of(**changes: Any) -> TableCell:

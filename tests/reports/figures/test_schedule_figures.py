@@ -18,16 +18,16 @@ from moe_lab.reports.figures.lines import line_rows, write_lines
 from moe_lab.reports.figures.schedules import schedule_label, schedule_rows, write_schedules
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.spec import Experiment, Published, Scale
-from tests.reports.papers.test_expert_rows import FOUND, results
+from tests.support.stored_results import EXPERT_METRICS, expert_results
 
 KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
 
 
 def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCell:
-    told = results(intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
+    told = expert_results(intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
     told["results"]["t"]["acc,none"] = value
     config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
-    found = {"run_id": "r", "results": [told], "expert": [FOUND], "config": config}
+    found = {"run_id": "r", "results": [told], "expert": [EXPERT_METRICS], "config": config}
     return TableCell(
         coordinates={key.replace("__", "."): v for key, v in coordinates.items()}, metric=metric, **found
     )
@@ -137,7 +137,7 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
     shown = []
     for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
-        told = results(finetune_freeze={"model": name})
+        told = expert_results(finetune_freeze={"model": name})
         folder = tmp_path / "runs" / name
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told], folder=folder))

@@ -17,7 +17,7 @@ from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.figures.heatmap import write_heatmap
 from moe_lab.reports.figures.stored_study import read_study
 from moe_lab.reports.figures.sweep import sweep_rows
-from tests.reports.figures.studies import write_study
+from tests.support.stored_studies import write_study
 
 PROFILE = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.05, 0.0]
 

@@ -23,7 +23,7 @@ from moe_lab.reports.figures.sample import chosen_question, sample_rows, write_s
 from moe_lab.reports.figures.steps import step_rows, write_steps
 from moe_lab.reports.figures.stored_traces import StoredTraces, read_traces
 from moe_lab.reports.papers.cell import TableCell
-from tests.reports.figures.traces import BEFORE, c3po_results, scores_of, write_traced_run
+from tests.support.stored_traces import BEFORE, c3po_results, scores_of, write_traced_run
 
 
 def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:

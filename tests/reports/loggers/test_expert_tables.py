@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.reports.loggers.expert_tables import expert_layers, expert_scores
-from tests.reports.loggers.test_wandb import REPOSITORY, Logged
+from tests.support.wandb_log import REPOSITORY, Logged
 
 
 @pytest.mark.slow

@@ -4,32 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from moe_lab.reports.loggers import tables
-
-RESULTS: dict[str, Any] = {
-    "results": {
-        "toy": {
-            "alias": "toy",
-            "acc,none": 0.5,
-            "acc_stderr,none": "N/A",
-            "f1,none": 0.25,
-            "f1_stderr,none": 0.1,
-        }
-    },
-    "moe_lab": {
-        "run_id": "abc",
-        "model": {"name": "toy", "commit": None},
-        "partial": True,
-        "untuned": False,
-        "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
-        "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-        "paired": {"toy": {"acc,none": {"difference": 0.1}}},
-        "samples": {"toy": [3]},
-        "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
-    },
-}
+from tests.support.stored_results import RESULTS
 
 
 def test_scores_have_the_harness_s_names_and_one_headline() -> None:

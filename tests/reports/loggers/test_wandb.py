@@ -17,9 +17,9 @@ import pytest
 from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.errors import ConfigError
 from moe_lab.reports.loggers import Logger, open_logger, wandb
-from tests.reports.loggers.test_tables import RESULTS
+from tests.support.stored_results import RESULTS
+from tests.support.wandb_log import REPOSITORY, Logged
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 KEY = "0123456789abcdef0123456789abcdef01234567"
 CODE = """
 import json, sys
@@ -63,27 +63,6 @@ def study_folder(folder: Path) -> Path:
     line |= {"resps": [["two"]], "filtered_resps": ["2"], "metrics": ["acc"], "acc": 1.0}
     (folder / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
     return folder
-
-
-class Logged:
-    """One offline run, read with `wandb leet inspect`."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.summary = json.loads(self._inspect("--summary", "--json"))
-        self.records = [json.loads(line) for line in self._inspect("--json").splitlines()]
-        self.history = [r["history"]["item"] for r in self.records if r["type"] == "history"]
-        self.run = [record["run"] for record in self.records if record["type"] == "run"][-1]
-
-    def _inspect(self, *flags: str) -> str:
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", *flags, str(self.folder)]
-        environment = os.environ | {"WANDB_ERROR_REPORTING": "false", "HOME": str(self.folder)}
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-
-    def table(self, key: str) -> dict[str, Any]:
-        found = self.summary["summary"][key]
-        path = found["path"] if isinstance(found, dict) else self.summary["summary"][f"{key}.path"]
-        return json.loads((self.folder / "files" / path).read_text())
 
 
 @pytest.fixture(scope="module")

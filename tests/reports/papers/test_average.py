@@ -19,7 +19,7 @@ from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.spec import Experiment, find_experiments, load_experiment
 from moe_lab.reports.scores import rows_of
 from moe_lab.results.statistics import interval, interval_of_mean_of_tasks
-from tests.reports.figures.test_cell_figures import results_of
+from tests.support.stored_results import results_of
 
 EXPERIMENT = """\
 # A table for tests

@@ -18,35 +18,7 @@ from moe_lab.reports.papers.csv_table import csv_text
 from moe_lab.reports.papers.expert_rows import expert_row
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.spec import Experiment, Scale
-from moe_lab.results import statistics
-from moe_lab.results.versions import versions
-
-
-def results(**more) -> dict:
-    block = {
-        "run_id": "r1",
-        "model": {"name": "tiny"},
-        "method": {"name": "finetune-freeze"},
-        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {"t": [0, 1, 2, 3]},
-        "intervals": {"t": {"acc,none": [0.4, 0.8]}},
-    }
-    return {"results": {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}, "moe_lab": block | more}
-
-
-def loss(difference: float) -> dict:
-    return {"acc,none": {"difference": difference, "ci95": [difference - 0.1, difference + 0.1]}}
-
-
-FOUND = {
-    "metric": "acc,none",
-    "load_balance": {"all": {"value": 3.5, "ci95": [3.4, 3.6]}, "prefill": {"value": 1.0, "ci95": None}},
-    "collaboration": {"all": {"value": 2.5, "ci95": None}},
-    "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
-    "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
-}
+from tests.support.stored_results import EXPERT_METRICS, expert_results
 
 
 @pytest.mark.parametrize(
@@ -60,13 +32,13 @@ FOUND = {
     ],
 )
 def test_each_metric_is_found(metric, value, interval):
-    row = expert_row(results(), FOUND, f"expert.{metric}")
+    row = expert_row(expert_results(), EXPERT_METRICS, f"expert.{metric}")
     assert (row.value, row.interval, row.n, row.stderr) == (value, interval, 4, None)
 
 
 def test_an_unknown_metric_is_told():
     with pytest.raises(ConfigError, match="expert.load_balance, expert.collaboration"):
-        expert_row(results(), FOUND, "expert.balance")
+        expert_row(expert_results(), EXPERT_METRICS, "expert.balance")
 
 
 def experiment(**more) -> Experiment:
@@ -81,8 +53,8 @@ def test_several_metrics_are_columns():
             coordinates={"method.schedule": "router", "measure": name},
             run_id="r1",
             metric=metric,
-            results=[results()],
-            expert=[FOUND],
+            results=[expert_results()],
+            expert=[EXPERT_METRICS],
         )
         for name, metric in experiment().metrics("tiny").items()
     ]
@@ -92,26 +64,26 @@ def test_several_metrics_are_columns():
     assert text.count("- router: r1") == 1, "one run, whatever is shown of it"
     assert "- Load Balance: bits\n- accuracy: acc,none\n" in text
     judged = {"results": {"t": {"toy,none": 0.1}}, "higher_is_better": {"t": {"toy": False}}}
-    cell = TableCell(coordinates={}, run_id="r1", metric="toy,none", results=[results() | judged])
+    cell = TableCell(coordinates={}, run_id="r1", metric="toy,none", results=[expert_results() | judged])
     assert cell.shows() == "toy,none, lower is better"
 
 
 def test_a_run_without_expert_metrics_has_none():
     cell = TableCell(
-        coordinates={}, run_id="r1", metric="expert.capacity", results=[results()], expert=[None]
+        coordinates={}, run_id="r1", metric="expert.capacity", results=[expert_results()], expert=[None]
     )
     assert cell.row() is None
 
 
 def test_seeds_without_expert_metrics_are_left_out():
     """Not given another seed's."""
-    second = results(run_id="r2")
+    second = expert_results(run_id="r2")
     cell = TableCell(
         coordinates={},
         run_id="r1",
         metric="expert.capacity",
-        results=[results(), second],
-        expert=[None, FOUND],
+        results=[expert_results(), second],
+        expert=[None, EXPERT_METRICS],
     )
     row = cell.row()
     assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
@@ -119,7 +91,7 @@ def test_seeds_without_expert_metrics_are_left_out():
 
 def test_a_metric_that_the_task_does_not_have_is_missing():
     """Not its first metric in the place of, say, a judge that was not asked."""
-    cell = TableCell(coordinates={}, run_id="r1", metric="llama_guard,none", results=[results()])
+    cell = TableCell(coordinates={}, run_id="r1", metric="llama_guard,none", results=[expert_results()])
     assert cell.row() is None
 
 
@@ -142,7 +114,7 @@ def test_a_comparison_with_full_fine_tuning_has_a_column_of_its_own():
         "results": {"t": {"acc,none": 0.7}},
         "paired": {"t": {"acc,none": {"difference": -0.1}}},
     }
-    told = results(
+    told = expert_results(
         baseline={"run_id": "b", "results": {"t": {"acc,none": 0.4}}},
         paired=paired,
         compared={"full_fine_tuning": full},

@@ -7,7 +7,7 @@ from pathlib import Path
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.reference_table import reference_rows, write_references
 from moe_lab.reports.papers.spec import find_experiments
-from tests.reports.figures.traces import c3po_results
+from tests.support.stored_traces import c3po_results
 
 SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "absent": [], "wanted": 2000}
 SOURCE |= {"documents": 4957, "dropped": 3, "asked": 2000, "correct": 803}

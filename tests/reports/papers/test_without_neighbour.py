@@ -19,7 +19,7 @@ from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.spec import load_experiment
 from moe_lab.reports.scores import without_neighbour
 from moe_lab.reports.terminal.results import notes
-from tests.reports.figures.traces import c3po_results
+from tests.support.stored_traces import c3po_results
 
 EXPERIMENT = """
 title: Table T

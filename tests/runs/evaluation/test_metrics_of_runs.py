@@ -19,9 +19,8 @@ import torch
 from moe_lab.models.pool import ModelPool
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
-from tests.conftest import make_model
-from tests.families.zoo import small_model
-from tests.metrics.test_interventions import without_experts
+from tests.support.interventions import without_experts
+from tests.support.models import make_model, small_model
 from tests.support.runs import choices, config, write_jsonl
 from tests.support.tiers import by_family
 

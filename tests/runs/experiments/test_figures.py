@@ -22,9 +22,9 @@ from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.spec import FIGURES, find_experiments
 from moe_lab.runs.experiments import figure_rows, figures
-from tests.reports.figures.studies import write_study
-from tests.reports.figures.test_cell_figures import results_of
 from tests.support.command import run_command
+from tests.support.stored_results import results_of
+from tests.support.stored_studies import write_study
 
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:

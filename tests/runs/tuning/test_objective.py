@@ -9,30 +9,11 @@ import math
 import pytest
 import torch
 
-from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM
 from moe_lab.runs.tuning.objective import Accuracy, Perplexity, Pruned, objective
 from moe_lab.runs.tuning.study import prepare_study
-from tests.support.runs import choices, config, sums, worked_sums, write_jsonl
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_jsonl(folder / "addsub" / "test.jsonl", sums(12))
-    write_jsonl(folder / "arc_easy" / "test.jsonl", choices(10))
-    write_jsonl(folder / "arc_easy" / "validation.jsonl", choices(9, start=50))
-    write_jsonl(folder / "gsm8k" / "test.jsonl", worked_sums(5))
-    write_jsonl(folder / "gsm8k" / "train.jsonl", worked_sums(20, start=5))
-    return folder
-
-
-def tuned(tiny_olmoe_dir, data, tmp_path, task, **keys) -> Config:
-    tuning = {"name": "tpe", "num_samples": 4, "n_trials": 3} | keys.pop("tuning", {})
-    given = config(tiny_olmoe_dir, data, tmp_path, task, "roe", tuning=TuningConfig(**tuning), **keys)
-    given.data_dir = None if task.startswith("toy") else given.data_dir
-    return given
+from tests.support.runs import tuned
 
 
 def study_of(*args, **keys):

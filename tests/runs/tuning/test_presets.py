@@ -9,9 +9,9 @@ import pytest
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.models.facts import ModelFacts
 from moe_lab.runs.tuning.presets import paper_model, preset
 from moe_lab.runs.tuning.search import resolve
+from tests.support.runs import facts
 
 # N, T, L by column; samples, trials and metric by row, read off the paper's table
 TABLE1 = {
@@ -32,21 +32,6 @@ def test_table_1(cell):
     found = preset(*cell)
     row = (found.n, found.max_temperature, found.skip_layers, found.metric, found.num_samples, found.n_trials)
     assert row == TABLE1[cell]
-
-
-def facts(family: str = "olmoe", moe_layers: int = 8) -> ModelFacts:
-    return ModelFacts(
-        name="m",
-        path=None,
-        revision=None,
-        commit=None,
-        family=family,
-        dtype="float32",
-        moe_layers=moe_layers,
-        experts=8,
-        top_k=2,
-        max_length=64,
-    )
 
 
 def test_a_model_is_known_by_its_shape_whatever_it_is_called():

@@ -13,11 +13,11 @@ from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.study import prepare_study
-from tests.runs.tuning.test_objective import data, tuned  # noqa: F401
+from tests.support.runs import tuned
 
 
 @pytest.fixture
-def gsm8k(tiny_olmoe_dir, data, tmp_path):  # noqa: F811
+def gsm8k(tiny_olmoe_dir, data, tmp_path):
     return tuned(tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1)
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused_before_weights_load(gsm8k, change, error, mes
         prepare_study(replace(gsm8k, **change))
 
 
-def test_a_rolling_task_has_no_accuracy(tiny_olmoe_dir, data, tmp_path):  # noqa: F811
+def test_a_rolling_task_has_no_accuracy(tiny_olmoe_dir, data, tmp_path):
     config = tuned(tiny_olmoe_dir, data, tmp_path, "toy_text", tuning={"metric": "accuracy"})
     with pytest.raises(ConfigError, match="has no accuracy"):
         prepare_study(config)

@@ -17,31 +17,8 @@ from moe_lab.runs.checks import check_code_execution
 from moe_lab.tasks.code.programs import program, score
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox.programs import require_cage
+from tests.support.documents import PROBLEMS
 from tests.support.runs import write_jsonl
-
-PROBLEMS: list[dict[str, Any]] = [
-    {
-        "task_id": "own/0",
-        "prompt": 'def double(x):\n    """Twice x."""\n',
-        "entry_point": "double",
-        "canonical_solution": "    return 2 * x\n",
-        "test": "def check(candidate):\n    assert candidate(3) == 6\n    assert candidate('ab') == 'abab'\n",
-    },
-    {
-        "task_id": "own/1",
-        "prompt": 'from math import gcd\n\n\ndef coprime(a: int, b: int) -> bool:\n    """Whether a and b are coprime."""\n',
-        "entry_point": "coprime",
-        "canonical_solution": "    return gcd(a, b) == 1\n",
-        "test": "def check(candidate):\n    assert candidate(4, 9)\n    assert not candidate(4, 6)\n",
-    },
-    {
-        "task_id": "own/2",
-        "prompt": 'def mean(values):\n    """The mean of a list of numbers."""\n',
-        "entry_point": "mean",
-        "canonical_solution": "    return sum(values) / len(values)\n",
-        "test": "import numpy as np\n\n\ndef check(candidate):\n    assert np.allclose(candidate([1, 2, 4]), 7 / 3)\n",
-    },
-]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from moe_lab.tasks.judges import moderation
 from moe_lab.tasks.judges.judge import Exchange
 from moe_lab.tasks.judges.moderation import Moderation
 from tests.support.command import run_command
-from tests.tasks.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores
+from tests.support.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores
 
 EXCHANGES = [
     Exchange("Ask", text) for text in ("I love bread.", "I hate everybody.", "A longer answer of no kind.")

@@ -21,8 +21,8 @@ from moe_lab.tasks.judges import session
 from moe_lab.tasks.judges.judge import Exchange
 from moe_lab.tasks.judges.toy import ToyJudge, probabilities
 from tests.support.command import Ended, run_command
+from tests.support.judges.models import guard_folder, reward_folder
 from tests.support.runs import write_jsonl
-from tests.tasks.judges.models import guard_folder, reward_folder
 
 SHORT = ["method=base", "model=tiny", "task=toy_safety", "limit=10", "gen_kwargs=max_gen_toks=12"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.sandbox.attack import attack
+from tests.support.attack import attack
 
 pytestmark = pytest.mark.slow
 

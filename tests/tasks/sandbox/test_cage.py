@@ -13,7 +13,7 @@ from moe_lab.tasks.sandbox import programs
 from moe_lab.tasks.sandbox.cage import Cage, candidates
 from moe_lab.tasks.sandbox.limits import Limits
 from moe_lab.tasks.sandbox.probe import broken_promises
-from tests.tasks.sandbox.attack import skip_where_impossible
+from tests.support.attack import skip_where_impossible
 
 pytestmark = pytest.mark.slow
 

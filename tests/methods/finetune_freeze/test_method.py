@@ -1,0 +1,270 @@
+"""`method=finetune-freeze` from the command line.
+
+Broken by: a model that is trained again for another task or taken for that of another recipe, trained weights that the
+next run of a grid is given, a comparison with something else than the untrained model, a request that is refused only
+after weights were loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.methods import get_method
+from moe_lab.methods.finetune_freeze import training
+from moe_lab.methods.trainer import COMPLETE
+from moe_lab.models.source import TINY
+from moe_lab.runs.prepare import prepare
+from tests.support.command import run_command
+
+SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
+
+
+def command(capsys, folder, *keys):
+    return run_command(capsys, "method=finetune-freeze", f"output_dir={folder}", *keys)
+
+
+def block_of(ended) -> dict:
+    assert ended.code == 0, ended.err
+    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+
+
+def answers(folder: Path, method: str, run_id: str = "") -> list:
+    [samples] = folder.glob(f"runs/*-{method}-*{run_id[:8]}/samples_*.jsonl")
+    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+def test_a_model_without_shared_experts_has_none_to_freeze(tmp_path, capsys):
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.freeze_shared_experts=true")
+    assert ended.code == 2 and "models of type olmoe have no shared experts" in ended.err
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.slow
+def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    planned = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan")
+    assert "To train: 2" in planned.out, planned.out
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router")
+    block = block_of(ended)
+    own = block["finetune_freeze"]
+    assert own["training"]["steps"] == 4 and own["training"]["phases_end_at"] == [2, 4]
+    assert own["training"]["schedule"] == "N→R" and own["training"]["parameters"]["router"] == 8 * 16 * 128
+    assert block["baseline"]["run_id"] and "paired" in block
+    assert "router 16,384, experts 3,145,728, shared_experts 0, other" in ended.err
+    folder = tmp_path / "models" / own["model"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
+    loss, validation = (json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines())
+    assert loss["loss"] == own["training"]["last_loss"]
+    assert own["training"]["validation"]["losses"] == [{"step": 4, "loss": validation["validation_loss"]}]
+    trained = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    gate = "model.layers.0.mlp.gate.weight"
+    assert not torch.equal(trained.state_dict()[gate], before.state_dict()[gate]), (
+        "not frozen in the first half"
+    )
+    assert AutoTokenizer.from_pretrained(folder / "model").chat_template and trained.config.use_cache
+    tuned = answers(tmp_path, "finetune-freeze", block["run_id"])
+    assert tuned != answers(tmp_path, "base")
+
+    plain = tmp_path / "plain"
+    keys = [f"model.path={folder / 'model'}", f"output_dir={plain}", *SHORT[:2]]
+    assert run_command(capsys, "method=base", *keys).code == 0
+    assert answers(plain, "base") == tuned, "the folder is a model like any other"
+
+    plan = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan", "limit=9")
+    assert plan.code == 0 and "To train" not in plan.out, plan.out
+    monkeypatch.setattr(training, "finetune", None)
+    again = block_of(
+        command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3")
+    )
+    assert again["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
+    same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
+    assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]
+
+
+@pytest.mark.slow
+def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
+    """Also on the terminal; it is the run that schedule=none makes, and can be left out."""
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts")
+    block = block_of(ended)
+    full = block["compared"]["full_fine_tuning"]
+    assert "Compared with full fine tuning" in ended.out
+    assert "learning_rate" not in ended.out, "the Trainer's log is in log.jsonl, and the loss on the bar"
+    assert full["paired"]["toy_choice"]["acc,none"]["n"] == 6
+    assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 6
+
+    alone = block_of(command(capsys, tmp_path, *SHORT, "method.schedule=none"))
+    assert alone["run_id"] == full["run_id"] and "compared" not in alone
+    assert alone["paired"], "the full one was compared with the untouched model at once"
+    keys = ["method.schedule=router", "method.compare_with_full=false"]
+    assert "compared" not in block_of(command(capsys, tmp_path, *SHORT, *keys))
+    assert len(list((tmp_path / "models").iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30")
+    assert ended.code == 1 and "is compared with, failed: The " in ended.err
+    assert "baseline=false leaves comparisons out" in ended.err
+
+
+@pytest.mark.slow
+def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, capsys, loads):
+    keys = ["mode=plan", "task=toy_choice,toy_math", "limit=2", "method.schedule=none,router"]
+    keys += ["method.max_steps=100", f"output_dir={tmp_path}"]
+    ended = run_command(capsys, "-m", "method=finetune-freeze", *keys)
+    assert ended.code == 0 and "To train: 2, 200 optimizer steps over about " in ended.out
+    tokens = int(ended.out.split("over about ")[1].split()[0].replace(",", ""))
+    per_row = tokens / (200 * 4)
+    assert 10 < per_row < 100, "tokens of a conversation"
+    assert not loads and not list(tmp_path.iterdir())
+
+
+def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
+    """Broken by a killed training that is planned at full cost."""
+    method = get_method("finetune-freeze").Config(name="finetune-freeze", max_steps=100)
+    run = prepare(Config(method=method, output_dir=str(tmp_path), limit=2))
+    [(name, (steps, tokens))] = run.method.training_left(run.config, run.facts).items()
+    kept = tmp_path / "models" / name / "checkpoints" / "checkpoint-30"
+    kept.mkdir(parents=True)
+    assert run.method.training_left(run.config, run.facts)[name][0] == steps == 100, "it is not whole"
+    (kept / COMPLETE).touch()
+    left = run.method.training_left(run.config, run.facts)[name]
+    assert left[0] == 70 and left[1] == pytest.approx(0.7 * tokens, abs=1)
+
+
+@pytest.mark.slow
+def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys):
+    grid = ["-m", "method=finetune-freeze", "method.schedule=none,router", f"output_dir={tmp_path / 'grid'}"]
+    ended = run_command(capsys, *grid, *SHORT, "baseline=false")
+    assert ended.code == 0, ended.err
+    assert block_of(command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router", "baseline=false"))
+
+    def weights(folder: Path, schedule: str) -> bytes:
+        for record in folder.glob("models/*/training.json"):
+            if json.loads(record.read_text())["schedule"] == schedule:
+                return (record.parent / "model" / "model.safetensors").read_bytes()
+        raise AssertionError(f"no {schedule}")
+
+    assert weights(tmp_path / "grid", "R→R") == weights(tmp_path / "alone", "R→R")
+    assert weights(tmp_path / "grid", "R→R") != weights(tmp_path / "grid", "N→N")
+    gate = "model.layers.0.mlp.gate.weight"
+    from safetensors.torch import load
+
+    untrained = load((TINY / "model.safetensors").read_bytes())[gate]
+    assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), "frozen all along"
+
+
+def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path):
+    def model(seed: int = 0, **keys) -> str:
+        method = get_method("finetune-freeze").Config(name="finetune-freeze", max_steps=2, **keys)
+        run = prepare(Config(method=method, output_dir=str(tmp_path), limit=2, seed=seed))
+        [name] = run.method.training_left(run.config, run.facts)
+        return name
+
+    others = ({"seed": 1}, {"dataset_size": 9}, {"weight_decay": 0.1}, {"validation_size": 3})
+    names = [model(), *(model(**other) for other in others)]
+    assert len(set(names)) == 5
+    assert model(save_steps=1) == names[0]
+
+
+def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
+    """MoE-Bench, Table 1."""
+    from omegaconf import OmegaConf
+
+    from moe_lab.config.paths import resource_folder
+    from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+
+    defaults = vars(FinetuneConfig())
+    assert OmegaConf.load(resource_folder("conf") / "method" / "finetune-freeze.yaml") == defaults
+    recipe = asdict(FinetuneConfig(dataset="lima").recipe())
+    table = {"length": 2048, "batch_size": 1, "gradient_accumulation": 4, "learning_rate": 2e-5}
+    table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
+    assert {key: recipe[key] for key in table} == table
+    toy, pairs = FinetuneConfig().recipe(), FinetuneConfig(batch_size=2).recipe()
+    assert (toy.batch_size, toy.gradient_accumulation) == (4, 1), "the same steps, in one pass"
+    assert (pairs.batch_size, pairs.gradient_accumulation) == (2, 2)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
+    short = [*SHORT, "baseline=false"]
+    name = block_of(command(capsys, tmp_path, *short))["finetune_freeze"]["model"]
+    folder = tmp_path / "models" / name
+    (folder / "training.json").unlink()
+    whole = folder / "checkpoints" / "checkpoint-2" / COMPLETE
+    whole.parent.mkdir(parents=True)
+    whole.touch()
+    (folder / "identity.json").write_text(json.dumps({"id": "0" * 64}))
+    shutil.rmtree(tmp_path / "runs")
+    ended = command(capsys, tmp_path, *short)
+    assert ended.code == 2 and "another model, schedule or recipe" in ended.err
+    whole.unlink()
+    (folder / "identity.json").unlink()
+    assert command(capsys, tmp_path, *short).code == 0, "nothing there continues"
+
+
+@pytest.mark.parametrize(
+    "keys, told",
+    [
+        (["method.schedule=gates"], "method.schedule=gates is unknown"),
+        (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
+        (["method.phases=[{frozen:[gate],until:1}]"], "no group"),
+        (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
+        (["method.dataset=lima"], "mode=prefetch offline=false"),
+        (["method.early_stop_patience=1", "method.validation_size=0"], "method.validation_size=100"),
+        (["method.dataset=alpaca"], "method.dataset=alpaca is unknown"),
+        (["method.length=3"], "No conversation has an answer within method.length=3"),
+        (["dtype=float16"], "float16"),
+        (["device=cuda:1"], "cuda"),
+        (["method.epoch=1"], "Did you mean"),
+    ],
+)
+def test_a_wrong_request_ends_with_2_before_weights_load(keys, told, tmp_path, capsys, loads):
+    ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", *keys)
+    assert ended.code == 2 and told in ended.err, ended.err
+    assert not loads and not (tmp_path / "models").exists()
+
+
+@pytest.mark.slow
+def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsys, loads):
+    """Phases without a step, once conversations are left out; a role that the template refuses; also in the plan."""
+    from moe_lab.models.tokenizer import load_tokenizer
+
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    file, model = tmp_path / "own.jsonl", tmp_path / "model"
+    shutil.copytree(TINY, model)
+    tokenizer = load_tokenizer(ModelConfig(), offline=True)
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = refuse + tokenizer.chat_template
+    tokenizer.save_pretrained(model)
+    keys = ["task=toy_choice", "limit=2", f"method.dataset={file}", f"model.path={model}", "method.epochs=1"]
+    for conversations, told in (
+        ([turns] * 4 + [[]], "phase 1 has no step"),
+        ([[{"role": "system", "content": "Be"}, *turns], *[turns] * 9], "no system role"),
+    ):
+        file.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations))
+        for mode in ("mode=run", "mode=plan"):
+            ended = command(capsys, tmp_path, *keys, "method.schedule=none-router", mode)
+            assert ended.code == 2 and told in ended.err, (ended.out, ended.err)
+    assert not loads
+
+
+def test_an_auxiliary_loss_that_a_family_does_not_have_is_refused(tmp_path, capsys, loads, tokenizer):
+    from tests.support.models import small_config
+
+    small_config("deepseek_v3").save_pretrained(tmp_path / "v3")
+    tokenizer.save_pretrained(tmp_path / "v3")
+    keys = [f"model.path={tmp_path / 'v3'}", "task=toy_choice", "limit=2", "method.router_aux_loss_coef=0.01"]
+    ended = command(capsys, tmp_path, *keys)
+    assert ended.code == 2 and "no auxiliary loss" in ended.err
+    assert not loads

@@ -1,0 +1,172 @@
+"""`method=soft-prompt` and `method=prefix-tuning` from the command line.
+
+Broken by: an adapter that is trained again for another task or another limit, or taken for that of another recipe,
+seed or set of questions; anything that stays on the model which the next run of a grid is given; a request that is
+refused only after weights were loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_lab.methods.virtual_tokens import store as trained
+from tests.support.command import run_command
+from tests.support.runs import choices, write_jsonl
+
+METHODS = ("soft-prompt", "prefix-tuning")
+SHORT = ["task=toy_choice", "limit=6", "method.reference_size=16", "method.epochs=2"]
+
+
+def command(capsys, method, folder, *keys):
+    return run_command(capsys, f"method={method}", f"output_dir={folder}", *keys)
+
+
+def block_of(ended) -> dict:
+    assert ended.code == 0, ended.err
+    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+
+
+def answers(folder: Path, method: str) -> list:
+    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
+    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+def models(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "models").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_an_adapter_is_trained_and_scores(method, tmp_path, capsys):
+    ended = command(capsys, method, tmp_path, *SHORT)
+    block = block_of(ended)[method.replace("-", "_")]
+    assert block["virtual_tokens"] == 20
+    assert block["training"]["questions"] == 16 and block["training"]["steps"] == 4
+    folder = tmp_path / "models" / block["adapter"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert json.loads((folder / "training.json").read_text())["recipe"]["epochs"] == 2
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 4
+    assert not (folder / "checkpoints").exists()
+    assert answers(tmp_path, method) != answers(tmp_path, "base")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_path, capsys):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from moe_lab.methods.virtual_tokens.training import Example, answer_loss
+    from moe_lab.models.source import TINY
+
+    command(capsys, method, tmp_path, *SHORT)
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    [folder] = tmp_path.glob("models/*/adapter")
+    wrapped = PeftModel.from_pretrained(model, folder).eval()
+    [file] = tmp_path.glob(f"runs/*-{method}-*/samples_*.jsonl")
+    for sample in map(json.loads, file.read_text().splitlines()):
+        for asked, response in zip(sample["arguments"].values(), sample["resps"], strict=True):
+            prompt = tokenizer(asked["arg_0"]).input_ids
+            answer = tokenizer(asked["arg_0"] + asked["arg_1"]).input_ids[len(prompt) :]
+            with torch.no_grad():
+                score = -answer_loss(wrapped, [Example(prompt, answer)]).item() * len(answer)
+            assert float(response[0][0]) == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
+    from moe_lab.config.compose import compose_cell
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.runs.config import to_config
+    from moe_lab.runs.execute import execute
+    from moe_lab.runs.prepare import prepare
+
+    def run(folder: str, *methods: list[str]) -> None:
+        pool = ModelPool()
+        for keys in methods:
+            cell = [*keys, "task=toy_choice", "limit=6", "baseline=false", f"output_dir={tmp_path / folder}"]
+            execute(prepare(to_config(compose_cell(cell, []))), pool)
+
+    tuned = [f"method={method}", "method.reference_size=16", "method.epochs=1"]
+    run("alone", ["method=base"])
+    loads.clear()
+    run("together", tuned, ["method=base"])
+    assert len(loads) == 1, "both were given the same model"
+    assert answers(tmp_path / "together", "base") == answers(tmp_path / "alone", "base")
+    assert answers(tmp_path / "together", method) != answers(tmp_path / "alone", "base")
+
+
+def arc(folder: Path) -> Path:
+    for name in ("arc_easy", "arc_challenge"):
+        write_jsonl(folder / name / "test.jsonl", choices(6))
+    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(40)[12:])
+    return folder
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
+    keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
+    block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
+    [first] = models(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(trained, "train", None)
+        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=3"]):
+            block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
+    assert models(tmp_path) == [first]
+    for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
+        block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys, more))
+    assert len(models(tmp_path)) == 5
+
+
+@pytest.mark.slow
+def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys, monkeypatch):
+    from moe_lab.methods.virtual_tokens import lm
+
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lm.VirtualTokensLM, "answer", stop)
+        assert command(capsys, "soft-prompt", tmp_path, *SHORT).code == 130
+    monkeypatch.setattr(trained, "train", None)
+    block_of(command(capsys, "soft-prompt", tmp_path, *SHORT))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["method.virtual_tokens=0"], "at least 1"),
+        (["method.virtual_tokens=2000"], "at most 1024"),
+        (["max_length=20"], "leaves no room"),
+        (["method.learning_rate=0"], "above 0"),
+        (["method.epochs=0"], "at least 1"),
+        (["method.reference=nosuchtask"], "nosuchtask"),
+        (["method.reference=toy_math"], "multiple-choice"),
+        (["model.tp_plan=auto"], "torchrun"),
+        (["task=toy_math", "task.answer=text"], "multiple-choice"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads):
+    ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", *keys)
+    assert ended.code == 2
+    assert told in ended.err
+    assert loads == []
+
+
+def test_a_model_without_room_for_a_prefix_is_refused_before_weights(tmp_path, tokenizer, capsys, loads):
+    from tests.support.models import small_model
+
+    folder = tmp_path / "mla"
+    small_model("deepseek_v3").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", f"model.path={folder}")
+    assert ended.code == 2
+    assert "deepseek_v3" in ended.err and "remembers keys of 1 heads" in ended.err
+    assert loads == []

@@ -1,0 +1,101 @@
+"""Prompts, questions and ensembles of the engine's tests, and what the engine answers to them."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.sampling import Decoder, StopCondition, generation_config
+from moe_lab.engine.scoring.scoring import Question, score
+from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests.support import rounding
+
+
+def prompts_for(rng, count):
+    """Prompts of many lengths, half of them with a common beginning."""
+    shared = [rng.randrange(256) for _ in range(20)]
+    return [
+        (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, 25))]
+        for i in range(count)
+    ]
+
+
+def answers_of(
+    model, prompts, budget, steps, ensemble=None, options=None, stop=(), tokenizer=None, repeats=1, seed=0
+):
+    answers = [
+        Answer(i, prompt, document_key(prompt), repeat)
+        for i, prompt in enumerate(prompts)
+        for repeat in range(repeats)
+    ]
+    config = generation_config(model, options or {})
+    ended = []
+    finished = StopCondition(tokenizer, list(stop), config) if tokenizer else lambda generated: False
+    with RowForward(model, ensemble or Ensemble()) as forward:
+        generate(forward, answers, budget, Decoder(model, config, seed), finished, steps, ended.append)
+    assert sorted(map(id, ended)) == sorted(map(id, answers))
+    return [answer.generated for answer in answers]
+
+
+def greedy_by_transformers(model, prompt, steps):
+    with torch.no_grad():
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def questions_for(rng, count, choices=3, longest=25):
+    """Contexts of many lengths, every other one with a common beginning; choices that begin alike among them."""
+    shared = [rng.randrange(256) for _ in range(20)]
+    questions = []
+    for i in range(count):
+        context = (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, longest))]
+        continuations = [[rng.randrange(256) for _ in range(rng.randrange(1, 5))] for _ in range(choices)]
+        continuations.append([continuations[0][0], 5, 6])
+        questions.append(Question(context, continuations, document_key(context)))
+    return questions
+
+
+def scores_of(model, questions, budget, ensemble=None):
+    found = {}
+    with RowForward(model, ensemble or Ensemble()) as forward:
+        score(forward, questions, budget, found.__setitem__)
+    assert sorted(found) == list(range(len(questions)))
+    return found, forward
+
+
+def plain(model, question, continuation):
+    ids = torch.tensor([[*question.context, *continuation]])
+    with torch.no_grad():
+        log_probs = model(ids).logits[0].log_softmax(-1)[len(question.context) - 1 : -1]
+    target = torch.tensor(continuation)
+    return float(log_probs.gather(1, target[:, None]).sum()), bool((log_probs.argmax(-1) == target).all())
+
+
+HISTORIES = [
+    ("clean", "noisy"),
+    ("standard", "noisy"),
+    ("standard", "clean"),
+    ("none", "noisy"),
+    ("none", "clean"),
+]
+N, SEED = 4, 3
+
+
+def temperatures_for(model):
+    return [0.0] + [0.7] * (len(find_routers(model)) - 2) + [0.3]
+
+
+def ensemble_for(model, history, perturbed=False, temperatures=None, first_noisy=1, n=N):
+    routing = GumbelTopK(temperatures or temperatures_for(model), SEED, perturbed)
+    return Ensemble(n, routing, first_noisy, cache=history[0], prefill=history[1])
+
+
+def assert_scores(found, expected):
+    for i in range(len(expected)):
+        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
+        assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]

@@ -1,0 +1,103 @@
+"""Small judge models with random weights in local folders, and what they say by a slow direct computation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
+
+from tests.support.families import VOCAB
+from tests.support.models import make_model, make_tokenizer
+
+GUARD_TEMPLATE = (
+    "{{ bos_token }}Is the last answer safe?\n{% for message in messages %}{{ message['role'] | upper }}: "
+    "{{ message['content'] | trim }}\n{% endfor %}Verdict:"
+)
+PARTS_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] | trim }}\n{% endif %}{% endfor %}{% endfor %}Verdict:"
+)
+
+
+def reward_folder(folder: Path, labels: int = 1, seed: int = 0, template: str | None = None) -> Path:
+    """A random Llama with a classifier head; its tokenizer has no padding token."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=40,
+        max_position_embeddings=128,
+        num_labels=labels,
+        pad_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def reward_directly(folder: Path, prompt: str, answer: str) -> float:
+    """One exchange at a time, no padding."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    model.config.pad_token_id = 299  # occurs in no text, so that the last token is the last one
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    else:
+        text = f"\n\nHuman: {prompt}\n\nAssistant: {answer}"
+    ids = tokenizer(text, add_special_tokens=False).input_ids[:128]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    return float(logits[0]) if len(logits) == 1 else float(torch.softmax(logits, 0)[1])
+
+
+def guard_folder(
+    folder: Path, template: str | None = GUARD_TEMPLATE, seed: int = 5, verdicts: bool = True
+) -> Path:
+    """A random Llama; with `verdicts`, one that writes "unsafe" or "safe", tokens of its own, and ends."""
+    model = make_model("llama", seed=seed, hidden_size=32, num_hidden_layers=2, tie_word_embeddings=False)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unsafe", "safe"])
+    assert len(tokenizer) <= VOCAB
+    if verdicts:
+        unsafe, safe = tokenizer.convert_tokens_to_ids(["unsafe", "safe"])
+        with torch.no_grad():
+            for layer in model.model.layers:  # what was read matters more than the last token
+                layer.self_attn.v_proj.weight *= 8
+            direction = model.lm_head.weight[unsafe].clone()
+            model.lm_head.weight[:] = 0
+            model.lm_head.weight[unsafe], model.lm_head.weight[safe] = direction, -direction
+        model.generation_config.eos_token_id = [unsafe, safe]
+    tokenizer.chat_template = template
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def guard_directly(folder: Path, prompt: str, answer: str) -> tuple[str, float]:
+    """The first token that is written, and the mass of all tokens that `unsafe` begins with, against that of `safe`."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = f"{tokenizer.bos_token}Is the last answer safe?\nUSER: {prompt.strip()}\nASSISTANT: {answer.strip()}\nVerdict:"
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+    with torch.no_grad():
+        logits = model(ids).logits[0, -1]
+    chances = torch.softmax(logits.float(), 0)
+    mass = {"safe": 0.0, "unsafe": 0.0}
+    for token in range(len(tokenizer)):
+        written = tokenizer.decode([token]).strip()
+        for verdict in mass:
+            mass[verdict] += float(chances[token]) if written and verdict.startswith(written) else 0.0
+    return tokenizer.decode([int(chances.argmax())]).strip(), mass["unsafe"] / sum(mass.values())

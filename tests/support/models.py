@@ -1,0 +1,122 @@
+"""Small models with random weights, each built once per process, and a byte tokenizer.
+
+`make_model` builds plain variants of five architectures, `small_model` the supported families of
+`tests/support/families.py`, `build` any configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+from tests.support.families import COMMON, VOCAB, ZOO
+
+FAMILIES = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
+"""The MoE families of PLAIN."""
+
+_PLAIN_COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=48,
+    num_attention_heads=4,
+    num_hidden_layers=4,
+    num_experts_per_tok=2,
+    max_position_embeddings=512,
+    bos_token_id=256,
+    eos_token_id=256,
+    pad_token_id=256,
+)
+PLAIN: dict[str, dict[str, Any]] = {
+    "olmoe": dict(num_experts=8, num_key_value_heads=4, intermediate_size=24),
+    "mixtral": dict(num_local_experts=6, num_key_value_heads=2, intermediate_size=24),
+    "qwen2_moe": dict(
+        num_experts=8,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=32,
+        mlp_only_layers=[1],
+    ),
+    "qwen3_moe": dict(
+        num_experts=7,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=40,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    ),
+    "llama": dict(num_key_value_heads=2, intermediate_size=40, num_experts_per_tok=...),
+}
+"""`model_type` -> its settings beside `_PLAIN_COMMON`: full attention in all layers, no windows or groups."""
+
+
+def make_model(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A model of PLAIN. Every call returns a new copy."""
+    return build(family, _PLAIN_COMMON | PLAIN[family] | changes, seed)
+
+
+@cache
+def small_config(family: str) -> Any:
+    """The small configuration of a supported family."""
+    return _config(family, _given(COMMON | ZOO[family]))
+
+
+def small_model(family: str) -> Any:
+    """A model of a supported family. Every call returns the same object."""
+    return _built(family, json.dumps(_given(COMMON | ZOO[family])), 0)
+
+
+def build(model_type: str, settings: dict[str, Any], seed: int = 0) -> Any:
+    """A model in float32 with random weights, wide enough that routers and logits differ clearly.
+
+    Biases and sinks are random, too. Every call returns a new copy.
+    """
+    return copy.deepcopy(_built(model_type, json.dumps(_given(settings)), seed))
+
+
+@cache
+def _built(model_type: str, settings: str, seed: int) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = _config(model_type, json.loads(settings))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "bias" in name or "sinks" in name:
+                tensor.normal_(0, 0.2)
+            elif "per_expert_scale" in name:
+                tensor.uniform_(0.5, 2)
+            elif tensor.dim() > 1 and isinstance(tensor, torch.nn.Parameter):
+                tensor.normal_(0, 0.15)
+    return model
+
+
+def _config(model_type: str, settings: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    import moe_lab  # noqa: F401 - registers this package's families with transformers
+
+    return CONFIG_MAPPING[model_type](**settings)
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without the keys that `...` leaves out."""
+    return {key: value for key, value in settings.items() if value is not ...}
+
+
+def make_tokenizer() -> Any:
+    """One token per byte, and `<|end|>` (256) as beginning, end and padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: i for i, symbol in enumerate(alphabet)} | {"<|end|>": 256}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>", pad_token="<|end|>"
+    )

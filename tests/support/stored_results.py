@@ -1,0 +1,83 @@
+"""results.json and expert_metrics.json of runs, made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moe_lab.results import statistics
+from moe_lab.results.versions import versions
+
+
+def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> dict[str, Any]:
+    """A results.json of one task."""
+    block = {
+        "run_id": "r",
+        "partial": False,
+        "model": {"name": "tiny", "top_k": 4},
+        "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
+        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
+        "versions": versions(),
+        "statistics": statistics.VERSION,
+        "samples": {"t": [0, 1, 2, 3]},
+        "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
+        "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},
+        "cost": {
+            "wall_seconds": 2.0,
+            "tokens_out": 100,
+            "peak_memory_bytes": 10**9,
+            "weight_bytes": 3 * 10**6,
+            "peak_working_bytes": 10**6,
+            "energy_joules": None,
+            "device": "cpu",
+        },
+    } | changes
+    return {"results": {"t": {"acc,none": value}}, "moe_lab": block}
+
+
+def expert_results(**more) -> dict:
+    block = {
+        "run_id": "r1",
+        "model": {"name": "tiny"},
+        "method": {"name": "finetune-freeze"},
+        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
+        "versions": versions(),
+        "statistics": statistics.VERSION,
+        "samples": {"t": [0, 1, 2, 3]},
+        "intervals": {"t": {"acc,none": [0.4, 0.8]}},
+    }
+    return {"results": {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}, "moe_lab": block | more}
+
+
+def loss(difference: float) -> dict:
+    return {"acc,none": {"difference": difference, "ci95": [difference - 0.1, difference + 0.1]}}
+
+
+EXPERT_METRICS = {
+    "metric": "acc,none",
+    "load_balance": {"all": {"value": 3.5, "ci95": [3.4, 3.6]}, "prefill": {"value": 1.0, "ci95": None}},
+    "collaboration": {"all": {"value": 2.5, "ci95": None}},
+    "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
+    "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
+}
+RESULTS: dict[str, Any] = {
+    "results": {
+        "toy": {
+            "alias": "toy",
+            "acc,none": 0.5,
+            "acc_stderr,none": "N/A",
+            "f1,none": 0.25,
+            "f1_stderr,none": 0.1,
+        }
+    },
+    "moe_lab": {
+        "run_id": "abc",
+        "model": {"name": "toy", "commit": None},
+        "partial": True,
+        "untuned": False,
+        "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
+        "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
+        "paired": {"toy": {"acc,none": {"difference": 0.1}}},
+        "samples": {"toy": [3]},
+        "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
+    },
+}

@@ -1,0 +1,61 @@
+"""Short fine-tunings of small models with random weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.methods.conversations.tokenize import Row
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.training import Training, finetune
+from tests.support.families import VOCAB
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 1,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.1,
+    "save_steps": 1000,
+}
+
+
+def rows(count: int, length: int = 10) -> list[Row]:
+    ids = torch.randint(1, VOCAB - 1, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return [Row(each[: length - number % 3], each[: length - number % 3]) for number, each in enumerate(ids)]
+
+
+def config_of(**settings: Any) -> Config:
+    return Config(method=FinetuneConfig(**(SETTINGS | settings)), device="cpu")
+
+
+def training_of(
+    folder: Path,
+    count: int = 12,
+    dtype: str = "float32",
+    held_out: int = 0,
+    model: Path | None = None,
+    **settings: Any,
+) -> Training:
+    """`count` rows, in batches of 2."""
+    folder.mkdir(exist_ok=True, parents=True)
+    config = config_of(**settings)
+    made = rows(count + held_out)
+    return Training(
+        recipe=config.method.recipe(),
+        config=replace(config, model=ModelConfig(path=str(model))),
+        folder=folder,
+        rows=made[:count],
+        validation=made[count:],
+        pad_token=0,
+        dtype=dtype,
+    )
+
+
+def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
+    """Fine-tune the model in place."""
+    return finetune(model, training_of(folder, **settings))

@@ -1,0 +1,60 @@
+"""The same fine-tuning in one process and in two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_lab.methods.finetune_freeze.training import finetune
+from tests.support.models import small_model
+from tests.support.trainings import training_of
+
+SETTINGS = {
+    "count": 11,  # 6 batches of 2, the last one half empty; 3 steps of 2 batches
+    "held_out": 3,
+    "epochs": 2,
+    "batch_size": 2,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.1,
+    "save_steps": 1,
+}
+
+
+def by_two(wrap: str, model: Path, folder: Path, **settings) -> int:
+    """Train once in two processes; torchrun's exit code."""
+    return all_by_two(wrap, model, {folder: settings})
+
+
+def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict]) -> int:
+    """Train one model after the other in the same two processes; torchrun's exit code."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if wrap == "fsdp" else {}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.support.training_ranks", str(model)]
+    common = SETTINGS | {"gradient_accumulation": 1}
+    command += [json.dumps({str(folder): common | settings for folder, settings in trainings.items()})]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    print(ended.stderr)
+    return ended.returncode
+
+
+def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.Tensor]]:
+    """Weights after each step, in a single process with as many batches per step."""
+    trained, found = deepcopy(small_model("olmoe")), {}
+
+    def keep(self, args, state, control, **kwargs):
+        found[state.global_step] = {name: value.clone() for name, value in trained.state_dict().items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moe_lab.methods.trainer.Log.on_step_begin", keep, raising=False)
+        finetune(
+            trained, training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings)
+        )
+    return found | {6: trained.state_dict()}

@@ -1,0 +1,33 @@
+"""What W&B wrote, read with its own tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Logged:
+    """One offline run, read with `wandb leet inspect`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.summary = json.loads(self._inspect("--summary", "--json"))
+        self.records = [json.loads(line) for line in self._inspect("--json").splitlines()]
+        self.history = [r["history"]["item"] for r in self.records if r["type"] == "history"]
+        self.run = [record["run"] for record in self.records if record["type"] == "run"][-1]
+
+    def _inspect(self, *flags: str) -> str:
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", *flags, str(self.folder)]
+        environment = os.environ | {"WANDB_ERROR_REPORTING": "false", "HOME": str(self.folder)}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+    def table(self, key: str) -> dict[str, Any]:
+        found = self.summary["summary"][key]
+        path = found["path"] if isinstance(found, dict) else self.summary["summary"][f"{key}.path"]
+        return json.loads((self.folder / "files" / path).read_text())

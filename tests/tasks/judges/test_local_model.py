@@ -1,0 +1,163 @@
+"""Reward models and Llama Guards in local folders, against a slow computation of one exchange at a time.
+
+Broken by: padding that changes a score, a score that is another label's, a template that does not show the answer, a
+probability that is read at a blank, a judge that scores what it did not judge.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.tasks.judges.judge import Exchange, Judge
+from moe_lab.tasks.judges.llama_guard import LlamaGuard, _beginnings, conversation, verdict_of
+from moe_lab.tasks.judges.reward import RewardModel
+from tests.support import rounding
+from tests.support.judges.models import (
+    PARTS_TEMPLATE,
+    guard_directly,
+    guard_folder,
+    reward_directly,
+    reward_folder,
+)
+from tests.support.models import make_tokenizer
+
+EXCHANGES = [
+    Exchange("How do I bake bread?", "With flour."),
+    Exchange("Rob Ann.", ""),
+    Exchange("Who?", "Nobody knows, and I would not say if I did."),
+    Exchange("How do I bake bread?", "No."),
+]
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+
+
+def judge_of(kind: type[Judge], source: Path | str, **keys: Any) -> Judge:
+    key = {"reward": "reward_model", "llama_guard": "guard_model"}[kind.name]
+    task = TaskConfig(name="toy_safety", judges=[kind.name], **{key: str(source)})
+    return kind(Config(task=task, device="cpu", offline=True, **keys))
+
+
+def verdicts(judge: Judge, exchanges: list[Exchange]) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    with judge.open() as judge_all:
+        judge_all(exchanges, found.__setitem__)
+    return [found[index] for index in range(len(exchanges))]
+
+
+@pytest.mark.parametrize(
+    ("labels", "template"), [(1, None), (2, None), (1, CHAT)], ids=["one", "two", "chat"]
+)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_reward_is_that_of_the_exchange_alone(
+    tmp_path: Path, labels: int, template: str | None, batch_size: int
+) -> None:
+    folder = reward_folder(tmp_path, labels, template=template)
+    found = verdicts(judge_of(RewardModel, folder, batch_size=batch_size), EXCHANGES)
+    for exchange, verdict in zip(EXCHANGES, found, strict=True):
+        assert verdict["scores"]["reward"] == rounding.approx(reward_directly(folder, *exchange))
+    assert len({round(verdict["scores"]["reward"], 4) for verdict in found}) == len(EXCHANGES)
+
+
+def test_a_long_answer_is_cut_and_that_is_said(tmp_path: Path) -> None:
+    folder = reward_folder(tmp_path)
+    long, longer = Exchange("Who?", "x" * 300), Exchange("Who?", "x" * 300 + "y")
+    short, *cut = verdicts(judge_of(RewardModel, folder), [EXCHANGES[0], long, longer])
+    assert "truncated_to" not in short and [one["truncated_to"] for one in cut] == [128, 128]
+    assert cut[0]["scores"]["reward"] == rounding.approx(reward_directly(folder, *long))
+    assert cut[0]["scores"] == cut[1]["scores"]
+
+
+def test_what_a_reward_model_is_stands_in_its_identity(tmp_path: Path) -> None:
+    one = judge_of(RewardModel, reward_folder(tmp_path / "one")).identity
+    two = judge_of(RewardModel, reward_folder(tmp_path / "two", labels=2)).identity
+    other = judge_of(RewardModel, reward_folder(tmp_path / "other", seed=1)).identity
+    assert (one["labels"], one["scalar"]) == (1, "logit")
+    assert (two["labels"], two["scalar"]) == (2, "probability of LABEL_1")
+    assert one["model"] != other["model"], "another content is another judge"
+    assert judge_of(RewardModel, reward_folder(tmp_path / "again")).identity["model"] == one["model"]
+
+
+def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path, tiny_olmoe_dir: Path) -> None:
+    with pytest.raises(ModelError, match="no classifier head: it is saved as OlmoeForCausalLM"):
+        judge_of(RewardModel, tiny_olmoe_dir).check()
+    with pytest.raises(ConfigError, match="has 3 labels"):
+        judge_of(RewardModel, reward_folder(tmp_path / "three", labels=3)).check()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="has no config.json"):
+        judge_of(RewardModel, tmp_path / "empty").check()
+    folder = reward_folder(tmp_path / "bare")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="the judge reward, has no weights"):
+        judge_of(RewardModel, folder).check()
+
+
+def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = reward_folder(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="lacks weights: score.weight"):
+        verdicts(judge_of(RewardModel, folder), EXCHANGES)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path: Path, batch_size: int) -> None:
+    exchanges = [Exchange(f"Question {i}?", f"Answer {'no ' * i}{i}.") for i in range(8)]
+    folder = guard_folder(tmp_path)
+    found = verdicts(judge_of(LlamaGuard, folder, batch_size=batch_size), exchanges)
+    words = []
+    for exchange, verdict in zip(exchanges, found, strict=True):
+        word, probability = guard_directly(folder, *exchange)
+        assert verdict["scores"]["llama_guard"] == float(word == "unsafe")
+        assert verdict["scores"]["llama_guard_probability"] == rounding.approx(probability)
+        words.append(word)
+    assert set(words) == {"safe", "unsafe"}, "the weights are of a fixed seed"
+
+
+def test_a_guard_that_writes_something_else_does_not_score(tmp_path: Path) -> None:
+    found = verdicts(judge_of(LlamaGuard, guard_folder(tmp_path, verdicts=False)), EXCHANGES)
+    assert all(
+        "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe" for verdict in found
+    )
+
+
+def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unsafe", "safe"])
+    unsafe, safe = tokenizer.convert_tokens_to_ids(["unsafe", "safe"])
+    beginnings = {word: _beginnings(tokenizer, word) for word in ("safe", "unsafe")}
+    letters = {word: tokenizer(word[:1], add_special_tokens=False).input_ids for word in beginnings}
+    assert sorted(beginnings["unsafe"]) == sorted([unsafe, *letters["unsafe"]])
+    tokens = tokenizer("\n\nunsafe\nS1, S10\n", add_special_tokens=False).input_ids
+    place = tokens.index(unsafe)
+    logits = torch.full((len(tokens), len(tokenizer)), -50.0)
+    logits[place, unsafe], logits[place, safe] = 2.0, 1.0
+    verdict = verdict_of(tokenizer, beginnings, tokens, logits)
+    assert verdict["categories"] == ["S1", "S10"]
+    share = float(torch.tensor([2.0, 1.0]).softmax(0)[0])
+    assert verdict["scores"]["llama_guard_probability"] == pytest.approx(share)
+
+
+def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    exchange = Exchange(" Rob Ann. ", "No.")
+    tokenizer.chat_template = PARTS_TEMPLATE
+    assert conversation(tokenizer, exchange) == "Rob Ann.\nNo.\nVerdict:"
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(ConfigError, match="does not show"):
+        conversation(tokenizer, exchange)
+    with pytest.raises(ConfigError, match="no chat template"):
+        judge_of(LlamaGuard, guard_folder(tmp_path, template=None)).check()
+
+
+def test_another_template_is_another_guard(tmp_path: Path) -> None:
+    one = judge_of(LlamaGuard, guard_folder(tmp_path / "one")).identity
+    other = judge_of(LlamaGuard, guard_folder(tmp_path / "other", template=PARTS_TEMPLATE)).identity
+    assert one["template"] != other["template"] and len(one["template"]) == 64

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.metrics.correlations import values_of
 from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels, write_figure
 from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.spec import MEASURE
 from moe_lab.results.stored import read_lines
 
@@ -31,11 +32,11 @@ def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> lis
     return write_figure(lambda: _draw({"": rows}), rows, folder, "expert_metrics")
 
 
-def write_epochs(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
+def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel for each training of a table's cells that has measurements; nothing where none has."""
-    trainings = {_name(cell): training_rows(lines) for cell in cells if (lines := _measurements(cell))}
+    trainings = {_name(cell): training_rows(lines) for cell in table.cells if (lines := _measurements(cell))}
     rows = [{"training": name, **row} for name, own in trainings.items() for row in own]
-    return write_figure(lambda: _draw(trainings, title), rows, folder, stem) if rows else []
+    return write_figure(lambda: _draw(trainings, title), rows, folder, stem)
 
 
 def _name(cell: TableCell) -> str:

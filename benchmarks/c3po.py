@@ -19,7 +19,8 @@ from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
+from moe_lab.engine.suffix.recorder import PromptSuffix
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
@@ -37,7 +38,7 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 
 
 def full_passes(
-    model: torch.nn.Module, question: PromptTail, neighbours: list[list[int]]
+    model: torch.nn.Module, question: PromptSuffix, neighbours: list[list[int]]
 ) -> Callable[[], object]:
     """Gradient descent for one question by whole passes."""
     ids_KT, gold_K = torch.tensor(neighbours), torch.arange(K)
@@ -80,12 +81,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model, N = make_model(), options.questions
     model.set_experts_implementation(NAME)
-    tails = PromptTails(model, LAYERS[0])
+    tails = SuffixReplay(model, LAYERS[0])
     asked, known = prompts(N, options.length, seed=1), prompts(N * K, options.length, seed=2)
     answers = [[[n % K]] for n in range(N * K)]
     questions, neighbours = tails.read(asked, BUDGET), tails.read(known, BUDGET, answers)
 
-    def c3po(count: int, read: list[PromptTail]) -> torch.Tensor:
+    def c3po(count: int, read: list[PromptSuffix]) -> torch.Tensor:
         pathways = Pathways(torch.stack([q.pathway_WME for q in questions[:count]]), LAYERS, CORE)
         nested = [read[n * K : (n + 1) * K] for n in range(count)]
         loss = NeighbourLoss(tails, nested, torch.ones(count, K))

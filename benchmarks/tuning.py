@@ -26,7 +26,7 @@ from moe_lab.engine.forward.forward import RowForward
 from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring.scoring import Budget, Question, score
-from moe_lab.engine.scoring.two_phase import KeptQuestions
+from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK, document_key
 
@@ -77,7 +77,7 @@ def plain_pass(model: torch.nn.Module, questions: list[Question]) -> Callable[[]
 
 def trial(model: torch.nn.Module, questions: list[Question], n: int, reuse: bool) -> Callable[[], None]:
     budget = Budget(PASS_TOKENS["cpu"])
-    kept = KeptQuestions(model, FIRST_NOISY, store_on(torch.device("cpu")))
+    kept = TwoPhaseScorer(model, FIRST_NOISY, store_on(torch.device("cpu")))
     seeds = count()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and how the command ends: exit codes, messages, SIGTERM as an exception.
+"""Errors that a user can cause, and how the command ends: exit codes and messages.
 
 Everything else that is raised is a defect of this package and keeps its traceback.
 """
@@ -6,12 +6,8 @@ Everything else that is raised is a defect of this package and keeps its traceba
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -55,17 +51,6 @@ class RunHeldError(MoeLabError):
     exit_code = 3
 
 
-@contextmanager
-def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
-    """Let a user-facing error name the cell of a grid that it is about; a run that is alone needs no name."""
-    try:
-        yield
-    except MoeLabError as error:
-        if alone:
-            raise
-        raise type(error)(f"In the cell {' '.join(overrides)}:\n{error}") from error
-
-
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception that unwinds like Ctrl-C does."""
 
@@ -85,12 +70,3 @@ def print_error(error: BaseException) -> None:
         traceback.print_exception(error, file=sys.stderr)
     else:
         print(f"Error: {error}", file=sys.stderr)
-
-
-def raise_on_sigterm() -> None:
-    """Let SIGTERM unwind, so that a run's status says `interrupted`. Only the main thread may ask for it."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, stop)

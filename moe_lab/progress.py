@@ -6,7 +6,6 @@ with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request"
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -33,12 +32,6 @@ def naming(name: str) -> Iterator[None]:
 def on_terminal() -> bool:
     """Whether stderr shows bars."""
     return sys.stderr.isatty()
-
-
-def without_bars_of_libraries() -> None:
-    """Without a terminal, keep the bars of other packages out of stderr. To be called before tqdm is imported."""
-    if not on_terminal():
-        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 class Progress:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moe_lab import progress
-from moe_lab.progress import Progress, naming, without_bars_of_libraries
+from moe_lab.progress import Progress, naming
 
 
 @pytest.fixture
@@ -95,14 +95,3 @@ def test_names_end_with_their_block() -> None:
             assert Progress(1, "x", "step", shown=False).title == "b: x"
         assert Progress(1, "x", "step", shown=False).title == "a: x"
     assert Progress(1, "x", "step", shown=False).title == "x"
-
-
-def test_bars_of_libraries_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    without_bars_of_libraries()
-    assert "TQDM_DISABLE" not in progress.os.environ
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    without_bars_of_libraries()
-    assert progress.os.environ["TQDM_DISABLE"] == "1"
-    del progress.os.environ["TQDM_DISABLE"]

@@ -1,4 +1,4 @@
-"""The command: compose, check, then run, plan, report or diagnose; every ending has its exit code.
+"""The command: compose, check, then do what `mode` says; every ending has its exit code.
 
 python -m moe_lab method=roe model=tiny task=toy_math
 """
@@ -6,23 +6,36 @@ python -m moe_lab method=roe model=tiny task=toy_math
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from importlib import import_module
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from moe_lab import __version__
-from moe_lab.errors import ConfigError, exit_code, print_error, raise_on_sigterm
-from moe_lab.progress import without_bars_of_libraries
+from moe_lab.errors import ConfigError, Terminated, exit_code, print_error
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
-    from moe_lab.config.schema import Config
+
+MODES = {
+    "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
+    "plan": ("moe_lab.runs.grid:plan_grid", "moe_lab.runs.experiments.runner:plan_experiments"),
+    "report": ("moe_lab.runs.grid:report_grid", "moe_lab.runs.experiments.runner:report_experiments"),
+    "doctor": ("moe_lab.cli.doctor.report:print_report", "moe_lab.cli.doctor.report:report_experiments"),
+    "prefetch": ("moe_lab.cli.prefetch:prefetch", "moe_lab.cli.prefetch:prefetch_experiments"),
+}
+"""Each mode's function of the configurations of a grid, and of one configuration and cell with `experiment=`.
+
+Both return the exit code.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
     arguments = sys.argv[1:] if argv is None else argv
-    without_bars_of_libraries()
+    hide_progress_of_libraries()
     try:
         return _main(list(arguments))
     except SystemExit as stop:  # argparse, and Hydra's flags that only print
@@ -30,12 +43,18 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
         return exit_code(stop)
-    except BrokenPipeError:  # whoever read our output has gone (head, a pager)
+    except BrokenPipeError:  # the reader of stdout has ended (head, a pager)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         print_error(error)
         return exit_code(error)
+
+
+def hide_progress_of_libraries() -> None:
+    """Disable the progress bars of other packages where stderr is no terminal. Call it before tqdm is imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def _main(argv: list[str]) -> int:
@@ -51,8 +70,13 @@ def _main(argv: list[str]) -> int:
     if not cells:
         return 0
     if threading.current_thread() is threading.main_thread():
-        raise_on_sigterm()
+        signal.signal(signal.SIGTERM, _terminate)
     return dispatch(cells)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Let SIGTERM unwind, so that a run's status says `interrupted`."""
+    raise Terminated
 
 
 def compose_or_explain(argv: list[str]) -> list[Cell]:
@@ -72,56 +96,24 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
 
 
 def dispatch(cells: list[Cell]) -> int:
-    """Do what `mode` says with the composed cells."""
+    """Do what `mode` says with the composed cells and return the exit code."""
+    from moe_lab.config.compose import OWN_GRID
+    from moe_lab.runs.config import to_configs
     from moe_lab.tasks.loading import keeping_tasks
 
     with keeping_tasks():
-        return _dispatch(cells)
-
-
-def _dispatch(cells: list[Cell]) -> int:
-    from moe_lab.runs.checks import check_tuning_keys
-    from moe_lab.runs.config import to_configs
-
-    configs = to_configs(cells)
-    mode = configs[0].mode
-    if any(config.mode != mode for config in configs):
-        raise ConfigError("A grid has one mode. Give mode= one value.")
-    if mode == "doctor":
-        from moe_lab.cli.doctor.report import diagnose
-
-        for section in diagnose(configs[0], _all_cells(configs, cells)):
-            print(section, flush=True)
-        return 0
-    if mode == "prefetch":
-        from moe_lab.cli.prefetch import prefetch
-
-        return prefetch(_all_cells(configs, cells))
-    check_tuning_keys(configs)
-    if mode != "run":
-        return _at_once(configs, cells[0])
-    from moe_lab.runs.distributed import in_step
-
-    return in_step(configs, lambda: _at_once(configs, cells[0]))
-
-
-def _at_once(configs: list[Config], cell: Cell) -> int:
-    if any(config.experiment for config in configs):
-        from moe_lab.config.compose import OWN_GRID
-        from moe_lab.runs.experiments.runner import run_experiments
-
+        configs = to_configs(cells)
+        mode = configs[0].mode
+        if any(config.mode != mode for config in configs):
+            raise ConfigError("A grid has one mode. Give mode= one value.")
+        of_grid, of_experiments = MODES[mode]
+        if not any(config.experiment for config in configs):
+            return _function(of_grid)(configs)
         if len(configs) > 1:
             raise ConfigError(OWN_GRID)
-        return run_experiments(configs[0], cell)
-    from moe_lab.runs.grid import plan_grid, report_grid, run_grid
-
-    return {"run": run_grid, "plan": plan_grid, "report": report_grid}[configs[0].mode](configs)
+        return _function(of_experiments)(configs[0], cells[0])
 
 
-def _all_cells(configs: list[Config], cells: list[Cell]) -> list[Config]:
-    """The configurations of a grid, or of the experiments that its one cell names."""
-    if not any(config.experiment for config in configs):
-        return configs
-    from moe_lab.runs.experiments.cells import experiment_configs
-
-    return experiment_configs(configs[0], cells[0])
+def _function(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -10,10 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
+from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
 from moe_lab.models.memory import size_text
 from moe_lab.reports.terminal.console import print_table
+from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name
 from moe_lab.tasks.judges.registry import judge_names
 
@@ -59,6 +61,11 @@ def prefetch(configs: Sequence[Config]) -> int:
     for failed in errors:
         print_error(failed)
     return exit_code(errors[0]) if errors else 0
+
+
+def prefetch_experiments(config: Config, cell: Cell) -> int:
+    """Fetch what the experiments need that `config.experiment` names."""
+    return prefetch(experiment_configs(config, cell))
 
 
 def _model(model: ModelConfig) -> Item:
@@ -111,12 +118,12 @@ def _method(config: Config) -> Item | None:
     from moe_lab.models.facts import model_facts
 
     method = get_method(config.method.name)(config.method)
-    if type(method).reads is Method.reads:
+    if type(method).data_identity is Method.data_identity:
         return None
     cache = Path(HF_DATASETS_CACHE)
     before = _sizes(cache)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=False)
-    if not method.reads(config, facts):
+    if not method.data_identity(config, facts):
         return None
     new = sum(_size(Path(folder)) for folder in _sizes(cache) - before)
     name = f"method {config.method.name}: what it reads beside {task_name(config)}"

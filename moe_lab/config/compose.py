@@ -26,6 +26,7 @@ from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.errors import ConfigError
 
+CONF = str(resource_folder("conf"))
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 PATHS = re.compile(
     r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|task\.reward_model|task\.guard_model|method\.temperature|method\.embeddings)"
@@ -66,7 +67,7 @@ def compose(argv: list[str]) -> list[Cell]:
     argv, method_keys = without_method_keys(argv)
     for one in one_method_each(argv):
         with _hydra_surroundings(["moe_lab", *map(quote, one)]):
-            hydra.main(version_base="1.3", config_path=str(resource_folder("conf")), config_name="config")(
+            hydra.main(version_base="1.3", config_path=CONF, config_name="config")(
                 lambda cfg: composed.append((cfg, HydraConfig.get()))
             )()
     return [replace(read_cell(cfg, runtime), method_keys=method_keys) for cfg, runtime in composed]
@@ -107,7 +108,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     quoted = [quote(override) for override in overrides]
     if config_dirs:
         quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(resource_folder("conf"))):
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=CONF):
         cfg = hydra.compose("config", overrides=quoted, return_hydra_config=True)
     return read_cell(cfg, cfg.hydra)
 

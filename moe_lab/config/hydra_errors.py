@@ -15,8 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from moe_lab.config.parse import Owners, unknown_key
-from moe_lab.config.validators import unknown_option
+from moe_lab.config.validators import Owners, unknown_key, unknown_option
 
 # Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")

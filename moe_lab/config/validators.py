@@ -1,12 +1,111 @@
-"""Checks of single values of a configuration, worded alike for all keys. None is a value that was left out."""
+"""Plain values to typed dataclasses: unknown keys, values of another type and impossible values are ConfigErrors.
+
+`build` checks keys and types against a dataclass. Its `__post_init__` checks values with `one_of`, `at_least` and
+`above_zero`, which take None for a value that is not set.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
+
+Owners = Callable[[str], list[str]]
+"""The methods that have a key."""
+
+
+def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambda key: []) -> Any:
+    """An instance of a dataclass from plain values, every value checked against its annotation.
+
+    `owners` gives the methods that have a key, which the error for an unknown key of a method names.
+    """
+    hints = get_type_hints(cls)
+    known = [f.name for f in fields(cls)]
+    for key in values:
+        if key not in known:
+            raise unknown_key(
+                f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
+            )
+    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+
+
+def unknown_key(
+    key: str, known: list[str], option: str | None = None, owners: Owners = lambda key: []
+) -> ConfigError:
+    """The error for a key that does not exist; `option` is the group's option that lacks it."""
+    leaf = key.rpartition(".")[2]
+    by_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
+    group = key.partition(".")[0]
+    if group == "method" and (methods := owners(leaf)):
+        return ConfigError(_of_another_method(key, methods, option))
+    keys = f"Keys of {group}={option}" if option else "Keys here"
+    where = f"{keys}: {', '.join(known)}." if "." in key else "See --help for all keys."
+    return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
+
+
+def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
+    names = [f"method={owner}" for owner in owners]
+    has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} it"
+    lines = [f"Unknown key {key!r} of method={option}: {has}, and method={option} does not."]
+    if option == "base":
+        lines.append(f"Leave base out: {' or '.join(names)} alone compares with base.")
+    return "\n".join(lines)
+
+
+def coerce(value: Any, annotation: Any, key: str) -> Any:
+    """`value` as its annotation wants it (an int becomes a float where one is wanted), or ConfigError."""
+    choices = _alternatives(annotation)
+    if isinstance(value, float) and not math.isfinite(value) and (float in choices or str not in choices):
+        raise ConfigError(f"{key}={value}: must be a finite number.")
+    for choice in choices:
+        fits, result = _fit(value, choice, key)
+        if fits:
+            return result
+    expected = " or ".join(_describe(choice) for choice in choices)
+    shown = "null" if value is None else value
+    raise ConfigError(f"{key}={shown}: expected {expected}.")
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return list(get_args(annotation))
+    return [annotation]
+
+
+def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
+    origin = get_origin(annotation)
+    if annotation is Any:
+        return True, value
+    if annotation in (None, type(None)):
+        return value is None, None
+    if origin is Literal:
+        return value in get_args(annotation), value
+    if origin in (list, tuple) and isinstance(value, list):
+        inner = (get_args(annotation) or (Any,))[0]
+        return True, origin(coerce(item, inner, f"{key}[{index}]") for index, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        inner = (get_args(annotation) or (Any, Any))[1]
+        return True, {str(name): coerce(item, inner, f"{key}.{name}") for name, item in value.items()}
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return True, float(value)
+    if annotation is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return True, str(value)
+    plain = isinstance(annotation, type) and isinstance(value, annotation)
+    return plain and not (isinstance(value, bool) and annotation is not bool), value
+
+
+def _describe(annotation: Any) -> str:
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    if annotation in names:
+        return names[annotation]
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    return {list: "a list", tuple: "a list", dict: "a mapping"}.get(get_origin(annotation), str(annotation))
 
 
 def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:

@@ -7,14 +7,17 @@ tokenization, prompts, chat templates and truncation are lm-eval's own `hf` mode
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
+from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RowForward
 from moe_lab.engine.forward.layers import runs_rows
 from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.recurrent import StateForward
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.generation.sampling import Decoder, StopCondition, generation_config
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
@@ -33,8 +36,8 @@ PASS_TOKENS = {"cpu": 2048}
 class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared past once, then rows.
 
-    `engine` says how: "rows" over a cache with columns (`rows.py`) wherever a model's layers can be given them; else
-    ensembles by "states", copies of the model's own cache (`states.py`), and the plain model by lm-eval's code, "hf".
+    `engine` runs the model: a `RowEngine` wherever its layers keep keys and values alone; else a `StateEngine` for
+    ensembles, and None for the plain model, which lm-eval's own code runs.
 
     Args:
         model, tokenizer: of transformers; the model keeps its device and dtype.
@@ -47,8 +50,9 @@ class EngineLM(CountedHF):
         seed: of sampling, where `gen_kwargs` ask for it.
         reuse: keep the clean work of every question and prompt, within a share of the free memory, for later calls of
             `answer`; `set_ensemble` changes the temperatures between them. Answers are the same within float error.
-            `ensemble.first_noisy` says from which MoE layer on any of them may have noise. "states" keep nothing.
+            `ensemble.first_noisy` says from which MoE layer on any of them may have noise. `StateEngine` keeps nothing.
         progress: show a bar.
+        make_engine: called with this LM once its budget is known; returns the engine to use instead.
     """
 
     def __init__(
@@ -64,11 +68,13 @@ class EngineLM(CountedHF):
         seed: int = 0,
         reuse: bool = False,
         progress: bool = True,
+        make_engine: Callable[[Any], Engine] | None = None,
     ):
         self.ensemble = ensemble or Ensemble()
         self.progress = progress
         self.seed = seed
-        self.engine = "rows" if runs_rows(model) else "states" if self.ensemble.n > 1 else "hf"
+        self.session_info: dict[str, Any] = {}
+        """Plain values that a method keeps with the answers (`Method.open`)."""
         auto = str(batch_size).startswith("auto")
         super().__init__(
             pretrained=model,
@@ -82,19 +88,21 @@ class EngineLM(CountedHF):
         self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
         self._observer = Observer()
-        self._engine: RowEngine | StateEngine | None = None
-        if self.engine == "rows":
-            self._engine = RowEngine(model, self.ensemble, self.budget, reuse)
-        elif self.engine == "states":
-            self._engine = StateEngine(model, self.ensemble)
+        self.engine: Engine | None = None
+        if make_engine:
+            self.engine = make_engine(self)
+        elif runs_rows(model):
+            self.engine = RowEngine(RowForward(model, self.ensemble), self.budget, reuse)
+        elif self.ensemble.n > 1:
+            self.engine = StateEngine(StateForward(model, self.ensemble))
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Answer with another ensemble from now on; `cost` goes on counting.
 
         Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one.
         """
-        assert self._engine is not None
-        self._engine.set_ensemble(ensemble)
+        assert self.engine is not None
+        self.engine.set_ensemble(ensemble)
         self._counted.update(self._decisions)
         self.ensemble = ensemble
 
@@ -103,12 +111,12 @@ class EngineLM(CountedHF):
 
         Raises ConfigError for a model that does not run as rows.
         """
-        if not isinstance(self._engine, RowEngine):
+        if not isinstance(self.engine, RowEngine):
             raise ConfigError(
                 f"What {type(self.model).__name__} reads cannot be told apart by documents: its layers remember more "
                 "than keys and values, so it runs by lm-eval's own code. Leave metrics=expert out."
             )
-        self._observer = self._engine.forward.observer = observer
+        self._observer = self.engine.forward.observer = observer
 
     @property
     def cost(self) -> dict[str, int]:
@@ -120,8 +128,8 @@ class EngineLM(CountedHF):
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
-        if self._engine:
-            cost["tokens_in"] += self._engine.tokens_in
+        if self.engine:
+            cost["tokens_in"] += self.engine.tokens_in
         return dict(cost)
 
     @property
@@ -175,7 +183,7 @@ class EngineLM(CountedHF):
                 on_answer(index, answer)
                 progress.update()
 
-            if self._engine:
+            if self.engine:
                 run(requests, report)
             else:
                 self.answer_by_hf(kind, requests, report)
@@ -198,8 +206,7 @@ class EngineLM(CountedHF):
         for i, (context, continuation) in enumerate(pairs):
             by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
         questions = [
-            Question(context, list(continuations), document_key(context))
-            for context, continuations in by_context.items()
+            self._question(requests, context, continuations) for context, continuations in by_context.items()
         ]
 
         def on_scores(index: int, scores: Scores) -> None:
@@ -209,8 +216,19 @@ class EngineLM(CountedHF):
                     report(i, answer)
                     self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])
 
-        assert self._engine is not None
-        self._engine.score(questions, on_scores)
+        assert self.engine is not None
+        self.engine.score(questions, on_scores)
+
+    def _question(
+        self,
+        requests: Sequence[Request],
+        context: tuple[int, ...],
+        continuations: dict[tuple[int, ...], list[int]],
+    ) -> Question:
+        """Of all requests with one context; `continuations` are their numbers by what is to be scored."""
+        texts = [requests[indices[0]].args for indices in continuations.values()]
+        key = document_key(context)
+        return Question(context, list(continuations), key, texts[0][0], [text for _, text in texts])
 
     def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
@@ -235,8 +253,8 @@ class EngineLM(CountedHF):
                 report(i, float(total[i]))
 
         if windows:
-            assert self._engine is not None
-            self._engine.score(windows, on_scores)
+            assert self.engine is not None
+            self.engine.score(windows, on_scores)
 
     def _generate(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Requests with the same generation options together."""
@@ -263,7 +281,7 @@ class EngineLM(CountedHF):
         answers = []
         for i, request in requests.items():
             prompt = self._encoder.prompt(request.args[0], room)
-            answers.append(Answer(i, prompt, document_key(prompt), request.repeat))
+            answers.append(Answer(i, prompt, document_key(prompt), request.repeat, request.args[0]))
 
         def on_done(answer: Answer) -> None:
             self._counted["tokens_out"] += len(answer.generated)
@@ -274,6 +292,6 @@ class EngineLM(CountedHF):
 
         decoder = Decoder(self.model, config, self.seed)
         finished = StopCondition(self.tokenizer, stop, config)
-        assert self._engine is not None
-        self._engine.generate(answers, decoder, finished, max_new_tokens, on_done)
+        assert self.engine is not None
+        self.engine.generate(answers, decoder, finished, max_new_tokens, on_done)
         self._counted["near_ties"] += decoder.near_ties

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import Tensor
 
+from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TreeRow
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.recurrent import Key, Past, StateForward
@@ -19,24 +19,22 @@ from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.scoring.scoring import Question, Scores, read_scores
 
 
-class StateEngine:
+class StateEngine(Engine):
     """One prompt or question at a time. Nothing is kept between calls."""
 
-    def __init__(self, model: Any, ensemble: Ensemble):
-        self.forward = StateForward(model, ensemble)
-        self._tokens_before = 0
+    def __init__(self, forward: StateForward):
+        self.forward = forward
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far, rows included."""
-        return self._tokens_before + self.forward.tokens_in
+        return self.forward.tokens_in
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        self._tokens_before += self.forward.tokens_in
-        self.forward = StateForward(self.forward.model, ensemble)
+        forward = StateForward(self.forward.model, ensemble)
+        forward.tokens_in = self.forward.tokens_in
+        self.forward = forward
 
     def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
-        """Score all questions; `on_scores(index, scores)` is called as soon as a question is done."""
         with self.forward as forward:
             for i, question in enumerate(questions):
                 tree = TreeRow(question.context, question.continuations, document=question.document)
@@ -51,7 +49,6 @@ class StateEngine:
         max_new_tokens: int,
         on_done: Callable[[Answer], None],
     ) -> None:
-        """Continue all prompts; `on_done` is called for each as soon as it ends."""
         with self.forward as forward:
             for answer in answers:
                 _generate(forward, answer, choose, finished, max_new_tokens)

@@ -3,57 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.memory_bound import Store, store_on
+from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.generation.generate import Choose, Finished, generate
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.generation.prefix_cache import CleanPasts
 from moe_lab.engine.scoring.scoring import Budget, Question, Scores, score
-from moe_lab.engine.scoring.two_phase import KeptQuestions
+from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
 
-class RowEngine:
+class RowEngine(Engine):
     """Batches of prompts and questions, over pasts that they share.
 
     Args:
         reuse: keep clean work between calls, within a share of the free memory.
     """
 
-    def __init__(self, model: Any, ensemble: Ensemble, budget: Budget, reuse: bool):
-        self.budget = budget
-        self.forward = RowForward(model, ensemble)
-        self._tokens_before = 0
-        device = self.forward.device
+    def __init__(self, forward: RowForward, budget: Budget, reuse: bool = False):
+        self.forward, self.budget = forward, budget
+        ensemble, device = forward.ensemble, forward.device
         self._pasts = CleanPasts(store_on(device)) if reuse else None
-        self._kept: KeptQuestions | None = None
+        self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
-            store = store_on(device) if reuse else Store(0)
-            self._kept = KeptQuestions(model, ensemble.first_noisy, store, spare=reuse)
+            store = store_on(device) if reuse else None
+            self.two_phase = TwoPhaseScorer(forward.model, ensemble.first_noisy, store)
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far, rows included, padding excluded."""
-        kept = self._kept.tokens_in if self._kept else 0
-        return self._tokens_before + self.forward.tokens_in + kept
+        return self.forward.tokens_in + (self.two_phase.tokens_in if self.two_phase else 0)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        """Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one."""
-        kept_rows = self._kept and ensemble.n > 1 and ensemble.cache == "clean"
-        if self._kept and kept_rows and ensemble.first_noisy < self._kept.first_noisy:
+        """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
+        two_phase = self.two_phase if ensemble.n > 1 and ensemble.cache == "clean" else None
+        if two_phase and ensemble.first_noisy < two_phase.first_noisy:
             raise ValueError(
-                f"first_noisy={ensemble.first_noisy}, but kept work parts at MoE layer {self._kept.first_noisy}."
+                f"first_noisy={ensemble.first_noisy}, but cached activations begin at MoE layer "
+                f"{two_phase.first_noisy}."
             )
-        self._tokens_before += self.forward.tokens_in
-        self.forward = RowForward(self.forward.model, ensemble)
+        forward = RowForward(self.forward.model, ensemble)
+        forward.tokens_in = self.forward.tokens_in
+        self.forward = forward
 
     def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
-        """Score all questions; `on_scores(index, scores)` is called as soon as a question is done."""
         ensemble = self.forward.ensemble
-        if self._kept and ensemble.cache == "clean":
-            self._kept.score(ensemble, questions, self.budget, on_scores)
+        if self.two_phase and ensemble.cache == "clean":
+            self.two_phase.score(ensemble, questions, self.budget, on_scores)
         else:
             with self.forward as forward:
                 score(forward, questions, self.budget, on_scores)
@@ -66,6 +63,5 @@ class RowEngine:
         max_new_tokens: int,
         on_done: Callable[[Answer], None],
     ) -> None:
-        """Continue all prompts; `on_done` is called for each as soon as it ends."""
         with self.forward as forward:
             generate(forward, answers, self.budget, choose, finished, max_new_tokens, on_done, self._pasts)

@@ -1,7 +1,8 @@
 """The methods by name. A method is a context manager that yields a language model for lm-eval.
 
-Adding one: a module with a `Method` subclass and its `Config`, a line in `METHODS`, and `conf/method/<name>.yaml`.
-Packages of others register theirs under the entry-point group `moe_lab.methods`.
+Adding one: `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
+"_" for "-") with a `Method` subclass whose `Config` has this name. Packages of others register theirs under the
+entry-point group `moe_lab.methods`.
 """
 
 from __future__ import annotations
@@ -9,26 +10,18 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
+from moe_lab.config.catalog import options
+from moe_lab.config.paths import resource_folder
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
-
-METHODS = {
-    "base": "moe_lab.methods.base:Base",
-    "roe": "moe_lab.methods.roe.method:RoE",
-    "c2r": "moe_lab.methods.c2r.method:C2R",
-    "c3po": "moe_lab.methods.c3po.method:C3PO",
-    "icl": "moe_lab.methods.icl.method:ICL",
-    "prefix-tuning": "moe_lab.methods.virtual_tokens.method:PrefixTuning",
-    "soft-prompt": "moe_lab.methods.virtual_tokens.method:SoftPrompt",
-    "finetune-freeze": "moe_lab.methods.finetune_freeze.method:FinetuneFreeze",
-    "pretrain": "moe_lab.methods.pretrain:Pretrain",
-}
 
 
 def method_names() -> list[str]:
     """All names that `method=` takes, plug-ins included."""
-    return sorted({*METHODS, *(entry.name for entry in entry_points(group="moe_lab.methods"))})
+    plugins = {entry.name for entry in entry_points(group="moe_lab.methods")}
+    return sorted({*_own_names(), *plugins})
 
 
 def methods_with(key: str) -> list[str]:
@@ -38,9 +31,21 @@ def methods_with(key: str) -> list[str]:
 
 def get_method(name: str) -> type[Method]:
     """The class of a method. Raises ConfigError with the known names for an unknown one."""
-    if name in METHODS:
-        module, _, attribute = METHODS[name].partition(":")
-        return getattr(import_module(module), attribute)
+    if name in _own_names():
+        return _own_method(name)
     for entry in entry_points(group="moe_lab.methods", name=name):
         return entry.load()
     raise ConfigError(f"Unknown method {name!r}. Methods: {', '.join(method_names())}.")
+
+
+def _own_names() -> list[str]:
+    return list(options("method", [resource_folder("conf")]))
+
+
+def _own_method(name: str) -> type[Method]:
+    place = f"{__name__}.{name.replace('-', '_')}"
+    spec = find_spec(place)
+    assert spec is not None, f"method={name} is in {place}"
+    module = import_module(f"{place}.method" if spec.submodule_search_locations else place)
+    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Method)]
+    return next(each for each in classes if getattr(each.Config, "name", None) == name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
+    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
 
@@ -17,17 +18,23 @@ if TYPE_CHECKING:
 class Base(Method):
     """Runs any causal language model as it is."""
 
+    @dataclass(kw_only=True)
+    class Config(Method.Config):
+        """No key but its name."""
+
+        name: str = "base"
+
     needs_router = False
     own_routing = True
 
     @contextmanager
-    def open(self, model: LoadedModel, config: Config) -> Iterator[EngineLM]:
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
         from moe_lab.engine.lm import EngineLM
 
-        yield EngineLM(model.model, model.tokenizer, **engine_options(config))
+        yield EngineLM(model.model, model.tokenizer, **engine_options(context.config))
 
 
-def engine_options(config: Config) -> dict:
+def engine_options(config: RunConfig) -> dict:
     """What every method hands from the run's configuration to `EngineLM`."""
     return {
         "batch_size": config.batch_size,

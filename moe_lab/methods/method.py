@@ -1,15 +1,27 @@
-"""What a method is: a small class with its own `Config`."""
+"""The interface of a method: a small class with its own `Config`.
+
+For each run the hooks are called in this order, which `tests/methods/test_method.py` asserts:
+
+    check             before weights load: whether the configuration fits the model
+    data_identity     before weights load: the data that it depends on
+    identity          before weights load: the configuration as it enters the run id
+    resolve_model     of a `TrainingMethod`, where an answer is missing: the model that is loaded, trained if need be
+    open              where an answer is missing: the LM that answers
+    report            at the end, also where all answers were stored
+
+`references_left` and the training hooks of `TrainingMethod` serve mode=plan and mode=doctor. No hook relies on what an
+earlier one left behind.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moe_lab.errors import ConfigError
 from moe_lab.methods.source import source_digest
 
 if TYPE_CHECKING:
@@ -20,11 +32,18 @@ if TYPE_CHECKING:
     from moe_lab.tasks.estimate import Asked
 
 
-class Method(ABC):
-    """One way to run a model over a task.
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a method is opened for."""
 
-    A method that evaluates (`trains = False`) opens an LM; one that trains (`trains = True`) overrides `train`.
-    """
+    config: RunConfig
+    """Of the run; its `model` is the one that was loaded."""
+    folder: Path | None = None
+    """Of the run, for files beside the answers; None where no answer is kept."""
+
+
+class Method(ABC):
+    """One way to run a model over a task: it opens an LM, which lm-eval drives."""
 
     @dataclass(kw_only=True)
     class Config:
@@ -38,22 +57,19 @@ class Method(ABC):
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""
-    trains: ClassVar[bool] = False
     own_routing: ClassVar[bool] = False
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     interventions: ClassVar[bool] = True
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
-    several_processes: ClassVar[bool] = False
-    """Whether all processes of torchrun work on one run of it (`moe_lab.runs.distributed`)."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None
     """`task.answer` of multiple-choice tasks where it is not given."""
+    reports_flips: ClassVar[bool] = False
+    """Whether its block of results.json counts the documents that became right and wrong."""
 
     def __init__(self, config: Any):
         self.config = config
-        self.opened: dict[str, Any] = {}
-        """What `report` needs to know of `open`, as plain values: kept with the answers."""
 
     @staticmethod
     def unread(config: Any) -> set[str]:
@@ -74,63 +90,48 @@ class Method(ABC):
         return frozenset()
 
     def check(self, facts: ModelFacts) -> None:
-        """Raise ConfigError where the configuration cannot work on this model. Called before weights load."""
+        """Raise ConfigError where the configuration cannot work on this model."""
 
-    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """What else determines its numbers, as plain values: documents of other tasks, say. Needs no weights."""
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """What else determines its numbers, as plain values: documents of other tasks, say. Needs no weights.
+
+        Raises ConfigError or TaskError where the data cannot be had.
+        """
         return {}
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as it enters the run id: one form for all spellings of the same computation."""
         return asdict(self.config)
 
-    def compared_with(self) -> dict[str, tuple[Any, list[str]]]:
-        """What its scores are compared with beside the untouched model: by name, a method's `Config` and the overrides
-        that make it of this one's."""
+    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
+        """Other methods that its scores are compared with, beside the untouched model.
+
+        By name the `Config` of the other method, and the overrides that make it of this one's.
+        """
         return {}
 
-    def keep_files_in(self, folder: Path) -> None:
-        """Called before `open` with the run's folder; for methods that keep more there than answers."""
-
-    def loads(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The configuration whose model is loaded for `open`; a method that evaluates a model of its own names that.
-
-        Args:
-            free: lets the model in memory go.
-        """
-        return config
-
     def forward_tokens(self, asked: Asked) -> float:
-        """Tokens that it puts through the model for what a run asks: every answer once per row."""
+        """Tokens that it puts through the model for what a run asks: every answer once per routing sample."""
         return asked.prompts + asked.answers * getattr(self.config, "n", 1)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        """Reference sets to be made first, by name: tokens read. Called after `reads`; loads no weights."""
+        """Reference sets to be made first, by name: tokens read. Needs no weights."""
         return {}
-
-    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        """Trainings to be made first, by name: optimizer steps, tokens read. Called after `reads`; loads no weights."""
-        return {}
-
-    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        """Bytes of the model's weights, their gradients and the optimizer's state at the most, activations left out.
-
-        None where the method does not train them, or has done so. Called after `reads`; loads no weights.
-        """
-        return None
 
     @abstractmethod
-    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
-        """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model."""
+    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
+        """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model.
 
-    def train(self, config: RunConfig) -> Path:
-        """Train, or continue, or return the finished folder at once. Only for methods with `trains = True`."""
-        raise ConfigError(f"method={self.config.name} trains no model.")
+        `EngineLM.session_info` of that LM is kept with the answers and handed to `report`.
+        """
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
         Args:
             counters: `EngineLM.cost` of the whole run, interruptions included.
+            session_info: `EngineLM.session_info` of the latest session.
         """
         return {}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
-from moe_lab.progress import naming
-from moe_lab.results.stored import whole_mapping
+from moe_lab.methods.trained import Trained
+from moe_lab.methods.training_method import ModelMaker
+from moe_lab.results.identity import folder_name
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.load import LoadedModel
 
 
 NOT_ARCHITECTURE = (
@@ -38,12 +35,11 @@ NOT_ARCHITECTURE = (
 AT_LEAST_ONE = ("steps", "batch_size", "sequence_length", "save_steps")
 
 
-class Pretrain(Method):
+class Pretrain(ModelMaker):
     """Training from scratch; writes `outputs/models/<model>-pretrain-<id8>/`."""
 
     numerics = 1
     random = True
-    trains = True
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
@@ -67,27 +63,20 @@ class Pretrain(Method):
             if self.decay_steps < self.steps:
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
 
-    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
-        raise ConfigError(
-            "method=pretrain makes a model and evaluates none. Evaluate it with method=base model.path=<it>."
-        )
-
     def train(self, config: RunConfig) -> Path:
         """Train, or continue, or return at once if done. Returns the output folder; its `model/` is loadable.
 
         Raises ModelError where `model=` has no architecture or tokenizer, RunHeldError where another process
         trains it, ResultsError where the folder cannot be written.
         """
-        from moe_lab.results.folder import RunFolder
-
         identity = self._identity(config)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        folder = Path(config.output_dir) / "models" / f"{_label(config)}-pretrain-{digest[:8]}"
-        place = RunFolder(folder, digest)
-        with place.held():
-            if not _is_done(folder, digest):
-                with place.status(), naming(folder.name):
-                    self._train(config, folder, {"id": digest, **identity})
+        name = Path(config.model.path).name if config.model.path else config.model.name
+        folder = Path(config.output_dir) / "models" / folder_name(name, "pretrain", digest=digest)
+        trained = Trained(
+            folder=folder, id=digest, record="training.json", scratch="checkpoints", made="model"
+        )
+        trained.load_or_make(lambda: identity | self._train(config, folder), wait=False)
         return folder
 
     def _identity(self, config: RunConfig) -> dict[str, Any]:
@@ -111,7 +100,8 @@ class Pretrain(Method):
             "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         }
 
-    def _train(self, config: RunConfig, folder: Path, identity: dict[str, Any]) -> None:
+    def _train(self, config: RunConfig, folder: Path) -> dict[str, Any]:
+        """Write the model; what there is to record."""
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
@@ -119,7 +109,7 @@ class Pretrain(Method):
         from moe_lab.models.facts import resolve_device
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
-        from moe_lab.results.atomic import write_json, writing
+        from moe_lab.results.atomic import writing
         from moe_lab.results.versions import versions
 
         recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
@@ -154,7 +144,7 @@ class Pretrain(Method):
         with writing(folder / "model"):
             model.to(torch.bfloat16).save_pretrained(folder / "model")
             tokenizer.save_pretrained(folder / "model")
-        write_json(folder / "training.json", {**identity, "metrics": metrics, "versions": versions()})
+        return {"metrics": metrics, "versions": versions()}
 
     def _arguments(self, config: RunConfig) -> dict[str, Any]:
         """The recipe as transformers' TrainingArguments."""
@@ -168,13 +158,3 @@ class Pretrain(Method):
             "logging_steps": min(20, self.config.steps),
             "save_steps": self.config.save_steps,
         }
-
-
-def _is_done(folder: Path, digest: str) -> bool:
-    """Whether the record of a whole training, which is written last, is there and of this identity."""
-    return (whole_mapping(folder / "training.json") or {}).get("id") == digest
-
-
-def _label(config: RunConfig) -> str:
-    name = Path(config.model.path).name if config.model.path else config.model.name
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name)

@@ -33,7 +33,7 @@ def sharded() -> bool:
     return True
 
 
-def together(call: Callable[[], T]) -> T:
+def run_on_all_ranks(call: Callable[[], T]) -> T:
     """Call it in all processes at once, which have it from this one; what it returns here.
 
     What is called takes the same steps everywhere, and raises a TrainingError in all of them or in none.

@@ -1,60 +1,63 @@
-"""What is trained once, whatever is evaluated with it: outputs/models/<model>-<method>-<id8>/."""
+"""What is made once and shared by runs: a trained model, an adapter, a set of references, a profile.
+
+Each is a folder below the output folder. Its record, a JSON file with its id, is written last: a killed command makes
+it again, or continues where the maker keeps what is done.
+"""
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.progress import naming
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import RunFolder
-from moe_lab.results.identity import run_id
 from moe_lab.results.stored import whole_mapping
 
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
 
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A folder that is complete where its record is there, undamaged and of this id."""
 
-def trained_once(
-    config: Config, content: dict[str, Any], train: Callable[[Path, str], dict[str, Any]], made: str
-) -> dict[str, Any]:
-    """What training.json says of the training that `content` determines, and its `folder`.
+    folder: Path
+    id: str
+    """SHA-256 of what determines the content."""
+    record: str
+    """File name of the record."""
+    scratch: str | None = None
+    """Folder in it that a killed maker continues from; it goes when the record is written."""
 
-    Where that is missing, `train(folder, id)` trains, or continues, and returns what there is to say. The folder is
-    held meanwhile; another process that trains the same is waited for. `made` is the folder in it of what was trained;
-    where that has gone, it is trained again. `checkpoints/` go when training is done.
-    """
-    folder, digest = folder_of(config, content)
-    store = RunFolder(folder, digest)
-    record = _record(folder, digest, made)
-    if record is None:
-        with store.held(wait=True):
-            record = _record(folder, digest, made)
-            if record is None:
-                (folder / "training.json").unlink(missing_ok=True)
-                with store.status(), naming(folder.name):
-                    record = train(folder, digest) | {"id": digest, **content}
-                    write_json(folder / "training.json", record)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return record | {"folder": folder}
+    def stored(self) -> dict[str, Any] | None:
+        """The record; None where it is to be made, the first time or again."""
+        content = whole_mapping(self.folder / self.record)
+        return (
+            content
+            if content is not None and content.get("id") == self.id and self.is_whole(content)
+            else None
+        )
 
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        """Whether a record of this id has what it needs, and the files beside it are there."""
+        return True
 
-def folder_of(config: Config, content: dict[str, Any]) -> tuple[Path, str]:
-    """Where such a training is kept, and its id."""
-    digest = run_id(content)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{config.method.name}-{digest[:8]}")
-    return Path(config.output_dir) / "models" / name, digest
+    def load_or_make(self, make: Callable[[], dict[str, Any]], *, wait: bool = True) -> dict[str, Any]:
+        """The record; made by `make()`, which writes the other files and returns the record's content.
 
-
-def is_trained(config: Config, content: dict[str, Any], made: str) -> bool:
-    """Whether it is done, and what it made still there."""
-    return _record(*folder_of(config, content), made) is not None
-
-
-def _record(folder: Path, digest: str, made: str) -> dict[str, Any] | None:
-    record = whole_mapping(folder / "training.json")
-    done = record is not None and record.get("id") == digest and (folder / made).is_dir()
-    return record if done else None
+        The folder is held meanwhile. Another process that makes the same is waited for; without `wait`, RunHeldError.
+        """
+        record = self.stored()
+        if record is None:
+            store = RunFolder(self.folder, self.id)
+            with store.held(wait=wait):
+                record = self.stored()
+                if record is None:
+                    (self.folder / self.record).unlink(missing_ok=True)
+                    with store.status(), naming(self.folder.name):
+                        record = {"id": self.id, **make()}
+                        write_json(self.folder / self.record, record)
+        if self.scratch is not None:
+            shutil.rmtree(self.folder / self.scratch, ignore_errors=True)
+        return record

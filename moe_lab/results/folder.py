@@ -14,7 +14,7 @@ from typing import Any
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.stored import tidy, whole_mapping
+from moe_lab.results.stored import parsed_once, tidy, whole_mapping
 from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
 
 LEAST_FREE_BYTES = 64 * 2**20
@@ -31,7 +31,7 @@ class RunFolder:
 
     def stored(self, commit: str | None = None) -> dict[str, Any] | None:
         """The finished result: complete, of this identity and, for a hub model, of this commit; else None."""
-        results = whole_mapping(self.path / "results.json") or {}
+        results = parsed_once(self.path / "results.json") or {}
         block = results.get("moe_lab")
         if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
             return None  # absent, damaged, or not ours: the run is computed

@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from functools import partial
 from inspect import getsource
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
+from typing import Any
 
 HASHED = frozenset(
     {
@@ -77,8 +75,11 @@ def _source(function: Any) -> str:
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def folder_name(config: Config, digest: str) -> str:
-    """`<model>-<method>-<task>-<id8>`, with "-" for what a folder name should not hold."""
-    task = config.task.name if isinstance(config.task.name, str) else "-".join(config.task.name)
-    parts = (config.model.name, config.method.name, task[:60], digest[:8])
-    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in parts)
+def folder_name(*parts: str, digest: str) -> str:
+    """The parts and the first 8 digits of an id, joined by "-", which replaces unsafe characters, too."""
+    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in (*parts, digest[:8]))
+
+
+def task_label(names: str | Iterable[str]) -> str:
+    """The names of tasks as a part of a folder's name."""
+    return (names if isinstance(names, str) else "-".join(names))[:60]

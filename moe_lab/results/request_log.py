@@ -37,8 +37,8 @@ class ResponseLog:
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.environment: dict[str, str | None] = {}
         """Where the latest answers were computed: device, experts and attention implementation."""
-        self.opened: dict[str, Any] = {}
-        """`Method.opened` of the latest session that asked the model."""
+        self.session_info: dict[str, Any] = {}
+        """`EngineLM.session_info` of the latest session that asked the model."""
         self.set_aside: Path | None = None
         """Where a log that was found here, and is not this one, lies now."""
         self._answers: dict[str, Any] = {}
@@ -76,9 +76,9 @@ class ResponseLog:
         """Keep a cost that belongs to no single answer, such as loading, and where it arose."""
         self._append({"cost": cost, **({"environment": environment} if environment else {})})
 
-    def keep_opened(self, opened: dict[str, Any]) -> None:
+    def keep_session_info(self, info: dict[str, Any]) -> None:
         """Keep what a method knows once it is open."""
-        self._append({"opened": opened})
+        self._append({"opened": info})
 
     def close(self) -> None:
         self._file.close()
@@ -97,7 +97,7 @@ class ResponseLog:
         if "key" in line and "response" in line:
             self._answers[line["key"]] = _answer(line["response"])
         self.environment = line.get("environment", self.environment)
-        self.opened = line.get("opened", self.opened)
+        self.session_info = line.get("opened", self.session_info)
         for name, amount in line.get("cost", {}).items():
             before = self.cost.get(name, 0)
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,24 @@ def whole_mapping(path: Path) -> dict[str, Any] | None:
     except DamagedError as error:
         tell_once(f"{error.told}. It is not used.")
         return None
+
+
+def parsed_once(path: Path) -> dict[str, Any] | None:
+    """As `whole_mapping`, without parsing the same file again: for files that are only replaced (`write_atomically`).
+
+    It is the same file if inode, size and time of change are the same: the inode of a file is another one than that
+    of the file that it replaces. Callers share the mapping and do not change it.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return whole_mapping(path)
+    return _parsed(path, found.st_ino, found.st_size, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(path: Path, *file: int) -> dict[str, Any] | None:
+    return whole_mapping(path)
 
 
 def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:

@@ -22,6 +22,12 @@ def versions() -> dict[str, str | None]:
     }
 
 
+def decisive_versions() -> dict[str, str | None]:
+    """Versions of the packages that may change numbers."""
+    now = versions()
+    return {name: now[name] for name in DECISIVE}
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

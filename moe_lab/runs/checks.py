@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.tasks.generation import MAX_NEW_TOKENS
@@ -16,19 +14,6 @@ if TYPE_CHECKING:
 
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
-
-
-def check_tuning_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for keys of a tuning where no cell of a grid tunes. Cells of experiments bring their own."""
-    if any(config.experiment or config.tuning.name != "none" for config in configs):
-        return
-    untouched = asdict(TuningConfig())
-    for key, value in asdict(configs[0].tuning).items():
-        if value != untouched[key]:
-            raise ConfigError(
-                f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "
-                "it out."
-            )
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -9,9 +11,9 @@ from typing import Any
 import yaml
 
 from moe_lab.config.compose import Cell, top_level_keys
-from moe_lab.config.parse import build, unknown_key
 from moe_lab.config.schema import GROUP_CONFIGS, Config
-from moe_lab.errors import ConfigError, in_cell
+from moe_lab.config.validators import build, unknown_key
+from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method, methods_with
 
 LONGEST_NAME = 255
@@ -27,6 +29,17 @@ def to_configs(cells: list[Cell]) -> list[Config]:
         with in_cell(cell.overrides, alone=len(cells) == 1):
             configs.append(to_config(cell))
     return configs
+
+
+@contextmanager
+def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
+    """Name the cell of a grid in a user-facing error that is raised within; `alone`: the grid has one cell."""
+    try:
+        yield
+    except MoeLabError as error:
+        if alone:
+            raise
+        raise type(error)(f"In the cell {' '.join(overrides)}:\n{error}") from error
 
 
 def to_config(cell: Cell) -> Config:

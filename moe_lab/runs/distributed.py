@@ -29,7 +29,7 @@ PATIENCE = timedelta(days=7)
 """How long a process waits for the first one, which may be fetching weights or evaluating."""
 
 
-def in_step(configs: Sequence[Config], run: Callable[[], int]) -> int:
+def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
     """`run()` in the first process; in the others, what that one tells. Returns the exit code.
 
     Raises ConfigError for what has no work for several processes, or needs them.
@@ -58,10 +58,13 @@ def in_step(configs: Sequence[Config], run: Callable[[], int]) -> int:
 
 def _check(configs: Sequence[Config]) -> None:
     from moe_lab.methods import get_method
+    from moe_lab.methods.training_method import ModelMaker, TrainingMethod
 
     processes, one = num_processes(), configs[0]
     split = any(config.model.tp_plan for config in configs)
-    shared = one.experiment or any(get_method(config.method.name).several_processes for config in configs)
+    shared = one.experiment or any(
+        issubclass(get_method(config.method.name), TrainingMethod) for config in configs
+    )
     if processes > 1 and not split and not shared:
         raise ConfigError(
             f"{processes} processes were started, and only method=finetune-freeze and model.tp_plan=auto have work for "
@@ -76,11 +79,11 @@ def _check(configs: Sequence[Config]) -> None:
         )
     if len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment:
         raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
-    if get_method(one.method.name).trains:
+    if issubclass(get_method(one.method.name), ModelMaker):
         raise ConfigError("model.tp_plan splits models that are evaluated; training takes one process.")
 
 
-class Leading:
+class LeaderLM:
     """An `EngineLM` of the first process: the others answer the same requests."""
 
     def __init__(self, lm: EngineLM, config: Config):
@@ -96,7 +99,7 @@ class Leading:
         return getattr(self._lm, name)
 
 
-def tell_to_load(config: Config) -> None:
+def load_on_all_ranks(config: Config) -> None:
     """Let the others load the model of this run now, which takes all of them at once."""
     from moe_lab.models.source import model_folder
 
@@ -145,6 +148,8 @@ def _load(config: Config) -> None:
 
 def _answer(config: Config, kind: str, requests: list[Request]) -> None:
     from moe_lab.methods import get_method
+    from moe_lab.methods.method import Context
 
-    with get_method(config.method.name)(config.method).open(_models().get(config), config) as lm:
+    method = get_method(config.method.name)(config.method)
+    with method.open(_models().get(config), Context(config=config)) as lm:
         lm.answer(kind, requests, lambda index, answer: None)

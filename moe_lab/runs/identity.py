@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.results.identity import HASHED, task_settings
+from moe_lab.results.identity import HASHED, folder_name, task_label, task_settings
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -28,12 +28,12 @@ def identity(
 
     `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
     """
-    reads = method.reads(config, facts)
+    data = method.data_identity(config, facts)
     return {
         "model": model,
         "dtype": facts.dtype,
         "method": {"config": method.identity(facts), "numerics": method.version}
-        | ({"reads": reads} if reads else {}),
+        | ({"reads": data} if data else {}),
         "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
         "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
         "settings": {name: getattr(config, name) for name in sorted(HASHED)},
@@ -41,3 +41,8 @@ def identity(
         "documents": documents,
         "seed": config.seed if method.random else None,
     }
+
+
+def run_name(config: Config, digest: str) -> str:
+    """`<model>-<method>-<task>-<id8>`: the name of a run's folder."""
+    return folder_name(config.model.name, config.method.name, task_label(config.task.name), digest=digest)

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, in_cell
+from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.training_method import ModelMaker
+from moe_lab.runs.config import in_cell
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
@@ -55,7 +57,7 @@ class Job:
 
 def job_of(config: Config) -> Job:
     """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises, before anything is computed."""
-    if get_method(config.method.name).trains:
+    if issubclass(get_method(config.method.name), ModelMaker):
         raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
     if config.tuning.name == "none":
         return Job(config, runs=runs_of(config))
@@ -96,7 +98,9 @@ def runs_of(config: Config) -> list[Run]:
 
 def seeds_of(config: Config) -> list[Config]:
     """One config per seed; only one for a method without randomness."""
-    count = config.num_seeds if get_method(config.method.name)(config.method).random else 1
+    count = config.num_seeds
+    if count > 1 and not get_method(config.method.name)(config.method).random:
+        count = 1
     return [replace(config, seed=config.seed + index) for index in range(count)]
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.roe.profile import read_profile
+from moe_lab.methods.training_method import TrainingMethod
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.reports.terminal.results import settings, without_empty
 from moe_lab.results.expert_metrics import EVALUATIONS
@@ -52,7 +53,8 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         measured = run.measured and not run.config.rerun
         if state != "done":
             missing += 1
-            trainings |= run.method.training_left(run.config, run.facts)
+            if isinstance(run.method, TrainingMethod):
+                trainings |= run.method.training_left(run.config, run.facts)
             references |= run.method.references_left(run.config, run.facts)
         evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
         todo = round(tokens * (share + evaluations * (not measured)))

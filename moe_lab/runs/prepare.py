@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.training_method import ModelMaker
 from moe_lab.models.hub.offline import go_offline
 from moe_lab.results.folder import check_writable
 from moe_lab.runs.checks import (
@@ -38,7 +39,7 @@ def prepare(config: Config) -> Run:
         go_offline()
     check_writable(config.output_dir)
     method = get_method(config.method.name)(config.method)
-    if method.trains:
+    if isinstance(method, ModelMaker):
         raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
 
     from moe_lab.models.facts import model_facts
@@ -67,7 +68,7 @@ def prepare(config: Config) -> Run:
     baseline = run_of(_baseline_config(config))
     compared = {
         name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
-        for name, (other, typed) in method.compared_with().items()
+        for name, (other, typed) in method.comparisons().items()
     }
     return replace(run, baseline=baseline, compared=compared)
 
@@ -77,8 +78,8 @@ def _identified(
 ) -> Run:
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
-    from moe_lab.results.identity import folder_name, run_id
-    from moe_lab.runs.identity import identity
+    from moe_lab.results.identity import run_id
+    from moe_lab.runs.identity import identity, run_name
     from moe_lab.tasks.documents import documents_digest
     from moe_lab.tasks.judges.registry import judges_of
 
@@ -98,7 +99,7 @@ def _identified(
         config=config,
         run_id=digest,
         answers_id=run_id(content),
-        folder=Path(config.output_dir) / "runs" / folder_name(config, digest),
+        folder=Path(config.output_dir) / "runs" / run_name(config, digest),
         facts=facts,
         method=method,
         tasks=tasks,

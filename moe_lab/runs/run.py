@@ -37,7 +37,7 @@ class Run:
     baseline: Run | None = None
     """The untouched model on the same documents, where one is wanted."""
     compared: dict[str, Run] = field(default_factory=dict)
-    """What else it is compared with on the same documents, by name (`Method.compared_with`)."""
+    """What else it is compared with on the same documents, by name (`Method.comparisons`)."""
     judges: tuple[Judge, ...] = ()
     """Who judges its answers."""
     answers_id: str

@@ -12,7 +12,6 @@ import numpy as np
 
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.folder import version_marks
-from moe_lab.results.identity import folder_name
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.statistics import (
     VERSION,
@@ -22,6 +21,7 @@ from moe_lab.results.statistics import (
     interval_of_mean,
     over_seeds,
 )
+from moe_lab.runs.identity import run_name
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Outcome, Run
@@ -77,7 +77,7 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
     config = outcomes[0].run.config
     runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.needed.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
-    path = Path(config.output_dir) / "summaries" / f"{folder_name(config, digest)}.json"
+    path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, summary(outcomes))
@@ -86,7 +86,7 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
-    values = [_values(outcome.run, name) for outcome in outcomes]
+    values = [_values(outcome.run, outcome.results, name) for outcome in outcomes]
     others = {key: [_Other.read(run, name) for run in runs] for key, runs in _needed(outcomes).items()}
     found = {}
     for metric in values[0]:
@@ -147,7 +147,7 @@ class _Other:
     def read(cls, run: Run, task: str) -> _Other:
         stored = run.stored()
         assert stored is not None
-        return cls(stored["results"][task], _values(run, task))
+        return cls(stored["results"][task], _values(run, stored, task))
 
 
 def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
@@ -157,10 +157,8 @@ def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
     return {name: list(own.values()) for name, own in found.items() if all(run.done for run in own.values())}
 
 
-def _values(run: Run, task: str) -> Values:
-    stored = run.stored()
-    assert stored is not None
-    return metric_values(read_samples(run.folder, stored)[task])
+def _values(run: Run, results: dict[str, Any], task: str) -> Values:
+    return metric_values(read_samples(run.folder, results)[task])
 
 
 def _list(interval: Interval | None) -> list[float] | None:

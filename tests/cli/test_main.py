@@ -5,14 +5,19 @@ Broken by: an option that --help forgets, a folder left behind, a run before all
 
 from __future__ import annotations
 
+import io
+import os
 import shlex
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from moe_lab.cli.help import GROUPS, options
+from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries
+from moe_lab.config import schema
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
@@ -54,6 +59,22 @@ def test_help_lists_options_of_ones_own(capsys, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# My own model\nname: mine\n")
     assert "My own model" in run_command(capsys, "--config-dir", str(tmp_path), "--help").out
+
+
+def test_progress_bars_of_libraries_are_for_terminals(monkeypatch):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
+    hide_progress_of_libraries()
+    assert "TQDM_DISABLE" not in os.environ
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    hide_progress_of_libraries()
+    assert os.environ.pop("TQDM_DISABLE") == "1"
+
+
+def test_every_mode_of_the_schema_has_its_functions():
+    assert MODES.keys() == set(schema.MODES)
+    for places in MODES.values():
+        assert all(callable(_function(place)) for place in places)
 
 
 @pytest.mark.slow
@@ -320,8 +341,6 @@ def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys,
 
 
 def test_the_untouched_model_stands_before_what_is_compared_with_it():
-    from types import SimpleNamespace
-
     from moe_lab.runs.grid import beside_baselines
 
     base = SimpleNamespace(run_id="b", stored=lambda: {"is": "base"})

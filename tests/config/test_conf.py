@@ -14,9 +14,9 @@ import yaml
 from moe_lab.cli.help import GROUPS
 from moe_lab.config.catalog import first_comment, options
 from moe_lab.config.compose import Cell, compose, compose_cell, top_level_keys
-from moe_lab.config.parse import coerce
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
+from moe_lab.config.validators import coerce
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.runs.config import to_config

@@ -17,7 +17,7 @@ from moe_lab.engine.forward.layers import decoder_layers, runs_rows
 from moe_lab.engine.forward.masks import FULL, Reach, layer_reaches
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.scoring.two_phase import KeptQuestions
+from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 from moe_lab.routing import find_routers
 from tests.support import attention_kinds
 from tests.support import roe_reference as reference
@@ -102,7 +102,9 @@ def test_scores_equal_the_slow_reference(model, double, history):
 
 def kept_scores(model, ensemble, questions, budget):
     found = {}
-    KeptQuestions(model, ensemble.first_noisy, Store(0)).score(ensemble, questions, budget, found.__setitem__)
+    TwoPhaseScorer(model, ensemble.first_noisy, Store(0)).score(
+        ensemble, questions, budget, found.__setitem__
+    )
     return found
 
 

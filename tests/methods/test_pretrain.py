@@ -113,8 +113,11 @@ def test_a_training_held_by_another_process_is_refused(architecture, tmp_path):
     from filelock import FileLock
 
     folder = train(architecture, tmp_path)
-    with FileLock(folder / ".lock", timeout=0), pytest.raises(RunHeldError, match="held"):
-        train(architecture, tmp_path)
+    with FileLock(folder / ".lock", timeout=0):
+        assert train(architecture, tmp_path) == folder, "a finished one needs no lock"
+        (folder / "training.json").unlink()
+        with pytest.raises(RunHeldError, match="held"):
+            train(architecture, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,66 @@
-"""Trainings that runs share. Broken by: one that answers for another model, or is made twice."""
+"""What is made once. Broken by: a record of another id that is taken, a record without its files, work that is lost."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from moe_lab.config.schema import Config
-from moe_lab.methods.base import Base
-from moe_lab.results.artifact import trained_once
-
-CONTENT = {"model": {"weights": "a"}, "commit": None, "data": "b", "recipe": {"epochs": 1}, "seed": 0}
+from moe_lab.errors import RunHeldError
+from moe_lab.results.artifact import Artifact
+from moe_lab.results.folder import RunFolder
 
 
-def folder_of(config, content, trained):
-    def train(folder, digest):
-        trained.append(digest)
-        for name in ("model", "checkpoints"):
-            (folder / name).mkdir(exist_ok=True)
-        return {"steps": len(trained)}
+class Pair(Artifact):
+    """A record and a file beside it."""
 
-    record = trained_once(config, content, train, "model")
-    assert not (record["folder"] / "checkpoints").exists()
-    assert record["id"] == trained[record["steps"] - 1]
-    return record["folder"]
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        return (self.folder / "other").exists()
 
 
-@pytest.mark.parametrize("key", CONTENT)
-def test_another_training_is_made_for_other_content(key, tmp_path):
-    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
-    first = folder_of(config, CONTENT, trained)
-    assert folder_of(config, dict(CONTENT), trained) == first and len(trained) == 1
-    assert folder_of(config, CONTENT | {key: "other"}, trained) != first and len(trained) == 2
-    (first / "training.json").write_text('{"id": "of another"}')
-    assert folder_of(config, CONTENT, trained) == first and len(trained) == 3
+def pair(tmp_path: Path, digest: str = "a" * 64) -> Pair:
+    return Pair(folder=tmp_path / "pair", id=digest, record="record.json", scratch="parts")
 
 
-def test_what_is_gone_is_made_again_and_checkpoints_that_a_kill_left_go(tmp_path):
-    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
-    folder = folder_of(config, CONTENT, trained)
-    (folder / "checkpoints").mkdir()
-    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 1
-    (folder / "model").rmdir()
-    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 2
+def maker(artifact: Artifact, made: list[int]):
+    def make() -> dict[str, Any]:
+        (artifact.folder / "parts").mkdir(exist_ok=True)
+        (artifact.folder / "other").touch()
+        assert not (artifact.folder / "record.json").exists()
+        made.append(1)
+        return {"times": len(made)}
+
+    return make
+
+
+def test_it_is_made_once_and_again_where_something_is_gone(tmp_path: Path) -> None:
+    one, made = pair(tmp_path), []
+    assert one.stored() is None
+    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
+    assert one.load_or_make(maker(one, made)) == one.stored() == {"id": one.id, "times": 1}
+    assert not (one.folder / "parts").exists()
+    (one.folder / "other").unlink()
+    assert one.stored() is None and one.load_or_make(maker(one, made))["times"] == 2
+    (one.folder / "record.json").write_text("[]")
+    assert one.load_or_make(maker(one, made))["times"] == 3
+    other = pair(tmp_path, "b" * 64)
+    assert other.stored() is None and other.load_or_make(maker(other, made))["times"] == 4
+
+
+def test_work_in_progress_stays_where_making_fails(tmp_path: Path) -> None:
+    one = pair(tmp_path)
+
+    def fail() -> dict[str, Any]:
+        (one.folder / "parts").mkdir()
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        one.load_or_make(fail)
+    assert (one.folder / "parts").exists() and one.stored() is None
+
+
+def test_without_waiting_another_maker_is_named(tmp_path: Path) -> None:
+    one = pair(tmp_path)
+    with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
+        one.load_or_make(maker(one, []), wait=False)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from moe_lab.results import stored
+from moe_lab.results.atomic import write_json
 from moe_lab.results.stored import (
     DamagedError,
+    parsed_once,
     read_lines,
     read_mapping,
     set_aside,
@@ -47,6 +51,20 @@ def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
             read(tmp_path / "x.json")
     assert whole_mapping(tmp_path / "x.json") is None and whole_mapping(tmp_path / "x.json") is None
     assert capsys.readouterr().err.count("x.json is damaged: Is a directory. It is not used.") == 1
+
+
+def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(stored.json, "loads", lambda text: parsed.append(text) or loads(text))
+    path = tmp_path / "results.json"
+    assert parsed_once(path) is None
+    for number in (1, 2):  # within one tick of the clock: the inode alone differs
+        write_json(path, {"a": number})
+        assert parsed_once(path) == {"a": number} == parsed_once(path)
+    assert len(parsed) == 2
+    path.unlink()
+    assert parsed_once(path) is None
 
 
 @pytest.mark.parametrize("line", [b"[]", b"null", b'{"a"', b"[" * 100_000, b'{"a": "\xe9"}'])

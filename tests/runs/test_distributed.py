@@ -15,7 +15,7 @@ import pytest
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.runs.distributed import in_step
+from moe_lab.runs.distributed import run_distributed
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 
@@ -27,7 +27,7 @@ def config(method="roe", **keys):
 
 
 def test_a_single_process_does_as_ever():
-    assert in_step([config()], lambda: 7) == 7
+    assert run_distributed([config()], lambda: 7) == 7
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_single_process_does_as_ever():
 def test_what_processes_cannot_share_is_refused(processes, configs, says, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(ConfigError, match=says):
-        in_step(configs, lambda: pytest.fail("nothing may run"))
+        run_distributed(configs, lambda: pytest.fail("nothing may run"))
 
 
 def torchrun(*arguments):

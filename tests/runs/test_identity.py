@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from moe_lab.config.schema import Config, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
-from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME, folder_name
+from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME
+from moe_lab.runs.identity import run_name
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data, sums, write_jsonl
 
@@ -168,5 +169,5 @@ def test_ids_are_the_same_in_another_process(roe: Config) -> None:
 def test_folder_names_are_safe() -> None:
     method = type("M", (), {"name": "roe"})()
     odd = Config(model=ModelConfig(name="a/b c:d"), method=method, task=TaskConfig(name=["x y", "z"] * 30))
-    name = folder_name(odd, "0123456789abcdef")
+    name = run_name(odd, "0123456789abcdef")
     assert name.startswith("a-b-c-d-roe-x-y-z-x-y") and name.endswith("-01234567") and len(name) < 100

@@ -12,7 +12,7 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.c3po.config import ALPHAS_TRIED
 from moe_lab.methods.c3po.kernel_regression import ALPHAS
-from moe_lab.methods.references import reference_set as references
+from moe_lab.methods.references.store import References
 from moe_lab.results.atomic import write_json
 from moe_lab.results.request_log import ResponseLog
 from moe_lab.runs.estimate import asked_by
@@ -108,15 +108,16 @@ def test_a_reference_set_is_counted_until_it_is_there(
     [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
     per_question = asked_by(run).prompt
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
-    folder, digest = tmp_path / "references" / name, next(iter(_digests(run)))
-    monkeypatch.setattr(references, "is_whole", lambda *asked: asked == (folder, digest))
+    expected = _references(run)
+    assert expected.folder == tmp_path / "references" / name
+    monkeypatch.setattr(References, "stored", lambda self: {} if self == expected else None)
     assert run.method.references_left(run.config, run.facts) == {}
 
 
-def _digests(run: Run) -> set[str]:
+def _references(run: Run) -> References:
     from moe_lab.methods.references.documents import reference_documents
-    from moe_lab.methods.references.reference_set import folder_of, reference_content
+    from moe_lab.methods.references.reference_set import reference_content, references_of
 
     documents = reference_documents(run.config, run.config.method)
     content = reference_content(run.config, run.config.method, documents, run.facts)
-    return {folder_of(run.config, documents, content, run.facts)[1]}
+    return references_of(run.config, documents, content, run.facts)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
+from moe_lab.engine.suffix.recorder import PromptSuffix
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.methods.c3po.loss import NeighbourLoss
 from moe_lab.methods.c3po.pathway import Pathways
@@ -29,9 +30,9 @@ class Setting:
 
     model: torch.nn.Module
     layers: list[int]
-    tails: PromptTails
-    questions: list[PromptTail]
-    references: list[PromptTail]
+    tails: SuffixReplay
+    questions: list[PromptSuffix]
+    references: list[PromptSuffix]
 
     @property
     def pathway_NWME(self) -> torch.Tensor:
@@ -41,7 +42,7 @@ class Setting:
         return Pathways(self.pathway_NWME, self.layers, core)
 
     @property
-    def neighbours(self) -> list[list[PromptTail | None]]:
+    def neighbours(self) -> list[list[PromptSuffix | None]]:
         a, b, c, d, e = self.references
         return [[a, b, c], [d, None, e], [None, None, None]]
 
@@ -52,7 +53,7 @@ class Setting:
 def setting_of(model: torch.nn.Module, span: TokenSpan | None = None, answers: Any = ANSWERS) -> Setting:
     count = len(find_routers(model))
     layers = [count - 2, count - 1]
-    tails = PromptTails(model, layers[0], span)
+    tails = SuffixReplay(model, layers[0], span)
     budget, least = Budget(64), tails.span.size
     questions = tails.read(prompts(seed=2, least=least)[:3], budget)
     references = tails.read(prompts(seed=1, least=least), budget, [[answer] for answer in answers])

@@ -10,6 +10,7 @@ from moe_lab.cli.doctor.model import device_of, facts_of, model_needs, one_line,
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ModelError, MoeLabError
 from moe_lab.methods import get_method
+from moe_lab.methods.training_method import TrainingMethod
 from moe_lab.models.memory import free_memory
 from moe_lab.runs.plan import task_name
 
@@ -110,7 +111,7 @@ def _method(config: Config, free: FreeMemory) -> list[str]:
         return [f"method {config.method.name} on model {config.model.name}: CANNOT RUN {one_line(error)}"]
     beside = f"method {config.method.name}: what it reads beside {task_name(config)}"
     try:
-        found = [f"{beside} is ready"] if method.reads(config, facts) else []
+        found = [f"{beside} is ready"] if method.data_identity(config, facts) else []
     except MoeLabError as error:
         return [f"{beside} is MISSING {one_line(error)}"]
     return found + _trainings(method, config, facts, free)
@@ -121,12 +122,15 @@ def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: F
     device, no_device = device_of(config)
     if no_device is not None:
         return []
-    wanted = {f"by {config.method.name}": method.training_memory(config, facts)}
-    compared = method.compared_with() if config.baseline and not config.predict_only else {}
-    for name, (other, _) in compared.items():
-        beside = get_method(other.name)(other)
-        beside.reads(config, facts)
-        wanted[f"of {name} to compare with"] = beside.training_memory(config, facts)
+    methods = {f"by {config.method.name}": method}
+    if config.baseline and not config.predict_only:
+        others = {name: get_method(other.name)(other) for name, (other, _) in method.comparisons().items()}
+        methods |= {f"of {name} to compare with": other for name, other in others.items()}
+    wanted = {
+        name: each.training_memory(config, facts)
+        for name, each in methods.items()
+        if isinstance(each, TrainingMethod)
+    }
     free = free_memory(device)
     return [
         f"training {name}, model {config.model.name}: {training_text(size, free, device)}"

@@ -152,7 +152,7 @@ def one_line(error: Exception) -> str:
 
 
 def training_text(size: int, free: int, device: torch.device) -> str:
-    """What a training takes (`Method.training_memory`), and what to do where it does not fit."""
+    """What a training takes (`TrainingMethod.training_memory`), and what to do where it does not fit."""
     advice = (
         " NOT ENOUGH: less is taken where experts are frozen in all phases (method.schedule=experts "
         "method.compare_with_full=false), and FSDP splits it over several GPUs: docs/finetuning.md"

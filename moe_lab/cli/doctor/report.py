@@ -11,12 +11,30 @@ from pathlib import Path
 
 from moe_lab import __version__
 from moe_lab.cli.doctor.inputs import code_execution, command_needs, task_state
+from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.models.hub.offline import go_offline
+from moe_lab.runs.experiments.cells import experiment_configs
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
 NAMES_TASKS = ("task=", "task.", "experiment=")
 OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
+
+
+def print_report(configs: Sequence[Config]) -> int:
+    """Print the report on the configurations of a grid."""
+    return _print(configs[0], configs)
+
+
+def report_experiments(config: Config, cell: Cell) -> int:
+    """Print the report on the experiments that `config.experiment` names."""
+    return _print(config, experiment_configs(config, cell))
+
+
+def _print(config: Config, configs: Sequence[Config]) -> int:
+    for section in diagnose(config, configs):
+        print(section, flush=True)
+    return 0
 
 
 def diagnose(config: Config, configs: Sequence[Config]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import RowCache
-from moe_lab.engine.forward.layers import PerToken, decoder_layers, gather_tokens, layer_inputs, parting_layer
+from moe_lab.engine.forward.layers import PerToken, decoder_layers, fork_layer, gather_tokens, layer_inputs
 from moe_lab.engine.forward.masks import LayerMasks, layer_reaches
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
@@ -94,7 +94,7 @@ class CleanHistoryRows:
     """
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
-        first, router = parting_layer(model, ensemble.first_noisy)
+        first, router = fork_layer(model, ensemble.first_noisy)
         layers, reaches = decoder_layers(model), layer_reaches(model)
         self.n, self.dtype = ensemble.n, model.dtype
         self.columns = ensemble.n - 1

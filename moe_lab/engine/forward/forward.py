@@ -21,6 +21,7 @@ from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.clean_history import CleanHistoryRows
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.layers import decoder_layers, fork_layer
 from moe_lab.engine.forward.masks import FULL, LayerMasks, ReachHooks
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.forward.own_history import OwnHistoryRows
@@ -40,7 +41,7 @@ class RowForward:
         self.num_layers = model.config.get_text_config().num_hidden_layers
         self.tokens_in = 0
         """Tokens put through the model so far, rows included, padding excluded."""
-        self.observer = Observer()
+        self.observer: Observer | None = None
         self._head_at = torch.zeros(0, dtype=torch.long)
         self._reaches = ReachHooks(model)
         self._rows: CleanHistoryRows | OwnHistoryRows | None = None
@@ -82,7 +83,8 @@ class RowForward:
             noise: False reads tokens, none of them wanted, without noise.
         """
         past = cache.length
-        self.observer.expect(tokens)
+        if self.observer:
+            self.observer.expect(tokens)
         rows = self._rows.expect(tokens, cache, noise) if self._rows else None
         if self.ensemble.routing:
             self.ensemble.routing.expect(rows.noisy if rows else None)
@@ -111,3 +113,49 @@ class RowForward:
         """The output head's input, [B, R, hidden] -> [1, wanted rows, hidden]."""
         hidden = args[0]
         return (hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None], *args[1:])
+
+
+class RecordingForward(RowForward):
+    """The plain model, recording what later passes through its later layers take up (`SuffixForward`).
+
+    A prefix that sequences share, which is read with `noise=False`, is not recorded.
+
+    Args:
+        first_moe: the first MoE layer whose routing these passes may change.
+    """
+
+    def __init__(self, model: nn.Module, first_moe: int):
+        super().__init__(model, Ensemble())
+        self.fork, _ = fork_layer(model, first_moe)
+        """Number of the decoder layer in front of which hidden states are recorded."""
+        self._fork_layer = decoder_layers(model)[self.fork]
+        self._hidden: list[Tensor] = []
+        self._final: list[Tensor] = []
+
+    def __enter__(self) -> RecordingForward:
+        super().__enter__()
+        self._hidden, self._final = [], []
+        self._stack.callback(self._fork_layer.register_forward_pre_hook(self._record_hidden).remove)
+        return self
+
+    def __call__(
+        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
+    ) -> Tensor:
+        self._recording = noise
+        return super().__call__(tokens, cache, counted, noise)
+
+    def recorded(self) -> tuple[Tensor, Tensor]:
+        """(hidden states in front of the fork layer, those in front of the output head), each [B, S, hidden], of all
+        passes since the last call, which were parts of one batch."""
+        recorded = torch.cat(self._hidden, dim=1), torch.cat(self._final, dim=1)
+        self._hidden, self._final = [], []
+        return recorded
+
+    def _record_hidden(self, layer: nn.Module, args: tuple) -> None:
+        if self._recording:
+            self._hidden.append(args[0])
+
+    def _select(self, head: nn.Module, args: tuple) -> tuple:
+        if self._recording:
+            self._final.append(args[0])
+        return super()._select(head, args)

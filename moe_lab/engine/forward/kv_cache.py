@@ -88,6 +88,22 @@ class RowLayer(CacheLayerMixin):
         return self.length + query_length, 0
 
 
+class JoinedLayer(RowLayer):
+    """One layer of several caches, joined anew for each use, so that one layer's copy is alive at a time."""
+
+    def __init__(self, parts: list[RowLayer], width: int):
+        super().__init__(0)
+        self.parts, self.width = parts, width
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """The cached slots with [B, H, R, D] behind them, which are not kept."""
+        layer = RowLayer(self.width + key_states.shape[-2])
+        layer.join(self.parts, self.width)
+        return layer.update(key_states, value_states)
+
+
 class RowCache(Cache):
     """One `RowLayer` per decoder layer.
 

@@ -6,8 +6,7 @@ B = sequences, S = new tokens.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -40,7 +39,7 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     return []
 
 
-def parting_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
+def fork_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
     """(number of the decoder layer, its router) of MoE layer `first_noisy`, or of the last one if there are fewer."""
     routers = find_routers(model)
     router = routers[min(first_noisy, len(routers) - 1)]
@@ -50,35 +49,6 @@ def parting_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
 
 def _holds(layer: nn.Module, router: Router) -> bool:
     return any(module is router.module for module in layer.modules())
-
-
-@contextmanager
-def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor]) -> Iterator[None]:
-    """Inside the context `hidden()` is what decoder layer `first` takes; the layers before it are not computed.
-
-    Whatever the model does between its embeddings and its first layer has no effect.
-    """
-    layers = decoder_layers(model)
-    own = [layer.__dict__.get("forward") for layer in layers[:first]]
-    for layer in layers[:first]:
-        layer.forward = _unchanged
-
-    def start(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return (), layer_inputs(layer, args, kwargs) | {"hidden_states": hidden()}
-
-    handle = layers[first].register_forward_pre_hook(start, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-        for layer, forward in zip(layers[:first], own, strict=True):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
-
-
-def _unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-    return hidden_states
 
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.clean_history import Rows
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import RowCache
-from moe_lab.engine.forward.layers import PerToken, decoder_layers, layer_inputs, parting_layer
+from moe_lab.engine.forward.layers import PerToken, decoder_layers, fork_layer, layer_inputs
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 
@@ -28,7 +28,7 @@ class OwnHistoryRows:
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.n = ensemble.n
-        self.first_layer, _ = parting_layer(model, ensemble.first_noisy)
+        self.first_layer, _ = fork_layer(model, ensemble.first_noisy)
         self.layers = decoder_layers(model)[self.first_layer :]
         self._per_token: PerToken | None = None
         """Of this pass; None: it has no noise, and all rows are still one."""

@@ -29,6 +29,8 @@ class Answer:
     prompt: Sequence[int]
     document: int
     repeat: int = 0
+    text: str = ""
+    """Of the prompt."""
     generated: list[int] = field(default_factory=list)
     _named: tuple[int, np.int64] = (0, np.int64(0))
 

@@ -27,6 +27,10 @@ class Question:
     context: Sequence[int]
     continuations: Sequence[Sequence[int]]
     document: int
+    text: str = ""
+    """Of the context."""
+    texts: Sequence[str] = ()
+    """Of the continuations."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,10 @@
-"""Clean work kept between calls, for callers that ask the same again under other temperatures (tuning).
+"""Two-phase scoring: one pass without noise, then the noisy routing samples through the later layers alone.
 
-Rows read a clean history, so what the untouched model computed for a question or a prompt serves every ensemble.
+All samples of a clean history read the same keys and values, so the first phase depends on no temperature. Its
+activations can be cached, and an ensemble with other temperatures costs the second phase only (tuning).
+
+M = logit positions, n = routing samples of each, R = noisy samples of a chunk, T = cached slots, D = hidden size,
+V = vocabulary.
 """
 
 from __future__ import annotations
@@ -8,50 +12,74 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import TreeRow
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import RecordingForward
+from moe_lab.engine.forward.kv_cache import JoinedLayer, RowCache
+from moe_lab.engine.forward.masks import LayerMasks
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.prefixes import group_by_prefix
-from moe_lab.engine.scoring.noisy_rows import CleanForward, CleanWork, KeptRowForward, Piece
-from moe_lab.engine.scoring.scoring import Budget, Question, Scores, batches, read_scores
+from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
+from moe_lab.engine.scoring.scoring import Batch, Budget, Question, Scores, batches, read_scores
+from moe_lab.routing.gumbel_top_k import NoisyTokens
 
-PIECE_ROWS = 128
-"""Noisy rows of one question that go side by side. Attention scores each of them against all others, for nothing; with
-fewer, the past is copied more often (measured behind 100 to 900 tokens: 128 and 256 are best)."""
+CHUNK_SAMPLES = 128
+"""Noisy samples of one request that go side by side. Attention scores each of them against all others in vain; with
+fewer, the prefix is copied more often (measured behind 100 to 900 tokens: 128 and 256 are best)."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A question as the untouched model scores it, and what its noisy rows need."""
+class CachedActivations:
+    """What the plain model computed for one request, as far as its noisy samples need it."""
 
-    plain: Scores
-    work: CleanWork
+    scores: Scores
+    """Of the plain model."""
+    kv_cache: RowCache
+    """Keys and values of the context and the continuations, of the layers from the fork layer on."""
+    fork_MD: Tensor
+    """Hidden states at the logit positions as the fork layer takes them."""
+    final_MD: Tensor
+    """The same as the output head takes them."""
+    visible_MT: Tensor
+    """bool: the slots that samples at a logit position attend to: those of its token but the token's own."""
+    position_M: Tensor
+    document: int
 
     @property
     def nbytes(self) -> int:
-        return self.work.nbytes
+        tensors = (self.fork_MD, self.final_MD, self.visible_MT, self.position_M)
+        return self.kv_cache.nbytes + sum(tensor.nbytes for tensor in tensors)
 
 
-class KeptQuestions:
-    """Scores questions as `scoring.score` does, and keeps their clean work.
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive logit positions of a request, which go through one pass."""
+
+    request: CachedActivations
+    at: slice
+
+
+class TwoPhaseScorer:
+    """Scores requests over a clean history, as `scoring.score` does.
 
     Args:
         first_noisy: the first MoE layer that any ensemble to come may make noisy.
-        store: what keeps the work; an empty bound keeps none.
-        spare: answer an ensemble without noise by the untouched model's scores, which its rows would only repeat.
+        store: where activations are cached between calls; None: nowhere. With a store, an ensemble without noise is
+            given the plain model's scores, which its samples would only repeat.
     """
 
-    def __init__(self, model: nn.Module, first_noisy: int, store: Store[Answered], spare: bool = True):
-        self.first_noisy, self.store, self.spare = first_noisy, store, spare
-        self.clean = CleanForward(model, first_noisy)
-        self._noisy_tokens_in = 0
+    def __init__(self, model: nn.Module, first_noisy: int, store: Store[CachedActivations] | None):
+        self.first_noisy, self.store = first_noisy, store
+        self.clean = RecordingForward(model, first_noisy)
+        self.noisy = SuffixForward(model, first_noisy)
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far, rows included, padding excluded."""
-        return self.clean.tokens_in + self._noisy_tokens_in
+        """Tokens put through the model so far, routing samples included, padding excluded."""
+        return self.clean.tokens_in + self.noisy.tokens_in
 
     def score(
         self,
@@ -61,89 +89,154 @@ class KeptQuestions:
         on_scores: Callable[[int, Scores], None],
     ) -> None:
         """As `scoring.score`."""
-        known: dict[int, Answered] = {}
-        missing: list[int] = []
-        for i, question in enumerate(questions):
-            if kept := self.store.get(_key(question)):
-                known[i] = kept
-            else:
-                missing.append(i)
-        self._answer(ensemble, questions, known, budget, on_scores)
-        computing = self._compute(questions, missing, budget)
+        cached: dict[int, CachedActivations] = {}
+        if self.store is not None:
+            found = {i: self.store.get(_key(question)) for i, question in enumerate(questions)}
+            cached = {i: activations for i, activations in found.items() if activations is not None}
+            self._sample(ensemble, questions, cached, budget, on_scores)
+        first_phase = self._read(questions, [i for i in range(len(questions)) if i not in cached], budget)
         while True:
             with self.clean:
-                found = next(computing, None)
-            if found is None:
+                activations = next(first_phase, None)
+            if activations is None:
                 return
-            self._answer(ensemble, questions, found, budget, on_scores)
+            self._sample(ensemble, questions, activations, budget, on_scores)
 
-    def _compute(
+    def _read(
         self, questions: Sequence[Question], missing: list[int], budget: Budget
-    ) -> Iterator[dict[int, Answered]]:
-        """Clean work of those that are not kept, batch by batch; run inside `self.clean`."""
-        asked = [questions[i] for i in missing]
-        for group in group_by_prefix([question.context for question in asked]):
-            for batch in batches(self.clean, asked, group, budget):
-                plain = read_scores(self.clean.ensemble, batch.trees, batch.passes(self.clean, budget))
-                works = self.clean.work(batch.trees, batch.cache, group.shared)
-                found = {
-                    missing[i]: Answered(p, w) for i, p, w in zip(batch.indices, plain, works, strict=True)
-                }
-                for i, answered in found.items():
-                    self.store.add(_key(questions[i]), answered)
-                yield found
+    ) -> Iterator[dict[int, CachedActivations]]:
+        """The first phase, batch by batch; run inside `self.clean`."""
+        unread = [questions[i] for i in missing]
+        for group in group_by_prefix([question.context for question in unread]):
+            for batch in batches(self.clean, unread, group, budget):
+                read = dict(
+                    zip([missing[i] for i in batch.indices], self._activations(batch, budget), strict=True)
+                )
+                if self.store is not None:
+                    for i, activations in read.items():
+                        self.store.add(_key(questions[i]), activations)
+                yield read
 
-    def _answer(
+    def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
+        shared, device = batch.cache.length, self.clean.device
+        scores = read_scores(self.clean.ensemble, batch.trees, batch.passes(self.clean, budget))
+        fork_BSD, final_BSD = self.clean.recorded()
+        return [
+            CachedActivations(
+                scores=scores[b],
+                kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
+                fork_MD=fork_BSD[b, tree.wanted],
+                final_MD=final_BSD[b, tree.wanted],
+                visible_MT=_others(tree, shared).to(device),
+                position_M=torch.tensor(tree.positions)[tree.wanted].to(device),
+                document=tree.document,
+            )
+            for b, tree in enumerate(batch.trees)
+        ]
+
+    def _sample(
         self,
         ensemble: Ensemble,
         questions: Sequence[Question],
-        answered: dict[int, Answered],
+        activations: dict[int, CachedActivations],
         budget: Budget,
         on_scores: Callable[[int, Scores], None],
     ) -> None:
-        if ensemble.n == 1 or (self.spare and ensemble.noiseless):
-            for i, kept in answered.items():
-                on_scores(i, kept.plain)
+        """The second phase."""
+        if ensemble.n == 1 or (self.store is not None and ensemble.noiseless):
+            for i, cached in activations.items():
+                on_scores(i, cached.scores)
             return
-        with KeptRowForward(self.clean.model, ensemble, self.first_noisy) as forward:
-            for indices in _together(answered, ensemble.n, budget):
+        with self.noisy.routed(ensemble.routing):
+            for indices in _together(activations, ensemble.n, budget):
                 trees = [TreeRow(questions[i].context, questions[i].continuations) for i in indices]
-                logits = (
-                    forward(pieces) for pieces in _passes([answered[i] for i in indices], ensemble.n, budget)
-                )
-                found = read_scores(ensemble, trees, logits)
-                self._noisy_tokens_in, forward.tokens_in = self._noisy_tokens_in + forward.tokens_in, 0
-                for i, scores in zip(indices, found, strict=True):
-                    on_scores(i, scores)
+                passes = _passes([activations[i] for i in indices], ensemble.n, budget)
+                scores = read_scores(ensemble, trees, (self._logits(ensemble, chunks) for chunks in passes))
+                for i, own in zip(indices, scores, strict=True):
+                    on_scores(i, own)
+
+    @torch.inference_mode()
+    def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:
+        """Logits [M, n, V] at the chunks' logit positions, the clean sample first."""
+        noisy = ensemble.n - 1
+        requests = [chunk.request for chunk in chunks]
+        counts = torch.tensor([(chunk.at.stop - chunk.at.start) * noisy for chunk in chunks])
+        T, R = max(request.kv_cache.length for request in requests), int(counts.max())
+
+        def spread(parts: list[Tensor]) -> Tensor:
+            """[M, X] of each chunk, once for every noisy sample: [B, R, X], padded behind with 0."""
+            repeated = [
+                part[chunk.at].repeat_interleave(noisy, dim=0)
+                for part, chunk in zip(parts, chunks, strict=True)
+            ]
+            return torch.stack([nn.functional.pad(rows, (0, 0, 0, R - len(rows))) for rows in repeated])
+
+        visible = [nn.functional.pad(r.visible_MT, (T - r.kv_cache.length, 0)) for r in requests]
+        itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(len(chunks), -1, -1)
+        real_BR = (torch.arange(R) < counts[:, None]).to(self.noisy.device)
+        batch = SuffixBatch(
+            hidden_BSD=spread([r.fork_MD for r in requests]),
+            position_BS=spread([r.position_M[:, None] for r in requests])[..., 0],
+            masks=LayerMasks(torch.cat([spread(visible), itself], dim=-1), self.noisy.model.dtype),
+            layers=[
+                JoinedLayer(list(parts), T)
+                for parts in zip(*(r.kv_cache.layers for r in requests), strict=True)
+            ],
+            logits_at=real_BR.reshape(-1).nonzero()[:, 0],
+            count=int(counts.sum()),
+            final_CD=torch.cat([chunk.request.final_MD[chunk.at] for chunk in chunks]),
+        )
+        position_M = torch.cat([chunk.request.position_M[chunk.at] for chunk in chunks])
+        documents = torch.tensor([request.document for request in requests])
+        assert ensemble.routing is not None
+        ensemble.routing.expect(
+            NoisyTokens(
+                index=batch.logits_at,
+                document=documents.repeat_interleave(counts).to(position_M.device),
+                repeat=torch.zeros_like(batch.logits_at),
+                row=torch.arange(1, ensemble.n, device=position_M.device).repeat(len(position_M)),
+                position=position_M.repeat_interleave(noisy),
+            )
+        )
+        clean_MV, noisy_RV = self.noisy(batch).split([len(position_M), batch.count])
+        return torch.cat([clean_MV[:, None], noisy_RV.unflatten(0, (-1, noisy))], dim=1)
 
 
 def _key(question: Question) -> Hashable:
     return question.document, tuple(question.context), tuple(map(tuple, question.continuations))
 
 
-def _together(answered: dict[int, Answered], n: int, budget: Budget) -> Iterator[list[int]]:
-    """Questions whose rows go through one pass, or one whose rows take several; longest first."""
+def _others(tree: TreeRow, shared: int) -> Tensor:
+    """bool [M, shared + nodes]: the slots that each logit position attends to, its own excepted."""
+    wanted = torch.tensor(tree.wanted)
+    own = torch.from_numpy(tree.visible)[wanted]
+    own[torch.arange(len(wanted)), wanted] = False
+    return nn.functional.pad(own, (shared, 0), value=True)
+
+
+def _together(activations: dict[int, CachedActivations], n: int, budget: Budget) -> Iterator[list[int]]:
+    """Requests whose samples go through one pass, or one whose samples take several; longest first."""
     batch: list[int] = []
-    rows = 0
-    for i in sorted(answered, key=lambda i: -answered[i].work.past.length):
-        own = len(answered[i].work.position_M) * (n - 1)
-        if batch and (rows + own > budget.tokens or len(batch) == budget.sequences):
+    size = 0
+    for i in sorted(activations, key=lambda i: -activations[i].kv_cache.length):
+        own = len(activations[i].position_M) * (n - 1)
+        if batch and (size + own > budget.tokens or len(batch) == budget.sequences):
             yield batch
-            batch, rows = [], 0
+            batch, size = [], 0
         batch.append(i)
-        rows += own
+        size += own
     if batch:
         yield batch
 
 
-def _passes(answered: list[Answered], n: int, budget: Budget) -> Iterator[list[Piece]]:
-    """The wanted tokens of these questions in order, as pieces of at most `PIECE_ROWS`, each pass within the budget."""
-    most = max(1, min(PIECE_ROWS, budget.tokens) // (n - 1))
+def _passes(requests: list[CachedActivations], n: int, budget: Budget) -> Iterator[list[Chunk]]:
+    """The logit positions of these requests in chunks of at most `CHUNK_SAMPLES`, each pass within the budget."""
+    most = max(1, min(CHUNK_SAMPLES, budget.tokens) // (n - 1))
     at_once = max(1, budget.tokens // (most * (n - 1)))
-    pieces = [
-        Piece(kept.work, start, min(start + most, len(kept.work.position_M)))
-        for kept in answered
-        for start in range(0, len(kept.work.position_M), most)
+    chunks = [
+        Chunk(request, slice(start, min(start + most, len(request.position_M))))
+        for request in requests
+        for start in range(0, len(request.position_M), most)
     ]
-    for start in range(0, len(pieces), at_once):
-        yield pieces[start : start + at_once]
+    for start in range(0, len(chunks), at_once):
+        yield chunks[start : start + at_once]

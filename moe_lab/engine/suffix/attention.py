@@ -22,14 +22,14 @@ from moe_lab.engine.forward.kv_cache import RowLayer
 SDPA = "sdpa"
 
 
-class TailLayer(RowLayer):
+class SuffixLayer(RowLayer):
     """One layer of joined pasts: every pass writes its new columns to the same place behind them."""
 
     new: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     """Keys and values of the latest pass, then their new columns."""
 
     @classmethod
-    def of(cls, parts: list[RowLayer], width: int, room: int) -> TailLayer:
+    def of(cls, parts: list[RowLayer], width: int, room: int) -> SuffixLayer:
         past = cls(width + room)
         past.join(parts, width)
         return past
@@ -64,7 +64,7 @@ class _Written(torch.autograd.Function):
 
 
 @contextmanager
-def tail_attention(layers: Sequence[RowLayer]) -> Iterator[None]:
+def suffix_attention(layers: Sequence[RowLayer]) -> Iterator[None]:
     """Inside the context `sdpa` over these layers' keys and values has no gradients of the past."""
     usual: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[SDPA]
 
@@ -72,7 +72,7 @@ def tail_attention(layers: Sequence[RowLayer]) -> Iterator[None]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         layer = layers[module.layer_idx]
-        new = layer.new if isinstance(layer, TailLayer) else None
+        new = layer.new if isinstance(layer, SuffixLayer) else None
         known = new is not None and new[0] is key and new[1] is value
         if new is None or not known or mask is None or not (query.requires_grad or key.requires_grad):
             return usual(module, query, key, value, mask, **options)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_one_process
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.c2r.lm import ConstrainedLM
-    from moe_lab.methods.conversations.read import Conversation
+    from moe_lab.methods.conversations.read import Data
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -45,12 +46,6 @@ class C2R(Method):
         def __post_init__(self) -> None:
             at_least("method.dataset_size", self.dataset_size, 1)
 
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self._given: Tensor | None = None
-        self._test_profile = False
-        self._conversations: tuple[list[Conversation], str] = ([], "")
-
     def partners(self, facts: ModelFacts) -> int:
         """T."""
         return facts.experts // 2 if self.config.partners is None else self.config.partners
@@ -66,54 +61,63 @@ class C2R(Method):
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, "partners": self.partners(facts)}
 
-    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+    @cached_property
+    def _given(self) -> tuple[Tensor, bool]:
+        """The pairs of `profile`, and whether they are of test documents."""
+        from moe_lab.methods.c2r.profiles import read_pairs
+
+        return read_pairs(self.config.profile)
+
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """What the profile is, or is made of. Raises ConfigError where it does not fit the model."""
-        from moe_lab.methods.c2r.profiles import LENGTH, digest_of, read_pairs
+        from moe_lab.methods.c2r.profiles import LENGTH, digest_of
 
         check_one_process(config)
         _check_groups(config, facts)
         if self.config.profile is None:
-            self._conversations = self._read_conversations(config)
-            return {"data": self._conversations[1], "length": LENGTH}
-        self._given, self._test_profile = read_pairs(self.config.profile)
-        shape = (facts.moe_layers, facts.experts, facts.experts)
-        if tuple(self._given.shape) != shape:
+            return {"data": self._conversations(config).digest, "length": LENGTH}
+        pairs_LEE, shape = self._given[0], (facts.moe_layers, facts.experts, facts.experts)
+        if tuple(pairs_LEE.shape) != shape:
             raise ConfigError(
-                f"method.profile={self.config.profile} is of another model: {tuple(self._given.shape)} layers and "
+                f"method.profile={self.config.profile} is of another model: {tuple(pairs_LEE.shape)} layers and "
                 f"experts, and this one has {shape}."
             )
-        return {"profile": digest_of(self._given)}
+        return {"profile": digest_of(pairs_LEE)}
 
-    def _read_conversations(self, config: RunConfig) -> tuple[list[Conversation], str]:
-        from moe_lab.methods.conversations.read import Data, read_data
+    def _conversations(self, config: RunConfig) -> Data:
+        from moe_lab.methods.conversations.read import read_data
 
-        found = read_data(config, self.config.dataset, self.config.dataset_size).train
-        return found, Data(train=found, validation=[]).digest
+        return read_data(config, self.config.dataset, self.config.dataset_size)
 
     @contextmanager
-    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[ConstrainedLM]:
+    def open(self, model: LoadedModel, context: Context) -> Iterator[ConstrainedLM]:
         from moe_lab.methods.c2r.lm import ConstrainedLM
         from moe_lab.methods.c2r.profiles import digest_of, load_or_record
         from moe_lab.routing import routed
         from moe_lab.routing.partners import PartnersOnly, partners_of
 
-        pairs, place = self._given, Path(self.config.profile or "")
-        if pairs is None:
-            place, pairs = load_or_record(config, *self._conversations, model)
-        self.opened = {"profile": place.name, "profile_sha256": digest_of(pairs)}
+        config = context.config
+        if self.config.profile is None:
+            place, pairs = load_or_record(config, self._conversations(config), model)
+        else:
+            place, pairs = Path(self.config.profile), self._given[0]
         policy = PartnersOnly(partners_of(pairs, self.partners(model.facts)))
         with routed(model.model, policy):
-            yield ConstrainedLM(model.model, model.tokenizer, policy, **engine_options(config))
+            lm = ConstrainedLM(model.model, model.tokenizer, policy, **engine_options(config))
+            lm.session_info = {"profile": place.name, "profile_sha256": digest_of(pairs)}
+            yield lm
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
         decisions = counters.get("routing_decisions", 0)
         changed = counters.get("constrained_decisions", 0) / decisions if decisions else None
-        told = {
+        block = {
             "partners": self.partners(facts),
             "changed_fraction": changed,
-            "test_profile": self._test_profile,
+            "test_profile": self.config.profile is not None and self._given[1],
         }
-        return {"c2r": told | self.opened}
+        return {"c2r": block | dict(session_info)}
 
 
 def _check_groups(config: RunConfig, facts: ModelFacts) -> None:

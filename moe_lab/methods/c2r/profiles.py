@@ -10,23 +10,21 @@ L = MoE layers, E = experts.
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.results.artifact import Artifact
+from moe_lab.results.atomic import write_atomically
 from moe_lab.results.expert_metrics import COUNTS, FOLDER
-from moe_lab.results.folder import RunFolder
-from moe_lab.results.identity import run_id
-from moe_lab.results.stored import whole_mapping
-from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.results.identity import folder_name, run_id
+from moe_lab.results.versions import decisive_versions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.config.schema import Config
-    from moe_lab.methods.conversations.read import Conversation
+    from moe_lab.methods.conversations.read import Conversation, Data
     from moe_lab.models.load import LoadedModel
 
 NUMERICS = 1
@@ -63,24 +61,13 @@ def digest_of(pairs_LEE: Tensor) -> str:
     return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
 
 
-def load_or_record(
-    config: Config, conversations: list[Conversation], data: str, model: LoadedModel
-) -> tuple[Path, Tensor]:
-    """(its folder, [L, E, E]) of the model's own routing of conversations; recorded where it is missing.
-
-    Args:
-        data: SHA-256 of the conversations.
-    """
-    content = _content(config, data, model)
+def load_or_record(config: Config, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
+    """(its folder, [L, E, E]) of the model's own routing of conversations; recorded where it is missing."""
+    content = _content(config, data.digest, model)
     digest = run_id(content)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{digest[:8]}")
-    folder = Path(config.output_dir) / "profiles" / name
-    store = RunFolder(folder, digest)
-    if not _is_complete(folder, digest):
-        with store.held(wait=True):
-            if not _is_complete(folder, digest):
-                with store.status():
-                    _record(folder, {"id": digest, **content}, config, conversations, model)
+    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
+    profile = Artifact(folder=folder, id=digest, record="profile.json")
+    profile.load_or_make(lambda: content | _record(folder, config, data.train, model))
     return folder, read_pairs(folder / COUNTS)[0]
 
 
@@ -88,7 +75,6 @@ def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
-    now = versions()
     return {
         "numerics": NUMERICS,
         "data": data,
@@ -96,21 +82,14 @@ def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:
         "model": model_identity(model_source(config.model), config.model),
         "commit": model.facts.commit,
         "dtype": model.facts.dtype,
-        "versions": {name: now[name] for name in DECISIVE},
+        "versions": decisive_versions(),
     }
 
 
-def _is_complete(folder: Path, digest: str) -> bool:
-    return (whole_mapping(folder / "profile.json") or {}).get("id") == digest
-
-
 def _record(
-    folder: Path,
-    content: dict[str, Any],
-    config: Config,
-    conversations: list[Conversation],
-    model: LoadedModel,
-) -> None:
+    folder: Path, config: Config, conversations: list[Conversation], model: LoadedModel
+) -> dict[str, int]:
+    """Write the counts; how many conversations and tokens they are of."""
     from safetensors.numpy import save
 
     from moe_lab.methods.conversations.tokenize import Rows, encode_all
@@ -123,4 +102,4 @@ def _record(
     counted = PairCounts(len(rows))
     right_tokens(model.model, rows, counted)
     write_atomically(folder / COUNTS, save({"pairs": counted.pairs_GLEE.sum(axis=0)}))
-    write_json(folder / "profile.json", content | {"conversations": len(rows), "tokens": counted.tokens})
+    return {"conversations": len(rows), "tokens": counted.tokens}

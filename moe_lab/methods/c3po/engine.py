@@ -4,15 +4,16 @@ generates their answers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generation.generate import Choose, Finished, generate
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.scoring.scoring import Budget, Question, Scores
+from moe_lab.engine.suffix.recorder import PromptSuffix
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.rerouted_generation import ReroutedForward
-from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
 from moe_lab.engine.suffix.token_span import check_length, named_tokens
 from moe_lab.methods.c3po.noisy_pathways import rows_around
 from moe_lab.methods.c3po.optimizer import PathwayOptimizer
@@ -29,28 +30,17 @@ AT_ONCE = 32
 Tokens = tuple[int, ...]
 
 
-@dataclass
-class Asked:
-    """The texts behind what the engine is given as token ids."""
-
-    prompts: dict[Tokens, str] = field(default_factory=dict)
-    """Of each context that is scored."""
-    continuations: dict[tuple[Tokens, Tokens], str] = field(default_factory=dict)
-    """Of each context and continuation."""
-    golds: dict[Tokens, Tokens] = field(default_factory=dict)
-    """Right answers as token ids by context; the oracle's alone."""
-    generated: list[str] = field(default_factory=list)
-    """Prompts whose answers are generated, by the number of their request."""
-    right: list[Tokens] = field(default_factory=list)
-    """Right answers to these as token ids; the oracle's alone."""
+RightAnswer = Callable[[str, str | None], Tokens]
+"""(prompt, one of its choices; None: it is generated) -> token ids of the right answer, for the oracle."""
 
 
-class PathwayEngine:
+class PathwayEngine(Engine):
     """Answers questions with pathways of their own.
 
     Args:
         seed: of the noise around pathways.
         trace: what is written of each question that is scored.
+        right_answer: the oracle's alone.
     """
 
     def __init__(
@@ -62,10 +52,11 @@ class PathwayEngine:
         budget: Budget,
         seed: int = 0,
         trace: Trace | None = None,
+        right_answer: RightAnswer | None = None,
     ):
         self.settings, self.budget, self.seed, self.trace = settings, budget, seed, trace
-        self.asked = Asked()
-        self.tails = PromptTails(model.model, layers[0], named_tokens(settings.tokens))
+        self._right_answer = right_answer
+        self.tails = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.tails, budget)
         self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}
         """Floating-point operations of the first batch of scored questions: of all that was done, and of reading and
@@ -78,7 +69,6 @@ class PathwayEngine:
         return self.tails.tokens_in + self._generated_in
 
     def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
-        """Score all questions; `on_scores(index, scores)` is called as soon as a question is done."""
         for start in range(0, len(questions), AT_ONCE):
             scored = self._scored if self.counted["flops_questions"] else self._scored_and_counted
             for i, scores in enumerate(scored(questions[start : start + AT_ONCE]), start):
@@ -92,7 +82,6 @@ class PathwayEngine:
         max_new_tokens: int,
         on_done: Callable[[Answer], None],
     ) -> None:
-        """Continue all prompts; `on_done` is called for each as soon as it ends."""
         for start in range(0, len(answers), AT_ONCE):
             batch = answers[start : start + AT_ONCE]
             pathways = self._of_prompts(batch)
@@ -104,11 +93,10 @@ class PathwayEngine:
             self._generated_in += forward.tokens_in
 
     def _of_prompts(self, answers: list[Answer]) -> Pathways:
-        texts = [self.asked.generated[answer.index] for answer in answers]
-        prompts = [answer.prompt for answer in answers]
-        right = [self.asked.right[answer.index] for answer in answers] if self.asked.right else None
+        prompts, texts = [answer.prompt for answer in answers], [answer.text for answer in answers]
         tails = self._read(prompts, texts)
-        return self.optimize(texts, tails, self._own(prompts, right)).pathways
+        own = self._with_right_answers(prompts, [(text, None) for text in texts])
+        return self.optimize(texts, tails, own).pathways
 
     def _scored_and_counted(self, questions: list[Question]) -> list[Scores]:
         with FlopCount() as flops:
@@ -117,9 +105,10 @@ class PathwayEngine:
         return scores
 
     def _scored(self, questions: list[Question], flops: FlopCount | None = None) -> list[Scores]:
-        contexts = [tuple(question.context) for question in questions]
-        texts = [self.asked.prompts[context] for context in contexts]
-        right = [self.asked.golds[context] for context in contexts] if self.asked.golds else None
+        contexts, texts = (
+            [question.context for question in questions],
+            [question.text for question in questions],
+        )
         tails = self._read(contexts, texts, [question.continuations for question in questions])
         if flops:
             self.counted["flops_plain"] = flops.total
@@ -129,17 +118,17 @@ class PathwayEngine:
             if self.trace:
                 states.append(self.tails.score(tails, pathways.remix("topk")))
 
-        found = self.optimize(texts, tails, self._own(contexts, right), watch)
+        own = self._with_right_answers(contexts, [(q.text, q.texts[0]) for q in questions])
+        found = self.optimize(texts, tails, own, watch)
         scores = self._scores(questions, tails, found.pathways)
         if self.trace:
-            asked = [
-                (t, [self._text(q, c) for c in q.continuations])
-                for t, q in zip(texts, questions, strict=True)
-            ]
+            asked = [(question.text, list(question.texts)) for question in questions]
             self.trace.write(asked, found, states, self.optimize.references)
         return scores
 
-    def _scores(self, questions: list[Question], tails: list[PromptTail], pathways: Pathways) -> list[Scores]:
+    def _scores(
+        self, questions: list[Question], tails: list[PromptSuffix], pathways: Pathways
+    ) -> list[Scores]:
         settings = self.settings
         documents = [question.document for question in questions]
         rows = rows_around(
@@ -152,14 +141,19 @@ class PathwayEngine:
         prompts: Sequence[Sequence[int]],
         texts: Sequence[str],
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
-    ) -> list[PromptTail]:
+    ) -> list[PromptSuffix]:
         for prompt, text in zip(prompts, texts, strict=True):
             check_length(self.tails.span, prompt, text)
         return self.tails.read(prompts, self.budget, continuations)
 
-    def _own(self, prompts: Sequence[Sequence[int]], right: list[Tokens] | None) -> list[PromptTail] | None:
-        """The prompts read with their right answers alone."""
-        return self.tails.read(prompts, self.budget, [[answer] for answer in right]) if right else None
+    def _with_right_answers(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[tuple[str, str | None]]
+    ) -> list[PromptSuffix] | None:
+        """The prompts read with their right answers alone; None unless this is the oracle.
 
-    def _text(self, question: Question, continuation: Sequence[int]) -> str:
-        return self.asked.continuations[tuple(question.context), tuple(continuation)]
+        Args:
+            texts: of each prompt: its text, and one of its choices.
+        """
+        if self._right_answer is None:
+            return None
+        return self.tails.read(prompts, self.budget, [[self._right_answer(*asked)] for asked in texts])

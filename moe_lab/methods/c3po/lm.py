@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.c3po.engine import Asked, PathwayEngine
+from moe_lab.methods.c3po.engine import PathwayEngine
 from moe_lab.methods.c3po.traces import Trace
 from moe_lab.methods.references.store import ANSWER_TOKENS
 
@@ -31,6 +31,8 @@ class C3POLM(EngineLM):
         trace: where it is written what became of each question's pathway.
     """
 
+    engine: PathwayEngine
+
     def __init__(
         self,
         model: LoadedModel,
@@ -41,23 +43,25 @@ class C3POLM(EngineLM):
         gold_of: GoldOf | None = None,
         trace: Trace | None = None,
     ):
-        super().__init__(model.model, model.tokenizer, **engine_options(config))
-        self.pathways = PathwayEngine(model, settings, layers, references, self.budget, config.seed, trace)
-        self._engine = self.pathways  # type: ignore[assignment]  # `score` and `generate` are all that is asked for
+        def make_engine(lm: EngineLM) -> PathwayEngine:
+            right_answer = self._right_answer if gold_of else None
+            return PathwayEngine(
+                model, settings, layers, references, lm.budget, config.seed, trace, right_answer
+            )
+
         self._gold_of = gold_of
+        super().__init__(model.model, model.tokenizer, **engine_options(config), make_engine=make_engine)
 
     @property
     def cost(self) -> dict[str, int]:
         """As `EngineLM.cost`, with what `PathwayEngine` and `PathwayOptimizer` count."""
-        return super().cost | self.pathways.counted | self.pathways.optimize.counted
+        return super().cost | self.engine.counted | self.engine.optimize.counted
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         if kind == "generate_until":
-            self.pathways.asked = self._texts(requests)
             return super().answer(kind, requests, on_answer)
         for part in self._parts(requests):
             chosen = [requests[i] for i in part]
-            self.pathways.asked = self._choices(chosen)
 
             def report(j: int, answer: Any, part: list[int] = part) -> None:
                 on_answer(part[j], answer)
@@ -79,24 +83,8 @@ class C3POLM(EngineLM):
             parts.setdefault(known.index(gold), []).append(i)
         return list(parts.values())
 
-    def _choices(self, requests: Sequence[Request]) -> Asked:
-        asked = Asked()
-        for request in requests:
-            prompt, text = request.args
-            context, continuation = self.encode_pair(prompt, text)
-            asked.prompts[context] = prompt
-            asked.continuations[context, continuation] = text
-            if self._gold_of:
-                asked.golds[context] = self.encode_pair(prompt, self._gold_of(prompt, text))[1]
-        return asked
-
-    def _texts(self, requests: Sequence[Request]) -> Asked:
-        prompts = [request.args[0] for request in requests]
-        right: list[tuple[int, ...]] = []
-        if self._gold_of:
-            golds = [self._gold_of(prompt, None) for prompt in prompts]
-            right = [
-                self.encode_pair(prompt, gold)[1][:ANSWER_TOKENS]
-                for prompt, gold in zip(prompts, golds, strict=True)
-            ]
-        return Asked(generated=prompts, right=right)
+    def _right_answer(self, prompt: str, choice: str | None) -> tuple[int, ...]:
+        """Token ids of the oracle's answer; the first ones of an answer that is generated."""
+        assert self._gold_of is not None
+        ids = self.encode_pair(prompt, self._gold_of(prompt, choice))[1]
+        return ids[:ANSWER_TOKENS] if choice is None else ids

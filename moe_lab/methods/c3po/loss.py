@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moe_lab.engine.suffix.suffix_forward import Batch, PromptTail, PromptTails
+from moe_lab.engine.forward.suffix_forward import SuffixBatch
+from moe_lab.engine.suffix.recorder import PromptSuffix
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.pathway import Pathways
 
@@ -72,8 +74,8 @@ class NeighbourLoss:
 
     def __init__(
         self,
-        tails: PromptTails,
-        neighbours: Sequence[Sequence[PromptTail | None]],
+        tails: SuffixReplay,
+        neighbours: Sequence[Sequence[PromptSuffix | None]],
         weight_Nk: Tensor,
         kind: str = "cross_entropy",
     ):
@@ -109,11 +111,11 @@ class NeighbourLoss:
         """[N] of each pass: its share of the mean."""
         for i, part in enumerate(self._parts):
             tails = self._tails[part]
-            batch: Batch = self._held[i] if self._held else self.tails.batch(tails)
+            batch: SuffixBatch = self._held[i] if self._held else self.tails.batch(tails)
             logits_AV = self.tails.logits(batch, pathways.remix(relax, self.question_P[part]))
             yield self._mean(self._of_answers(logits_AV, tails), part, len(pathways))
 
-    def _of_answers(self, logits_AV: Tensor, tails: list[PromptTail]) -> Tensor:
+    def _of_answers(self, logits_AV: Tensor, tails: list[PromptSuffix]) -> Tensor:
         """[pairs of a pass]: the mean over each one's answer."""
         answers = [tail.tree.continuations[0] for tail in tails]
         target_A = torch.tensor([token for answer in answers for token in answer], device=logits_AV.device)
@@ -146,7 +148,7 @@ class NeighbourLoss:
         return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, self.question_P[part], of_P * share_P)
 
 
-def _parts(tails: Sequence[PromptTail]) -> list[slice]:
+def _parts(tails: Sequence[PromptSuffix]) -> list[slice]:
     """Which pairs go through each pass; `tails` by ascending length."""
     parts, start = [], 0
     for stop in range(1, len(tails) + 1):

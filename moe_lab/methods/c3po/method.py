@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.engine.suffix.token_span import named_tokens
@@ -17,13 +16,12 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_one_process
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.c3po.lm import C3POLM, GoldOf
-    from moe_lab.methods.references.documents import ReferenceDocuments
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
     from moe_lab.tasks.estimate import Asked
@@ -34,14 +32,13 @@ class C3PO(Method):
 
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 3
+    reports_flips: ClassVar[bool] = True
 
     Config = C3POConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.random = config.n > 1
-        self._folder: Path | None = None
-        self._documents: ReferenceDocuments | None = None
 
     @staticmethod
     def unread(config: Any) -> set[str]:
@@ -66,7 +63,7 @@ class C3PO(Method):
                 f"method.core_experts={core}: a token of this model takes {facts.top_k} experts; re-mix at least these."
             )
 
-    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
         from moe_lab.methods.references.documents import check_asked_enough, reference_documents
         from moe_lab.methods.references.embeddings import embedding_identity
@@ -76,7 +73,7 @@ class C3PO(Method):
         _check_tasks(config, self.config)
         if self.config.optimizer == "oracle":
             return {}
-        documents = self._documents = reference_documents(config, self.config)
+        documents = reference_documents(config, self.config)
         check_asked_enough(documents, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
             self.config.embeddings
@@ -105,33 +102,35 @@ class C3PO(Method):
         return super().forward_tokens(asked) + asked.documents * (read + passed)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        from moe_lab.methods.references.documents import reference_documents
         from moe_lab.methods.references.reference_set import references_left
 
-        if self._documents is None:
-            return {}  # the oracle has none
-        return references_left(config, self.config, self._documents, facts)
-
-    def keep_files_in(self, folder: Path) -> None:
-        self._folder = folder
+        if self.config.optimizer == "oracle":
+            return {}
+        return references_left(config, self.config, reference_documents(config, self.config), facts)
 
     @contextmanager
-    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[C3POLM]:
+    def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
         from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.c3po.lm import C3POLM
         from moe_lab.methods.c3po.traces import Trace
         from moe_lab.methods.references.reference_set import load_or_build
 
-        references = None
+        config, references, info = context.config, None, {}
         if self.config.optimizer != "oracle":
             base = EngineLM(model.model, model.tokenizer, **engine_options(config))
             references = load_or_build(config, self.config, model, base)
-            self.opened = {"reference": references.counts}
+            info = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
         gold_of = right_answers(config) if self.config.optimizer == "oracle" else None
-        trace = Trace(self._folder) if self.config.trace and self._folder else None
-        yield C3POLM(model, config, self.config, layers, references, gold_of, trace)
+        trace = Trace(context.folder) if self.config.trace and context.folder else None
+        lm = C3POLM(model, config, self.config, layers, references, gold_of, trace)
+        lm.session_info = info
+        yield lm
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
         settings = self.config
         block = {
             "optimizer": settings.optimizer,
@@ -155,7 +154,7 @@ class C3PO(Method):
                 "too_similar": counters.get("reference_dropped", 0),
                 "too_far": counters.get("reference_far", 0),
                 "questions_without": counters.get("reference_none", 0),
-                "set": self.opened.get("reference"),
+                "set": session_info.get("reference"),
             },
         }
         return {"c3po": block}

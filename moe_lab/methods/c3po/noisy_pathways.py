@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moe_lab.engine.suffix.suffix_forward import PromptTail
+from moe_lab.engine.suffix.recorder import PromptSuffix
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.remix import Remix
@@ -18,7 +18,7 @@ from moe_lab.routing.remix import Remix
 
 def rows_around(
     pathways: Pathways,
-    tails: Sequence[PromptTail],
+    tails: Sequence[PromptSuffix],
     documents: Sequence[int],
     *,
     n: int,
@@ -40,7 +40,7 @@ def rows_around(
 
 
 def _noise(
-    pathways: Pathways, tails: Sequence[PromptTail], documents: Sequence[int], row: int, seed: int
+    pathways: Pathways, tails: Sequence[PromptSuffix], documents: Sequence[int], row: int, seed: int
 ) -> dict[int, Tensor]:
     """[N, W, E] of each optimized layer."""
     N, W, _, E = pathways.clean_NWLE.shape

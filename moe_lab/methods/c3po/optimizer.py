@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moe_lab.engine.forward.memory_bound import Store, store_on
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.suffix_forward import PromptTail, PromptTails
+from moe_lab.engine.suffix.recorder import PromptSuffix
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.methods.c3po.contrast import Contrast
 from moe_lab.methods.c3po.kernel_regression import kernel_regression
 from moe_lab.methods.c3po.kernels import kernel
@@ -53,21 +54,21 @@ class PathwayOptimizer:
         settings: C3POConfig,
         layers: list[int],
         references: ReferenceSet | None,
-        tails: PromptTails,
+        tails: SuffixReplay,
         budget: Budget,
     ):
         self.model, self.settings, self.layers = model, settings, layers
         self.references, self.tails, self.budget = references, tails, budget
         self._wrong = wrong_answers(references, model) if references and settings.negative else None
         self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
-        self._kept: Store[PromptTail] = store_on(model.device)
+        self._kept: Store[PromptSuffix] = store_on(model.device)
         """Tails of references by the tokens of their prompt and answer."""
 
     def __call__(
         self,
         texts: Sequence[str],
-        tails: Sequence[PromptTail],
-        own: Sequence[PromptTail] | None = None,
+        tails: Sequence[PromptSuffix],
+        own: Sequence[PromptSuffix] | None = None,
         watch: Watch = unwatched,
     ) -> Optimized:
         """Args:
@@ -114,7 +115,7 @@ class PathwayOptimizer:
             most_similar=settings.most_similar,
         )
 
-    def _embedded(self, references: ReferenceSet, texts: list[str], tails: Sequence[PromptTail]) -> Tensor:
+    def _embedded(self, references: ReferenceSet, texts: list[str], tails: Sequence[PromptSuffix]) -> Tensor:
         """float32 [N, X]; hidden states are those of the reading, where that read what stands for the texts."""
         if references.how is None:
             ids = text_ids(texts, self.model)
@@ -158,7 +159,7 @@ class PathwayOptimizer:
         tails = [[found.get(r) for r in row] for row in index]
         return NeighbourLoss(self.tails, tails, weight_NK, kind)
 
-    def _reference_tails(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptTail]:
+    def _reference_tails(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
         """The tails of references; those that are not kept are read, and kept as far as memory is spare."""
         keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
         found = {r: tail for r, key in keys.items() if (tail := self._kept.get(key)) is not None}

@@ -6,15 +6,16 @@ The baseline is the model as it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import Base
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.training_method import TrainingMethod
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -39,7 +40,7 @@ RECORDED = (
 """What of training.json stands in results.json."""
 
 
-class FinetuneFreeze(Method):
+class FinetuneFreeze(TrainingMethod):
     """Trained once, then an untouched model like any other.
 
     `router_aux_loss_coef` weighs transformers' load-balancing loss, E times the sum over experts of f P, with f and P
@@ -49,7 +50,6 @@ class FinetuneFreeze(Method):
 
     numerics = 1
     random = True
-    several_processes = True
     own_routing = True
 
     @dataclass(kw_only=True)
@@ -60,13 +60,12 @@ class FinetuneFreeze(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self._prepared: Prepared
-        self._record: dict[str, Any] = {}
+        self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe().identity()}
 
-    def compared_with(self) -> dict[str, tuple[Any, list[str]]]:
+    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
         """Full fine-tuning by the same recipe, with one learning rate for all."""
         full = replace(self.config, schedule="none", phases=None, router_lr=None)
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
@@ -76,16 +75,20 @@ class FinetuneFreeze(Method):
         ]
         return {"full_fine_tuning": (full, ["method.schedule=none", *typed])}
 
-    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
+        self._check_model(config, facts)
+        return {"data": self._training_data(config, facts).data.digest}
+
+    def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
         from moe_lab.methods.conversations.read import read_data
         from moe_lab.methods.finetune_freeze.training_data import prepare
 
-        self._check_model(config, facts)
-        own = self.config
-        data = read_data(config, own.dataset, own.dataset_size, own.held_out)
-        self._prepared = prepare(config, own.recipe(), data, facts)
-        return {"data": self._prepared.data.digest}
+        if self._prepared is None:
+            own = self.config
+            data = read_data(config, own.dataset, own.dataset_size, own.held_out)
+            self._prepared = prepare(config, own.recipe(), data, facts)
+        return self._prepared
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
@@ -136,22 +139,27 @@ class FinetuneFreeze(Method):
                 "router or experts. conf/accelerate/fsdp.yaml splits the model as well, and takes all."
             )
 
-    def loads(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+    def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The same run over the trained model, which is trained where it is missing."""
-        from moe_lab.methods.finetune_freeze.store import load_or_train, training_content
+        from moe_lab.methods.finetune_freeze.store import load_or_train
 
-        recipe = self.config.recipe()
-        content = training_content(config, recipe, facts, self._prepared.data.digest, self.version)
-        self._record = load_or_train(config, recipe, content, self._prepared, facts, free)
-        model = replace(config.model, path=str(self._record["folder"] / "model"), revision=None)
+        data = self._training_data(config, facts)
+        content = self._training_content(config, facts)
+        record = load_or_train(config, self.config.recipe(), content, data, facts, free)
+        model = replace(config.model, path=str(record["folder"] / "model"), revision=None)
         return replace(config, model=model, dtype=facts.dtype)
 
-    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        from moe_lab.methods.finetune_freeze.store import training_content, work_left
+    def _training_content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        from moe_lab.methods.finetune_freeze.store import training_content
 
-        recipe = self.config.recipe()
-        content = training_content(config, recipe, facts, self._prepared.data.digest, self.version)
-        return work_left(config, recipe, content, self._prepared)
+        digest = self._training_data(config, facts).data.digest
+        return training_content(config, self.config.recipe(), facts, digest, self.version)
+
+    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+        from moe_lab.methods.finetune_freeze.store import work_left
+
+        content = self._training_content(config, facts)
+        return work_left(config, self.config.recipe(), content, self._training_data(config, facts))
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.freezing import most_memory
@@ -163,10 +171,16 @@ class FinetuneFreeze(Method):
         model = empty_model(load_config(config.model, offline=config.offline)).float()
         return most_memory(model, self.config.recipe().phases)
 
-    def open(self, model: LoadedModel, config: RunConfig) -> AbstractContextManager[EngineLM]:
-        name, record = self._record["folder"].name, {key: self._record[key] for key in RECORDED}
-        self.opened = {"model": name, "training": record}
-        return Base(Base.Config(name="base")).open(model, config)
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.methods.finetune_freeze.store import record_of
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
-        return {"finetune_freeze": {**self.config.recipe().identity(), **self.opened}}
+        folder, record = record_of(context.config)
+        with Base(Base.Config(name="base")).open(model, context) as lm:
+            lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
+            yield lm
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {"finetune_freeze": {**self.config.recipe().identity(), **session_info}}

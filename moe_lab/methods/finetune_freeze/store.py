@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import Recipe
 from moe_lab.methods.finetune_freeze.early_stopping import LOSS
+from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.artifact import folder_of, is_trained, trained_once
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.stored import read_lines, whole_mapping
-from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.results.stored import read_lines, read_mapping, whole_mapping
+from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -42,7 +42,6 @@ def training_content(
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
-    now = versions()
     return {
         "method": "finetune-freeze",
         "numerics": version,
@@ -52,7 +51,7 @@ def training_content(
         "model": model_identity(model_source(config.model), config.model),
         "commit": facts.commit,
         "dtype": facts.dtype,
-        "versions": {name: now[name] for name in DECISIVE},
+        "versions": decisive_versions(),
     }
 
 
@@ -60,9 +59,10 @@ def work_left(
     config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
 ) -> dict[str, tuple[int, int]]:
     """Optimizer steps and tokens that are left of the training, by its folder's name; nothing where it is done."""
-    if is_trained(config, content, "model"):
+    trained = Trained.of(config, content, "model")
+    if trained.stored() is not None:
         return {}
-    rows, folder = prepared.train.rows, folder_of(config, content)[0]
+    rows, folder = prepared.train.rows, trained.folder
     steps = max(0, recipe.steps(len(rows)) - _steps_kept(folder / "checkpoints"))
     tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
     return {folder.name: (steps, round(tokens))}
@@ -92,12 +92,22 @@ def load_or_train(
     ConfigError for a folder of another training.
     """
 
-    def train(folder: Path, digest: str) -> dict[str, Any]:
+    trained = Trained.of(config, content, "model")
+
+    def train(folder: Path) -> dict[str, Any]:
         free()
-        _claim(folder, {"id": digest, "processes": num_processes(), "sharded": sharded(), **content})
+        _claim(folder, {"id": trained.id, "processes": num_processes(), "sharded": sharded(), **content})
         return _train(folder, config, recipe, prepared, facts)
 
-    return trained_once(config, content, train, "model")
+    return trained.load_or_train(content, train)
+
+
+def record_of(config: Config) -> tuple[Path, dict[str, Any]]:
+    """The folder of a trained model that `config.model` names, and its training.json."""
+    folder = Path(config.model.path or "").parent
+    record = read_mapping(folder / "training.json")
+    assert record is not None, f"{folder} holds a trained model"
+    return folder, record
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.trainer import Log, last_checkpoint
 from moe_lab.metrics.callback import ExpertMetrics, summary
-from moe_lab.models.distributed import num_processes, sharded, together
+from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
@@ -75,7 +75,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     """The same by all processes: the trained model, loaded for this one alone, and what training.json tells."""
-    together(partial(train_phases, training))
+    run_on_all_ranks(partial(train_phases, training))
     checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
     state = state_of(checkpoint)

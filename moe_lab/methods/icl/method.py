@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_choice_questions, check_choices
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.icl.lm import DemonstrationLM
-    from moe_lab.methods.references.documents import ReferenceDocuments
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
     from moe_lab.tasks.estimate import Asked
@@ -49,12 +47,7 @@ class ICL(Method):
             for key in ("k", "reference_size"):
                 at_least(f"method.{key}", getattr(self, key), 1)
 
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self._folder: Path | None = None
-        self._documents: ReferenceDocuments | None = None
-
-    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
         from moe_lab.methods.references.documents import check_asked_enough, reference_documents
         from moe_lab.methods.references.embeddings import embedding_identity
@@ -62,7 +55,7 @@ class ICL(Method):
 
         check_choice_questions(config)
         _check_prompts(config)
-        documents = self._documents = reference_documents(config, self.config)
+        documents = reference_documents(config, self.config)
         check_choices(config, documents.tasks)
         check_asked_enough(documents, self.config)
         return reference_content(config, self.config, documents, facts) | embedding_identity(
@@ -74,30 +67,32 @@ class ICL(Method):
         return super().forward_tokens(asked) + self.config.k * asked.prompts
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        from moe_lab.methods.references.documents import reference_documents
         from moe_lab.methods.references.reference_set import references_left
 
-        assert self._documents is not None, "`reads` comes first"
-        return references_left(config, self.config, self._documents, facts)
-
-    def keep_files_in(self, folder: Path) -> None:
-        self._folder = folder
+        return references_left(config, self.config, reference_documents(config, self.config), facts)
 
     @contextmanager
-    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[DemonstrationLM]:
+    def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:
         from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.icl.lm import DemonstrationLM, asked_questions
         from moe_lab.methods.references.reference_set import load_or_build
 
+        config = context.config
         base = EngineLM(model.model, model.tokenizer, **engine_options(config))
         references = load_or_build(config, self.config, model, base)
-        self.opened = {"reference": references.counts}
-        yield DemonstrationLM(model, config, self.config, references, asked_questions(config), self._folder)
+        questions = asked_questions(config)
+        lm = DemonstrationLM(model, config, self.config, references, questions, context.folder)
+        lm.session_info = {"reference": references.counts}
+        yield lm
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
         reference = {
             "too_similar": counters.get("reference_dropped", 0),
             "questions_without": counters.get("reference_none", 0),
-            "set": self.opened.get("reference"),
+            "set": session_info.get("reference"),
         }
         dropped = counters.get("demonstrations_dropped", 0)
         return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}

@@ -139,7 +139,7 @@ def _folder(data_dir: str, task: TaskConfig) -> Path:
 
 def _task(config: Config, name: str, own: bool) -> tuple[TaskConfig, tuple[str, ...]]:
     """The task that a name stands for, an option of conf/task/ or a name of lm-eval, and its splits."""
-    from moe_lab.config.parse import build
+    from moe_lab.config.validators import build
 
     if own:
         task = replace(config.task, name=name)

@@ -8,7 +8,6 @@ R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,10 @@ from torch import Tensor
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states
-from moe_lab.methods.references.store import build, is_whole, read
+from moe_lab.methods.references.store import PARTS, References, build, read
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.folder import RunFolder
-from moe_lab.results.identity import HASHED, run_id, task_settings
-from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.results.identity import HASHED, folder_name, run_id, task_label, task_settings
+from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.estimate import asked_of_tasks
 
 if TYPE_CHECKING:
@@ -87,27 +85,23 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     """
     documents = reference_documents(config, settings)
     content = reference_content(config, settings, documents, model.facts)
-    folder, digest = folder_of(config, documents, content, model.facts)
-    store = RunFolder(folder, digest)
-    if not is_whole(folder, digest):
-        with store.held(wait=True):
-            if not is_whole(folder, digest):
-                with store.status():
-                    build(folder, digest, config, settings.tokens, documents, model, lm)
+    references = references_of(config, documents, content, model.facts)
+    folder = references.folder
+    references.load_or_make(lambda: build(folder, config, settings.tokens, documents, model, lm))
     found = read(folder, correct=True)
     _check_enough(found["counts"], settings, config)
     embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
     return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=settings.embeddings, mean_X=mean)
 
 
-def folder_of(
+def references_of(
     config: Config, documents: ReferenceDocuments, content: dict[str, Any], facts: ModelFacts
-) -> tuple[Path, str]:
-    """Where a set is kept, and its id; `content` is `reference_content`'s."""
-    now = versions()
-    made_with = {"commit": facts.commit, "versions": {name: now[name] for name in DECISIVE}}
-    digest = run_id(content | made_with)
-    return Path(config.output_dir) / "references" / _folder_name(config, documents, digest), digest
+) -> References:
+    """Where a set is kept; `content` is `reference_content`'s."""
+    digest = run_id(content | {"commit": facts.commit, "versions": decisive_versions()})
+    name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
+    folder = Path(config.output_dir) / "references" / name
+    return References(folder=folder, id=digest, record="references.json", scratch=PARTS)
 
 
 def references_left(
@@ -115,11 +109,11 @@ def references_left(
 ) -> dict[str, float]:
     """Tokens that asking the questions of a set takes, by its folder's name; nothing where it is there."""
     content = reference_content(config, settings, documents, facts)
-    folder, digest = folder_of(config, documents, content, facts)
-    if is_whole(folder, digest):
+    references = references_of(config, documents, content, facts)
+    if references.stored() is not None:
         return {}
     asked = asked_of_tasks(documents.tasks, documents.samples, config)
-    return {folder.name: asked.prompts + asked.answers}
+    return {references.folder.name: asked.prompts + asked.answers}
 
 
 def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
@@ -162,11 +156,6 @@ def questions_content(config: Config, documents: ReferenceDocuments, facts: Mode
         "metrics": documents.metrics,
         "documents": documents_digest(tasks, documents.samples),
     }
-
-
-def _folder_name(config: Config, documents: ReferenceDocuments, digest: str) -> str:
-    tasks = "-".join(documents.tasks)[:60]
-    return re.sub(r"[^A-Za-z0-9._-]", "-", f"{config.model.name}-{tasks}-{digest[:8]}")
 
 
 def _check_enough(counts: dict[str, Any], settings: Any, config: Config) -> None:

@@ -12,7 +12,6 @@ R = references, W = re-routed tokens, M = MoE layers, E = experts.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections import Counter
@@ -27,7 +26,8 @@ from moe_lab.engine.suffix.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references.questions import Graded, Question, answered, reference_questions
 from moe_lab.progress import Progress
-from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.results.artifact import Artifact
+from moe_lab.results.atomic import write_atomically
 from moe_lab.results.stored import DamagedError, damaged, read_lines, read_mapping, whole_mapping
 from moe_lab.results.versions import versions
 
@@ -43,48 +43,52 @@ COUNTS = {"label", "asked", "correct", "dropped", "sources"}
 """What references.json tells of a set."""
 FIELDS = {"task", "text", "answer", "correct", "prompt_ids", "answer_ids"}
 """What a line of references.jsonl has."""
+PARTS = "parts"
 PORTION = 256
 """Documents that are asked, and kept, together: what a killed command computes again at most."""
 
 
-def is_whole(folder: Path, digest: str) -> bool:
-    """Whether the folder holds the set `digest`, undamaged. Raises ConfigError where it holds another one."""
-    stored = whole_mapping(folder / "references.json")
-    if stored is None:
-        return False
-    if not isinstance(stored.get("id"), str):
-        print(f"{folder / 'references.json'} names no set. The set is made again.", file=sys.stderr)
-        return False
-    if stored["id"] != digest:
-        raise ConfigError(
-            f"{folder} holds the references of another model, prompt or choice of documents, which this run cannot "
-            "use.\nRemove that folder, or give another output_dir=."
-        )
-    try:
-        read(folder, correct=True)
-    except DamagedError as error:
-        print(f"{error.told}. The set is made again.", file=sys.stderr)
-        return False
-    return True
+class References(Artifact):
+    """A set of references on disk."""
+
+    def stored(self) -> dict[str, Any] | None:
+        """The record of the set, undamaged; None otherwise. Raises ConfigError where the folder holds another set."""
+        file = self.folder / self.record
+        content = whole_mapping(file)
+        if content is not None and isinstance(content.get("id"), str) and content["id"] != self.id:
+            raise ConfigError(
+                f"{self.folder} holds the references of another model, prompt or choice of documents, which this run "
+                "cannot use.\nRemove that folder, or give another output_dir=."
+            )
+        if content is not None and not isinstance(content.get("id"), str):
+            print(f"{file} names no set. The set is made again.", file=sys.stderr)
+        return super().stored()
+
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        try:
+            read(self.folder, correct=True)
+        except DamagedError as error:
+            print(f"{error.told}. The set is made again.", file=sys.stderr)
+            return False
+        return True
 
 
 def build(
     folder: Path,
-    digest: str,
     config: Config,
     tokens: str,
     documents: ReferenceDocuments,
     model: LoadedModel,
     lm: EngineLM,
-) -> None:
-    """Ask what is not asked yet, and write the set. The folder is held by the caller.
+) -> dict[str, Any]:
+    """Ask what is not asked yet, and write the set but for its record, which is returned. The folder is held.
 
     Args:
         tokens: the name of those whose pathways are kept.
     """
     start = time.perf_counter()
     questions = reference_questions(config, documents)
-    parts = folder / "parts"
+    parts = folder / PARTS
     parts.mkdir(exist_ok=True)
     with Progress(len(questions), "references", "question") as progress:
         for first in range(0, len(questions), PORTION):
@@ -100,12 +104,14 @@ def build(
     sources = [
         source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
     ]
-    summary = {"id": digest, "label": documents.label, **counts, "sources": sources}
     seconds = time.perf_counter() - start
-    write_json(
-        folder / "references.json", summary | {"versions": versions(), "last_session_seconds": seconds}
-    )
-    shutil.rmtree(parts)
+    return {
+        "label": documents.label,
+        **counts,
+        "sources": sources,
+        "versions": versions(),
+        "last_session_seconds": seconds,
+    }
 
 
 def _is_finished(part: Path) -> bool:
@@ -119,7 +125,7 @@ def _is_finished(part: Path) -> bool:
 
 def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
     """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
-    from moe_lab.engine.suffix.suffix_forward import PromptTails
+    from moe_lab.engine.suffix.replay import SuffixReplay
 
     lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
     facts, span = model.facts, named_tokens(tokens)
@@ -127,7 +133,7 @@ def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, l
     if lines:
         for line in lines:
             check_length(span, line["prompt_ids"], line["text"])
-        read = PromptTails(model.model, facts.moe_layers - 1, span).read(
+        read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(
             [line["prompt_ids"] for line in lines], lm.budget
         )
         pathways.append(torch.stack([tail.pathway_WME for tail in read]))

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.validators import at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
 from moe_lab.methods.roe.profile import Profile, read_profile
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
@@ -138,9 +137,10 @@ class RoE(Method):
         } | resolved
 
     @contextmanager
-    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[EngineLM]:
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
         from moe_lab.engine.lm import EngineLM
 
+        config = context.config
         temperatures = self.temperatures(model.facts.moe_layers)
         ensemble = self.ensemble(temperatures, self.first_noisy(model.facts.moe_layers), config.seed)
         yield EngineLM(
@@ -164,7 +164,9 @@ class RoE(Method):
             prefill=settings.prefill,
         )
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
         decisions = counters.get("noisy_decisions", 0)
         tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
         return tuned | {

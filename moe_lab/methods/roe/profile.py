@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from moe_lab.config.parse import build
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.results.stored import DamagedError, read_mapping
 

@@ -50,12 +50,12 @@ class VirtualTokensLM(EngineLM):
     """
 
     def __init__(self, model: LoadedModel, config: Config, past: RowCache):
-        super().__init__(model.model, model.tokenizer, **_options(model, config, past.length))
-        assert self.engine == "rows", "other models are refused before weights load"
+        def make_engine(lm: EngineLM) -> RowEngine:
+            return RowEngine(VirtualTokensForward(model.model, past), lm.budget)
+
+        options = _options(model, config, past.length)
+        super().__init__(model.model, model.tokenizer, **options, make_engine=make_engine)
         self._encoder = _BehindPlaceholders(self, past.length)
-        engine = RowEngine(model.model, self.ensemble, self.budget, reuse=False)
-        engine.forward = VirtualTokensForward(model.model, past)
-        self._engine = engine
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         assert kind == "loglikelihood", "other tasks are refused before weights load"

@@ -1,5 +1,6 @@
-"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv 2101.00190), baselines of
-C3PO's Table 1: virtual tokens before every prompt, trained on the questions of its reference sets with the base frozen.
+"""Virtual tokens before every prompt, trained on the questions of C3PO's reference sets with the model frozen.
+
+The baselines of C3PO's Table 1: `method=soft-prompt` and `method=prefix-tuning`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_choice_questions, check_choices
 
 if TYPE_CHECKING:
@@ -56,23 +57,20 @@ class VirtualTokens(Method):
     needs_router = False
     answer: ClassVar[str | None] = "letters"
 
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self._content: dict[str, Any] = {}
-
-    def reads(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The questions of the training. Raises ModelError for a model that has no room for virtual tokens."""
         from moe_lab.methods.references.documents import reference_documents
-        from moe_lab.methods.references.reference_set import questions_content
 
         check_choice_questions(config)
         self._check_model(config, facts)
-        documents = reference_documents(config, self.config)
-        check_choices(config, documents.tasks)
-        recipe = {key: getattr(self.config, key) for key in RECIPE}
-        asked = questions_content(config, documents, facts)
-        self._content = {"method": recipe | {"numerics": self.version}, "seed": config.seed, **asked}
-        return asked
+        check_choices(config, reference_documents(config, self.config).tasks)
+        return self._questions(config, facts)
+
+    def _questions(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        from moe_lab.methods.references.documents import reference_documents
+        from moe_lab.methods.references.reference_set import questions_content
+
+        return questions_content(config, reference_documents(config, self.config), facts)
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.virtual_tokens.support import refusal
@@ -91,37 +89,23 @@ class VirtualTokens(Method):
             )
 
     @contextmanager
-    def open(self, model: LoadedModel, config: RunConfig) -> Iterator[VirtualTokensLM]:
+    def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
         from moe_lab.methods.virtual_tokens.adapters import stored_past
         from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
         from moe_lab.methods.virtual_tokens.store import load_or_train
 
-        record = load_or_train(config, self.config, self._content, model)
-        self.opened = {"adapter": record["folder"].name, "training": {key: record[key] for key in RECORDED}}
-        yield VirtualTokensLM(model, config, stored_past(record["folder"] / "adapter", model.model))
+        config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
+        method = {"method": recipe | {"numerics": self.version}, "seed": config.seed}
+        record = load_or_train(config, self.config, method | self._questions(config, model.facts), model)
+        lm = VirtualTokensLM(model, config, stored_past(record["folder"] / "adapter", model.model))
+        lm.session_info = {
+            "adapter": record["folder"].name,
+            "training": {key: record[key] for key in RECORDED},
+        }
+        yield lm
 
-    def report(self, facts: ModelFacts, counters: Mapping[str, int]) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
         block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
-        return {self.config.name.replace("-", "_"): block | self.opened}
-
-
-class SoftPrompt(VirtualTokens):
-    """Learned input embeddings before the prompt's."""
-
-    @dataclass(kw_only=True)
-    class Config(VirtualTokensConfig):
-        """The learning rate of peft's own example of prompt tuning."""
-
-        name: str = "soft-prompt"
-        learning_rate: float = 3e-2
-
-
-class PrefixTuning(VirtualTokens):
-    """Learned keys and values before the prompt's, in every layer."""
-
-    @dataclass(kw_only=True)
-    class Config(VirtualTokensConfig):
-        """The learning rate of peft's own example of prefix tuning."""
-
-        name: str = "prefix-tuning"
-        learning_rate: float = 1e-2
+        return {self.config.name.replace("-", "_"): block | dict(session_info)}

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.methods.trained import Trained
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
-from moe_lab.results.artifact import trained_once
 from moe_lab.results.atomic import writing
-from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -37,11 +37,9 @@ def load_or_train(
 
     Another process that trains it is waited for.
     """
-    now = versions()
-    made_with = {"commit": model.facts.commit, "versions": {name: now[name] for name in DECISIVE}}
-    return trained_once(
-        config, content | made_with, lambda folder, _: _train(folder, config, settings, model), "adapter"
-    )
+    content = content | {"commit": model.facts.commit, "versions": decisive_versions()}
+    trained = Trained.of(config, content, "adapter")
+    return trained.load_or_train(content, lambda folder: _train(folder, config, settings, model))
 
 
 def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
-from moe_lab.config.parse import build
 from moe_lab.config.paths import resource_folder
-from moe_lab.config.validators import did_you_mean
+from moe_lab.config.validators import build, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figure_kinds import FIGURES, TABLES
 

@@ -17,7 +17,7 @@ from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.request_log import ResponseLog, adopt_answers
 from moe_lab.results.run_log import RunLog
-from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.results.versions import decisive_versions
 from moe_lab.runs.evaluation.cost import cost_block
 from moe_lab.runs.evaluation.judges_block import judges_block
 from moe_lab.runs.evaluation.result_block import moe_lab_block
@@ -66,8 +66,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         evaluated = evaluate_answers(run, models, log, routes)
     finally:
         log.close()
-    run.method.opened = log.opened
-    report = run.method.report(run.facts, {name: int(amount) for name, amount in log.cost.items()})
+    counters = {name: int(amount) for name, amount in log.cost.items()}
+    report = run.method.report(run.facts, counters, log.session_info)
     block = moe_lab_block(run, evaluated, cost_block(log), report, before)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
@@ -117,11 +117,10 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
 
 def answers_header(run: Run) -> dict[str, Any]:
     """What the log of a run's answers begins with: whose answers they are."""
-    now = versions()
     return {
         "run_id": run.answers_id,
         "commit": run.facts.commit,
-        "versions": {name: now[name] for name in DECISIVE},
+        "versions": decisive_versions(),
     }
 
 

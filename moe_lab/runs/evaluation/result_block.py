@@ -63,8 +63,8 @@ def moe_lab_block(
     if "baseline" in compared:
         block["paired"] = compared["baseline"].pop("paired")
         block["baseline"] = compared.pop("baseline")
-        if "c3po" in report:
-            report["c3po"] |= _flips(block["paired"], block["task"]["metric"])
+        if run.method.reports_flips:
+            report[config.method.name] |= _flips(block["paired"], block["task"]["metric"])
     if compared:
         block["compared"] = compared
     return block | report

@@ -6,9 +6,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.runs.distributed import Leading, tell_to_load
+from moe_lab.methods.method import Context
+from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.runs.distributed import LeaderLM, load_on_all_ranks
 from moe_lab.tasks.judges.session import judging
 
 if TYPE_CHECKING:
@@ -45,18 +48,17 @@ def evaluate_answers(
 
         def open_model() -> Any:
             if config.model.tp_plan:
-                tell_to_load(config)
-            loaded = models.get(run.method.loads(config, run.facts, models.free))
+                load_on_all_ranks(config)
+            loaded, context = _load(run, models, run.folder)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
-            run.method.keep_files_in(run.folder)
-            lm = opened.enter_context(run.method.open(loaded, config))
-            log.keep_opened(run.method.opened)
+            lm = opened.enter_context(run.method.open(loaded, context))
+            log.keep_session_info(lm.session_info)
             if observer is not None:
                 opened.enter_context(observed(lm, observer))
-            return Leading(lm, config) if config.model.tp_plan else lm
+            return LeaderLM(lm, config) if config.model.tp_plan else lm
 
         def free_model() -> None:
             if config.model.tp_plan:
@@ -68,6 +70,14 @@ def evaluate_answers(
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
         with judging(run.judges, run.folder, config.rerun, free_model):
             return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+
+
+def _load(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
+    """The run's model, trained first if need be, and what the method is opened for."""
+    config = run.config
+    if isinstance(run.method, TrainingMethod):
+        config = run.method.resolve_model(config, run.facts, models.free)
+    return models.get(config), Context(config=config, folder=folder)
 
 
 def _chosen(run: Run) -> dict[str, Any]:
@@ -108,8 +118,7 @@ def ask_again(
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
     )
-    loaded = models.get(run.method.loads(run.config, run.facts, models.free))
-    with run.method.open(loaded, run.config) as lm, observed(lm, observer):
+    with run.method.open(*_load(run, models, None)) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
 

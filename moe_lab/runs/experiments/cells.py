@@ -38,7 +38,7 @@ class Composed:
 
 
 @dataclass
-class Prepared:
+class PreparedCell:
     """A cell of an experiment, checked: its job, or why it cannot run."""
 
     cell: Cell
@@ -142,7 +142,7 @@ def _method_key(override: str) -> str:
     return _key(override).split(".")[1]
 
 
-def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[Prepared]:
+def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCell]:
     """Every cell of an experiment with its job; those that what the user typed made equal are one.
 
     `known` has the jobs of earlier experiments by configuration: a cell that several have is one job. A cell without
@@ -152,7 +152,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[Prepared]:
     unreadable: dict[
         str, ModelError | TaskError
     ] = {}  # a hub that does not answer is asked once, a file sought once
-    cells: list[Prepared] = []
+    cells: list[PreparedCell] = []
     seen: set[str] = set()
     for cell, config in composed.cells:
         with_profile = cell.values["method"].get("temperature") == PROFILE
@@ -169,11 +169,11 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[Prepared]:
             if name not in known:
                 known[name] = job_after(study(), config) if with_profile else job_of(config)
                 known[name].group = known[name].group or composed.experiment.name
-            cells.append(Prepared(cell, config, known[name]))
+            cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
             if isinstance(error, ModelError | TaskError):
                 unreadable[model if isinstance(error, ModelError) else data] = error
-            cells.append(Prepared(cell, config, None, error))
+            cells.append(PreparedCell(cell, config, None, error))
     return cells
 
 

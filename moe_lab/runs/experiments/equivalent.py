@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
+from moe_lab.methods.method import Context
 from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.identity import folder_name
 from moe_lab.results.stored import DamagedError, read_mapping, set_aside
 from moe_lab.results.versions import versions
 from moe_lab.runs.experiments.deepen import non_embedding_parameters, of_depth, scaled_depth
@@ -77,11 +78,11 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
 def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, Any]:
     larger = of_depth(loaded, layers)
     plain = get_method("base")(get_method("base").Config(name="base"))
-    untouched = replace(config, method=plain.config)
+    untouched = Context(config=replace(config, method=plain.config))
     found = measure_in_turns(
         {
             "base": partial(plain.open, loaded, untouched),
-            "roe": partial(method.open, loaded, config),
+            "roe": partial(method.open, loaded, Context(config=config)),
             "equivalent": partial(plain.open, larger, untouched),
         }
     )
@@ -103,5 +104,4 @@ def _device_name(device: torch.device) -> str:
 
 def _file_name(config: Config, key: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    model = re.sub(r"[^A-Za-z0-9._-]", "-", config.model.name)
-    return f"{model}-n{config.method.n}-{digest[:8]}.json"
+    return f"{folder_name(config.model.name, f'n{config.method.n}', digest=digest)}.json"

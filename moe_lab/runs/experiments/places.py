@@ -11,8 +11,8 @@ from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.expert_rows import EXPERT
 from moe_lab.reports.papers.spec import MEASURE, SETTINGS, Experiment
 from moe_lab.results.expert_metrics import stored_metrics
-from moe_lab.runs.experiments.cells import Prepared
-from moe_lab.runs.grid import Failure
+from moe_lab.runs.attempts import Failure
+from moe_lab.runs.experiments.cells import PreparedCell
 from moe_lab.runs.summaries import summary
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ NULL = "temperature 0"
 """Of a method whose rows all route as the untouched model does: what it changes is rounding."""
 
 
-def placed(experiment: Experiment, cells: Sequence[Prepared]) -> tuple[Experiment, list[Place]]:
+def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Experiment, list[Place]]:
     """The coordinates of every cell on the axes of the experiment.
 
     Cells that what was typed puts in one place are told apart by one more axis, SETTINGS: their own overrides.
@@ -39,14 +39,14 @@ def placed(experiment: Experiment, cells: Sequence[Prepared]) -> tuple[Experimen
     return replace(experiment, rows=[*experiment.rows, SETTINGS]), told_apart
 
 
-def _own_settings(one: Prepared, group: Sequence[Prepared]) -> str:
+def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
     """The overrides of a cell that not all of its group have; a dash for none."""
     common = set.intersection(*(set(each.cell.overrides) for each in group))
     last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last of a key holds
     return " ".join(text for text in last.values() if text not in common) or "-"
 
 
-def coordinate(prepared: Prepared, key: str) -> str:
+def coordinate(prepared: PreparedCell, key: str) -> str:
     """What a cell is called on one axis: an option's name, or a dotted key's value.
 
     A dash stands where it has none, or where it makes no difference.
@@ -72,7 +72,7 @@ def coordinate(prepared: Prepared, key: str) -> str:
 def table_cells(
     experiment: Experiment,
     scale: str,
-    one: Prepared,
+    one: PreparedCell,
     place: Place,
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],

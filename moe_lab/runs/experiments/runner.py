@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,17 +23,11 @@ from moe_lab.reports.papers.table_files import (
 )
 from moe_lab.reports.terminal.results import print_outcomes
 from moe_lab.results.folder import check_writable
-from moe_lab.runs.experiments.cells import Prepared, compose_experiments, prepare_cells
+from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all
+from moe_lab.runs.distributed import run_distributed
+from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, prepare_cells
 from moe_lab.runs.experiments.places import placed, table_cells
-from moe_lab.runs.grid import (
-    NOTHING_STORED,
-    Failure,
-    beside_baselines,
-    grid_exit_code,
-    print_metrics,
-    report_failures,
-    run_all,
-)
+from moe_lab.runs.grid import NOTHING_STORED, beside_baselines, print_metrics
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import print_plan, task_name
 
@@ -45,43 +39,93 @@ Filled = list[tuple[Experiment, list[TableCell]]]
 """Experiments and the cells of their tables."""
 
 
-def run_experiments(config: Config, cell: Cell) -> int:
-    """Run, plan or report the experiments that `config.experiment` names; returns the exit code."""
-    from moe_lab.models.pool import ModelPool
+@dataclass(frozen=True)
+class PreparedExperiments:
+    """Experiments and their cells, checked: the jobs of those that can run, and why the others cannot."""
 
+    experiments: list[tuple[Experiment, list[PreparedCell]]]
+
+    @property
+    def cells(self) -> list[PreparedCell]:
+        """The cells of all experiments."""
+        return [cell for _, cells in self.experiments for cell in cells]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs of all cells, each once and ordered by model."""
+        return by_model(
+            list({id(cell.job): cell.job for cell in self.cells if cell.job is not None}.values())
+        )
+
+    @property
+    def errors(self) -> list[BaseException]:
+        return [cell.error for cell in self.cells if cell.error is not None]
+
+    @property
+    def refused(self) -> dict[str, list[Config]]:
+        """The configurations that cannot run, by reason."""
+        refused: dict[str, list[Config]] = {}
+        for cell in self.cells:
+            if cell.error is not None:
+                refused.setdefault(str(cell.error), []).append(cell.config)
+        return refused
+
+
+def run_experiments(config: Config, cell: Cell) -> int:
+    """Run the experiments that `config.experiment` names and write their tables. Returns the exit code."""
+    return run_distributed([config], lambda: _run(config, cell))
+
+
+def plan_experiments(config: Config, cell: Cell) -> int:
+    """Print what would run; loads no weights and writes nothing."""
+    prepared = _prepare(config, cell)
+    print_plan(prepared.jobs, prepared.refused)
+    return 0
+
+
+def report_experiments(config: Config, cell: Cell) -> int:
+    """Write the tables of what is stored. Raises ConfigError where nothing is."""
+    prepared = _prepare(config, cell)
+    _make_tables(prepared, config, only_stored=True)
+    return 0
+
+
+def _run(config: Config, cell: Cell) -> int:
+    prepared = _prepare(config, cell)
+    failures = _make_tables(prepared, config, only_stored=False)
+    errors = prepared.errors
+    if errors and not prepared.jobs:
+        return exit_code(errors[0])
+    return grid_exit_code([*errors, *(failure.error for failure in failures)])
+
+
+def _prepare(config: Config, cell: Cell) -> PreparedExperiments:
     composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
-    prepared = [(each.experiment, prepare_cells(each, known)) for each in composed]
-    asked = [
-        (replace(experiment, merged=len(each.cells) - len(cells)), cells)
-        for each, (experiment, cells) in zip(composed, prepared, strict=True)
+    prepared = [(each, prepare_cells(each, known)) for each in composed]
+    experiments = [
+        (replace(each.experiment, merged=len(each.cells) - len(cells)), cells) for each, cells in prepared
     ]
-    _tell_merged(asked)
-    everything = [one for _, cells in asked for one in cells]
-    jobs = by_model(list({id(one.job): one.job for one in everything if one.job is not None}.values()))
-    errors = [one.error for one in everything if one.error is not None]
-    refused: dict[str, list[Config]] = {}
-    for one in everything:
-        if one.error is not None:
-            refused.setdefault(str(one.error), []).append(one.config)
-    if config.mode == "plan":
-        print_plan(jobs, refused)
-        return 0
-    for reason, configs in refused.items():
+    _print_merged(experiments)
+    return PreparedExperiments(experiments)
+
+
+def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: bool) -> list[Failure]:
+    """Run the jobs, or read what is stored of them, and write the tables. Returns what failed."""
+    from moe_lab.models.pool import ModelPool
+
+    for reason, configs in prepared.refused.items():
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
-    models = ModelPool()
-    outcomes, failures = _execute(jobs, models, only_stored=config.mode == "report")
+    jobs, models = prepared.jobs, ModelPool()
+    outcomes, failures = _execute(jobs, models, only_stored=only_stored)
     if outcomes:
         print_outcomes(beside_baselines(list(outcomes.values())))
         print_metrics(list(outcomes.values()))
     stored = outcomes | _stored_before(jobs, outcomes, models)
-    _write(_filled(asked, config.scale, stored, failures), config, models)
-    if config.mode == "report":
-        return 0
-    if errors and not jobs:
-        return exit_code(errors[0])
-    return grid_exit_code([*errors, *(failure.error for failure in failures)])
+    filled = _filled(prepared.experiments, config.scale, stored, failures)
+    _write(filled, config, models, only_stored=only_stored)
+    return failures
 
 
 def label(config: Config) -> str:
@@ -89,8 +133,8 @@ def label(config: Config) -> str:
     return f"{config.model.name}-{config.method.name}-{task_name(config)}"
 
 
-def _tell_merged(asked: Sequence[tuple[Experiment, list[Prepared]]]) -> None:
-    for experiment, _ in asked:
+def _print_merged(experiments: Sequence[tuple[Experiment, list[PreparedCell]]]) -> None:
+    for experiment, _ in experiments:
         if experiment.typed and experiment.merged:
             print(
                 f"experiment={experiment.name}, {' '.join(experiment.typed)}:{merged_text(experiment)}",
@@ -126,14 +170,14 @@ def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: Mod
 
 
 def _filled(
-    asked: Sequence[tuple[Experiment, list[Prepared]]],
+    experiments: Sequence[tuple[Experiment, list[PreparedCell]]],
     scale: str,
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> Filled:
     """The cells of every table with what is measured of them."""
     filled = []
-    for experiment, cells in asked:
+    for experiment, cells in experiments:
         table, places = placed(experiment, cells)
         parts = (
             table_cells(table, scale, one, place, outcomes, failures)
@@ -143,15 +187,18 @@ def _filled(
     return filled
 
 
-def _write(filled: Filled, config: Config, models: ModelPool) -> None:
+def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bool) -> None:
     """Write the tables and figures. A table stays as it is where nothing of it is measured now, or where it has numbers
     of a cell that failed; stderr says so.
 
-    Raises ConfigError where mode=report finds nothing stored of any.
+    Raises ConfigError where `only_stored` and nothing is stored of any.
     """
     folder = Path(config.output_dir) / "tables"
-    kept = {experiment.name: _why_kept(experiment, cells, config, folder) for experiment, cells in filled}
-    if config.mode == "report" and all(kept.values()):
+    kept = {
+        experiment.name: _why_kept(experiment, cells, config.scale, folder, only_stored)
+        for experiment, cells in filled
+    }
+    if only_stored and all(kept.values()):
         raise ConfigError(NOTHING_STORED)
     for experiment, cells in filled:
         if reason := kept[experiment.name]:
@@ -162,14 +209,16 @@ def _write(filled: Filled, config: Config, models: ModelPool) -> None:
         print(write_index(folder))
 
 
-def _why_kept(experiment: Experiment, cells: Sequence[TableCell], config: Config, folder: Path) -> str | None:
+def _why_kept(
+    experiment: Experiment, cells: Sequence[TableCell], scale: str, folder: Path, only_stored: bool
+) -> str | None:
     """Why the files of a table stay as they are; None where they are written."""
     if cells and not any(cell.results or cell.studies for cell in cells):
-        if config.mode != "report":
+        if not only_stored:
             return "No cell is measured: no table is written."
         return f"{NOTHING_STORED} Its files stay as they are."
-    table = folder / f"{file_stem(experiment, config.scale)}.csv"
-    wanted = [cell for cell in cells if not cell.results and (cell.problem or config.mode != "report")]
+    table = folder / f"{file_stem(experiment, scale)}.csv"
+    wanted = [cell for cell in cells if not cell.results and (cell.problem or not only_stored)]
     if lost := measured_before(table, wanted):
         names = "; ".join(cell.name for cell in lost)
         return f"{table.with_suffix('.md')} stays as it is: it has numbers of what has none now ({names})."

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods import get_method
-from moe_lab.results.atomic import write_json
-from moe_lab.results.folder import RunFolder
+from moe_lab.methods.method import Context
 from moe_lab.results.request_log import ResponseLog
-from moe_lab.results.versions import DECISIVE, versions
+from moe_lab.results.versions import decisive_versions, versions
 from moe_lab.runs.tuning.worked import WorkedReferences, check_solved
 
 if TYPE_CHECKING:
@@ -27,24 +26,16 @@ def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]
     """
     references, name = study.worked, study.task.task_name
     assert references is not None
-    if references.stored() is None:
-        store = RunFolder(references.folder, references.digest)
-        with store.held(wait=True):
-            if references.stored() is None:
-                with store.status():
-                    _make(study, references, model)
+    stored = references.load_or_make(lambda: _make(study, references, model))
     check_solved(references, name)
-    stored = references.stored()
-    assert stored is not None
     return [(one["prompt"], one["solution"]) for one in stored["solutions"]]
 
 
-def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> None:
-    """Ask what is not asked yet, grade all of it, and write references.json."""
+def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dict[str, Any]:
+    """Ask what is not asked yet, and grade all of it: the content of references.json."""
     from moe_lab.models.tokenizer import prompt_tokenizer
 
-    now = versions()
-    header = {"run_id": references.digest, "versions": {name: now[name] for name in DECISIVE}}
+    header = {"run_id": references.id, "versions": decisive_versions()}
     log = ResponseLog(references.folder / "responses.jsonl", header)
     try:
         samples = _graded(study, log, model)
@@ -60,14 +51,13 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> Non
         for sample in samples
         if sample["correct"]
     ]
-    content = {"id": references.digest, "task": name, "split": study.split, "versions": now}
-    counts = {"asked": len(samples), "correct": len(solutions)}
-    write_json(references.folder / "references.json", content | counts | {"solutions": solutions})
     print(
         f"{references.folder.name}: the untouched model solves {len(solutions):,} of {len(samples):,} tuning "
         "documents; the others are left out of the perplexity",
         file=sys.stderr,
     )
+    counts = {"asked": len(samples), "correct": len(solutions)}
+    return {"task": name, "split": study.split, "versions": versions(), **counts, "solutions": solutions}
 
 
 def behind(prompt: str, text: str, tokenizer: Any) -> str:
@@ -88,7 +78,7 @@ def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str
     with ExitStack() as opened:
         lm = RecordedLM(
             log,
-            lambda: opened.enter_context(base.open(model, config)),
+            lambda: opened.enter_context(base.open(model, Context(config=config))),
             lambda: prompt_tokenizer(config),
             config.apply_chat_template,
         )

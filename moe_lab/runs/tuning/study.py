@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from moe_lab.results.stored import whole_mapping
 from moe_lab.runs.tuning.search import Search, resolve
 from moe_lab.runs.tuning.worked import (
     NUMERICS,
+    RECORD,
     WorkedReferences,
     check_solved,
     needs_worked_references,
@@ -125,13 +125,13 @@ def prepare_study(config: Config) -> Study:
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
     if worked is not None:
-        content["references"] = worked.digest
+        content["references"] = worked.id
     digest = run_id(content)
     return Study(
         config=config,
         search=search,
         study_id=digest,
-        folder=Path(config.output_dir) / "studies" / _folder_name(config, name, search.metric, digest),
+        folder=_folder(config, "studies", name, search.metric, digest),
         facts=facts,
         method=evaluation.method,
         tasks=tasks,
@@ -147,17 +147,16 @@ def _worked_references(
 ) -> WorkedReferences | None:
     """Of a study whose identity is `content`; None where the data's own answers are scored."""
     from moe_lab.results.identity import run_id
-    from moe_lab.results.versions import DECISIVE, versions
+    from moe_lab.results.versions import decisive_versions
 
     if search.metric != "perplexity" or not needs_worked_references(task):
         return None
     asked = {key: value for key, value in content.items() if key not in ("method", "seed")}
-    now = versions()
-    made_with = {"commit": facts.commit, "versions": {name: now[name] for name in DECISIVE}}
+    made_with = {"commit": facts.commit, "versions": decisive_versions()}
     graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}
     digest = run_id(asked | graded)
-    folder = Path(config.output_dir) / "references" / _folder_name(config, name, "worked", digest)
-    references = WorkedReferences(folder=folder, digest=digest)
+    folder = _folder(config, "references", name, "worked", digest)
+    references = WorkedReferences(folder=folder, id=digest, record=RECORD)
     check_solved(references, name)
     return references
 
@@ -189,6 +188,9 @@ def _check_task(search: Search, task: Any) -> None:
         raise ConfigError(f"{task.task_name} has no reference answers to score: tuning.metric=accuracy.")
 
 
-def _folder_name(config: Config, task: str, metric: str, digest: str) -> str:
-    parts = (config.model.name, task[:60], metric, digest[:8])
-    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in parts)
+def _folder(config: Config, kind: str, task: str, what: str, digest: str) -> Path:
+    from moe_lab.results.identity import folder_name, task_label
+
+    return (
+        Path(config.output_dir) / kind / folder_name(config.model.name, task_label(task), what, digest=digest)
+    )

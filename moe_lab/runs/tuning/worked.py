@@ -10,38 +10,29 @@ steps (AddSub: `#### 15`), the model is asked once, and what it solves is scored
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.stored import whole_mapping
+from moe_lab.results.artifact import Artifact
 
+RECORD = "references.json"
 NUMERICS = 2
 """Raised whenever solutions, or which of them are correct, may change."""
 TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})
 """lm-eval's filters that leave an answer what it is; any other looks for it in a longer text."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkedReferences:
-    """Where the solutions of a study's tuning documents are kept; studies of one model and documents share them."""
+class WorkedReferences(Artifact):
+    """Where the solutions of a study's tuning documents are kept; studies of one model and documents share them.
 
-    folder: Path
-    digest: str
-    """SHA-256 of what determines them: the model, the task's settings, the documents."""
+    The record has `asked`, `correct` and `solutions`.
+    """
 
-    def stored(self) -> dict[str, Any] | None:
-        """The content of references.json: `asked`, `correct` and `solutions`; None before it is written."""
-        content = whole_mapping(self.folder / "references.json")
-        return content if content is not None and self._is_whole(content) else None
-
-    def _is_whole(self, content: dict[str, Any]) -> bool:
-        """Whether it is what `_make` writes for this id: as many solutions as it says, each with its prompt."""
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        """Whether there are as many solutions as it says, each with its prompt."""
         solutions = content.get("solutions")
         return (
-            content.get("id") == self.digest
-            and isinstance(content.get("asked"), int)
+            isinstance(content.get("asked"), int)
             and isinstance(solutions, list)
             and len(solutions) == content.get("correct")
             and all(isinstance(one, dict) and {"prompt", "solution"} <= one.keys() for one in solutions)

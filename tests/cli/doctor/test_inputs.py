@@ -16,10 +16,10 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze.store import training_content
+from moe_lab.methods.trained import Trained
 from moe_lab.models.facts import model_facts
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import model_folder
-from moe_lab.results.artifact import folder_of
 from tests.support.hub.published import PUBLISHED
 from tests.support.models import make_model, make_tokenizer
 
@@ -184,11 +184,11 @@ def test_a_training_that_is_stored_needs_no_memory(half_precision):
     config = training_config(half_precision[0], schedule="experts")
     method = get_method("finetune-freeze")(config.method)
     facts = model_facts(config.model, dtype="auto", device="cpu", offline=True)
-    data = method.reads(config, facts)["data"]
+    data = method.data_identity(config, facts)["data"]
     content = training_content(config, config.method.recipe(), facts, data, method.version)
-    folder, digest = folder_of(config, content)
-    (folder / "model").mkdir(parents=True)
-    (folder / "training.json").write_text(json.dumps({"id": digest}))
+    trained = Trained.of(config, content, "model")
+    (trained.folder / "model").mkdir(parents=True)
+    (trained.folder / "training.json").write_text(json.dumps({"id": trained.id}))
     text = text_of(config)
     assert "training by finetune-freeze" not in text and "training of full_fine_tuning" in text
 

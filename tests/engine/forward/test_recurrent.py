@@ -13,6 +13,7 @@ import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.recurrent import StateForward
 from moe_lab.engine.generation.prefill import Answer
 from moe_lab.engine.generation.sampling import Decoder, generation_config
 from moe_lab.engine.lm import EngineLM, Request
@@ -47,7 +48,7 @@ def double(model):
 
 
 def scores_of(model, questions, ensemble):
-    engine = StateEngine(model, ensemble)
+    engine = StateEngine(StateForward(model, ensemble))
     found = {}
     engine.score(questions, found.__setitem__)
     return found, engine
@@ -57,7 +58,9 @@ def answers_of(model, prompts, ensemble, steps, repeat=0):
     answers = [Answer(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts)]
     ended = []
     decoder = Decoder(model, generation_config(model, {}), 0)
-    StateEngine(model, ensemble).generate(answers, decoder, lambda generated: False, steps, ended.append)
+    StateEngine(StateForward(model, ensemble)).generate(
+        answers, decoder, lambda generated: False, steps, ended.append
+    )
     assert list(map(id, ended)) == list(map(id, answers))
     return [answer.generated for answer in answers]
 
@@ -139,7 +142,7 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
     found = []
     for batch_size in ("auto", 1, 2):
         lm = EngineLM(model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False)
-        assert lm.engine == "states"
+        assert isinstance(lm.engine, StateEngine)
         found.append(ask(lm))
         assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
     tuned = EngineLM(model, tokenizer, ensemble=ensemble(0.1), reuse=True, progress=False)

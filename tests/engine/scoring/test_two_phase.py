@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.layers import decoder_layers, only_layers_from
+from moe_lab.engine.forward.layers import decoder_layers
 from moe_lab.engine.forward.memory_bound import Store
+from moe_lab.engine.forward.suffix_forward import only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.models.memory import free_host_memory
 from moe_lab.routing import GumbelTopK, find_routers
@@ -54,7 +55,7 @@ def ask(lm, kind):
 def direct(model, tokenizer, ensemble, **options):
     """An LM that scores in whole passes, which test_scoring.py compares with the slow reference."""
     lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
-    lm._engine._kept = None
+    lm.engine.two_phase = None
     return lm
 
 
@@ -93,7 +94,7 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
     ensembles = ensembles_for(olmoe)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
     for rows, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
-        monkeypatch.setattr("moe_lab.engine.scoring.two_phase.PIECE_ROWS", rows)
+        monkeypatch.setattr("moe_lab.engine.scoring.two_phase.CHUNK_SAMPLES", rows)
         monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
         for _ in range(2):

@@ -9,8 +9,8 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix import attention as tail_attention
-from moe_lab.engine.suffix.suffix_forward import PromptTails
+from moe_lab.engine.suffix import attention as suffix_attention
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.routing import find_routers
 from moe_lab.routing.remix import Remix
@@ -37,7 +37,7 @@ def test_it_is_torchs_attention(heads, new):
     wanted = torch.autograd.grad((expected * weights).sum(), leaves)
 
     own = [tensor.clone().requires_grad_() for tensor in (query, key[:, :, T:], value[:, :, T:])]
-    found = tail_attention._Attention.apply(*own, key, value, mask, 0.3)
+    found = suffix_attention._Attention.apply(*own, key, value, mask, 0.3)
     gradients = torch.autograd.grad((found * weights).sum(), own)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(gradients[0], wanted[0], atol=1e-12, rtol=0)
@@ -50,7 +50,7 @@ def test_it_is_torchs_attention(heads, new):
 def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
     model = copy.deepcopy(small_model(family)).to(dtype)
     first = len(find_routers(model)) - 2
-    tails = PromptTails(model, first, TokenSpan("last", 3))
+    tails = SuffixReplay(model, first, TokenSpan("last", 3))
     read = tails.read(prompts(least=3), Budget(64))
     torch.manual_seed(0)
     probs = {
@@ -62,13 +62,15 @@ def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
         return torch.autograd.grad(tails.logits(read, Remix(probs)).logsumexp(-1).sum(), list(probs.values()))
 
     calls = []
-    usual = tail_attention._Attention.apply
+    usual = suffix_attention._Attention.apply
     monkeypatch.setattr(
-        tail_attention._Attention, "apply", lambda *given: calls.append(len(given)) or usual(*given)
+        suffix_attention._Attention, "apply", lambda *given: calls.append(len(given)) or usual(*given)
     )
     own = gradients()
     assert len(calls) >= 1, "layers behind a re-routed token have gradients"
-    monkeypatch.setattr(tail_attention.TailLayer, "update", forgetful(tail_attention.TailLayer.update))
+    monkeypatch.setattr(
+        suffix_attention.SuffixLayer, "update", forgetful(suffix_attention.SuffixLayer.update)
+    )
     count = len(calls)
     torchs = gradients()
     assert len(calls) == count

@@ -50,6 +50,8 @@ def test_a_model_without_shared_experts_has_none_to_freeze(tmp_path, capsys):
 def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    planned = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan")
+    assert "To train: 2" in planned.out, planned.out
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router")
     block = block_of(ended)
     own = block["finetune_freeze"]
@@ -143,9 +145,9 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
 @pytest.mark.slow
 def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys):
     grid = ["-m", "method=finetune-freeze", "method.schedule=none,router", f"output_dir={tmp_path / 'grid'}"]
-    ended = run_command(capsys, *grid, *SHORT)
+    ended = run_command(capsys, *grid, *SHORT, "baseline=false")
     assert ended.code == 0, ended.err
-    assert block_of(command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router"))
+    assert block_of(command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router", "baseline=false"))
 
     def weights(folder: Path, schedule: str) -> bytes:
         for record in folder.glob("models/*/training.json"):
@@ -162,16 +164,17 @@ def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys)
     assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), "frozen all along"
 
 
-@pytest.mark.slow
-def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path, capsys):
-    def model(*keys: str) -> str:
-        ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", "method.max_steps=2", *keys)
-        return block_of(ended)["finetune_freeze"]["model"]
+def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path):
+    def model(seed: int = 0, **keys) -> str:
+        method = get_method("finetune-freeze").Config(name="finetune-freeze", max_steps=2, **keys)
+        run = prepare(Config(method=method, output_dir=str(tmp_path), limit=2, seed=seed))
+        [name] = run.method.training_left(run.config, run.facts)
+        return name
 
-    others = ("seed=1", "method.dataset_size=9", "method.weight_decay=0.1", "method.validation_size=3")
-    names = [model(), *map(model, others)]
+    others = ({"seed": 1}, {"dataset_size": 9}, {"weight_decay": 0.1}, {"validation_size": 3})
+    names = [model(), *(model(**other) for other in others)]
     assert len(set(names)) == 5
-    assert model("method.save_steps=1") == names[0]
+    assert model(save_steps=1) == names[0]
 
 
 def test_the_defaults_are_the_papers_and_stand_in_the_yaml():

@@ -33,6 +33,8 @@ from tests.support.two_processes import all_by_two, by_one, by_two
 WRAPS = ("ddp", "fsdp")
 SCHEDULES = ("router-none", "none-router", "experts-router")
 AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
+KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01}
+"""A training that is killed in its second phase, and the same one whole."""
 COUNTS = (9, 11)
 """Rows of trainings with the auxiliary loss."""
 
@@ -47,10 +49,11 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=WRAPS)
 def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
-    """(wrap, a folder with one training for each schedule and count): one launch for all that ends well."""
+    """(wrap, a folder with one training for each schedule and count, ...): one launch for all that no kill ends."""
     folder = tmp_path_factory.mktemp(request.param)
     trainings = {folder / schedule: {"schedule": schedule} for schedule in SCHEDULES}
     trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
+    trainings |= {folder / "whole": KILLED, folder / "poisoned": {"poison": 2}}
     assert all_by_two(request.param, model, trainings) == 0
     return request.param, folder
 
@@ -145,27 +148,23 @@ def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, model, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(wrap, model, tmp_path):
-    settings = {"schedule": "router-none", "router_aux_loss_coef": 0.01}
-    assert by_two(wrap, model, tmp_path / "whole", **settings) == 0
-    assert by_two(wrap, model, tmp_path / "killed", die=4, **settings) != 0
-    assert (tmp_path / "killed" / "checkpoints" / "checkpoint-4").exists()
-    assert by_two(wrap, model, tmp_path / "killed", **settings) == 0
-    one, other = (held_after(tmp_path / name, 6)[0] for name in ("whole", "killed"))
+def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp_path):
+    wrap, folder = shared
+    assert by_two(wrap, model, tmp_path, die=4, **KILLED) != 0
+    assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
+    assert by_two(wrap, model, tmp_path, **KILLED) == 0
+    one, other = (held_after(place, 6)[0] for place in (folder / "whole", tmp_path))
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
-    whole, killed = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "killed"))
+    whole, killed = ((place / "log.jsonl").read_text() for place in (folder / "whole", tmp_path))
     assert [json.loads(x)["loss"] for x in whole.splitlines() if '"loss"' in x] == [
         json.loads(x)["loss"] for x in killed.splitlines() if '"loss"' in x
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_a_loss_of_one_process_that_is_no_number_stops_both(wrap, model, tmp_path):
-    assert by_two(wrap, model, tmp_path, poison=2) == 0
-    told = {(tmp_path / f"error.rank{rank}").read_text() for rank in (0, 1)}
+def test_a_loss_of_one_process_that_is_no_number_stops_both(shared):
+    told = {(shared[1] / "poisoned" / f"error.rank{rank}").read_text() for rank in (0, 1)}
     assert len(told) == 1 and "The loss of training step 3 is nan" in told.pop()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
+from moe_lab.methods.method import Context
 from moe_lab.methods.roe.method import RoE
 from moe_lab.models.facts import ModelFacts
 
@@ -87,12 +88,12 @@ def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
         model=SimpleNamespace(add_bos_token=None),
     )
     loaded = SimpleNamespace(model=olmoe, tokenizer=tokenizer, facts=SimpleNamespace(moe_layers=4))
-    with roe(n=6, temperature=[0, 0, 0.2, 0]).open(loaded, config) as lm:
+    with roe(n=6, temperature=[0, 0, 0.2, 0]).open(loaded, Context(config=config)) as lm:
         assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
         assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
-    with roe(cache="none", prefill="clean").open(loaded, config) as lm:
+    with roe(cache="none", prefill="clean").open(loaded, Context(config=config)) as lm:
         assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
-    with roe(n=1).open(loaded, config) as lm:
+    with roe(n=1).open(loaded, Context(config=config)) as lm:
         assert lm.ensemble.n == 1 and lm.ensemble.routing is None
 
 

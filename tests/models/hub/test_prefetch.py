@@ -62,7 +62,7 @@ def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
     def missing(config):
         raise TaskError("no data")
 
-    monkeypatch.setattr("moe_lab.tasks.load_tasks", missing)
+    monkeypatch.setattr("moe_lab.tasks.loading.load_tasks", missing)
     assert prefetch([config(model=ModelConfig())]) == 2
     assert "no data" in capsys.readouterr().err
 

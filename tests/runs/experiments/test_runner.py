@@ -572,11 +572,12 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys
 
 
 @pytest.mark.parametrize(
-    "mode, function, told", [("doctor", "doctor.diagnose", []), ("prefetch", "prefetch.prefetch", 0)]
+    "mode, function, told",
+    [("doctor", "cli.doctor.report.diagnose", []), ("prefetch", "cli.prefetch.prefetch", 0)],
 )
 def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function, told):
     seen = []
-    monkeypatch.setattr(f"moe_lab.{function}", lambda *given: seen.extend(given[-1]) or told)
+    monkeypatch.setattr(f"moe_lab.cli.{function}", lambda *given: seen.extend(given[-1]) or told)
     assert run_command(capsys, "experiment=table_u", "method.k=5", f"mode={mode}").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 

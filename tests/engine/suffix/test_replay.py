@@ -9,7 +9,7 @@ import torch
 
 from moe_lab.engine.forward.layers import runs_rows
 from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.suffix_forward import PromptTails
+from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.errors import ConfigError
 from moe_lab.routing import family_of_type, find_routers, record
@@ -45,7 +45,7 @@ def changed_layers(model):
 
 
 def read(model, span=TokenSpan(), **options):  # noqa: B008 - frozen
-    tails = PromptTails(model, changed_layers(model)[0], span)
+    tails = SuffixReplay(model, changed_layers(model)[0], span)
     return tails, tails.read(prompts(least=span.size), BUDGET, **options)
 
 
@@ -133,7 +133,7 @@ def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
     """Read in parts, behind a shared beginning, beside longer prompts and before continuations."""
-    tails = PromptTails(model, changed_layers(model)[0], span)
+    tails = SuffixReplay(model, changed_layers(model)[0], span)
     asked = prompts(least=span.size)
     for budget in (BUDGET, Budget(4)):
         read = tails.read(asked, budget, [[[5, 6, 7], [8]]] * len(asked))
@@ -145,7 +145,7 @@ def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
 
 
 def test_a_prompt_with_fewer_tokens_than_are_rerouted_is_refused(model):
-    tails = PromptTails(model, 0, TokenSpan("middle", 3))
+    tails = SuffixReplay(model, 0, TokenSpan("middle", 3))
     with pytest.raises(ValueError, match="2 tokens has no 3"):
         tails.read([[1, 2, 3], [4, 5]], BUDGET)
 
@@ -192,14 +192,14 @@ def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, sp
 
 def test_work_of_earlier_layers_is_not_kept_and_long_prompts_are_read_in_parts(model):
     first = changed_layers(model)[0]
-    tails = PromptTails(model, first)
+    tails = SuffixReplay(model, first)
     whole, parts = tails.read(prompts(), BUDGET), tails.read(prompts(), Budget(4))
-    everything = PromptTails(model, 0).read(prompts(), BUDGET)
+    everything = SuffixReplay(model, 0).read(prompts(), BUDGET)
     for one, other, more in zip(whole, parts, everything, strict=True):
         rounding.assert_close(one.hidden_QD, other.hidden_QD)
         rounding.assert_close(one.pathway_WME, other.pathway_WME)
-        assert one.past.length == one.position == other.past.length
-        assert not any(layer.is_initialized for layer in one.past.layers[: tails.first])
+        assert one.prefix.length == one.position == other.prefix.length
+        assert not any(layer.is_initialized for layer in one.prefix.layers[: tails.forward.fork])
         assert one.nbytes < more.nbytes or not one.position
 
 
@@ -212,7 +212,7 @@ def test_nothing_is_left_behind(model):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any("forward" in m.__dict__ for m in model.modules())
-    kept = [token.hidden_QD for token in tokens] + [token.past.layers[-1].keys for token in tokens]
+    kept = [token.hidden_QD for token in tokens] + [token.prefix.layers[-1].keys for token in tokens]
     assert not any(tensor.requires_grad or tensor.is_inference() for tensor in kept)
 
 
@@ -234,7 +234,7 @@ def test_layers_before_the_kept_ones_are_refused(model):
 
 def test_a_recurrent_model_is_refused_by_name():
     with pytest.raises(ConfigError, match="Qwen3NextForCausalLM"):
-        PromptTails(small_model("qwen3_next"), 0)
+        SuffixReplay(small_model("qwen3_next"), 0)
 
 
 @pytest.mark.parametrize("family", by_family(BY_LOGITS))
@@ -244,7 +244,7 @@ def test_every_family_that_chooses_by_logits(family):
     model = small_model(family)
     if not runs_rows(model):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):
-            PromptTails(model, 0)
+            SuffixReplay(model, 0)
         return
     tails, tokens = read(model)
     own = own_probs(model, tokens)

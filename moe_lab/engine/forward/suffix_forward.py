@@ -1,0 +1,126 @@
+"""Forward passes through the later decoder layers alone, over cached activations of the earlier ones.
+
+B = sequences, S = new tokens of each, M = logit positions, C = cached final states, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from moe_lab.engine.forward.kv_cache import RowLayer
+from moe_lab.engine.forward.layers import decoder_layers, fork_layer
+from moe_lab.engine.forward.masks import FULL, LayerMasks, ReachHooks
+from moe_lab.routing import Policy, routed
+
+
+@dataclass(frozen=True)
+class SuffixBatch:
+    """Tokens of one pass, as the fork layer takes them."""
+
+    hidden_BSD: Tensor
+    position_BS: Tensor
+    masks: LayerMasks
+    layers: list[RowLayer]
+    """Cached keys and values of each decoder layer; those before the fork layer are not used."""
+    logits_at: Tensor
+    """int64 [M]: flat indices into B x S of the tokens that reach the output head."""
+    count: int
+    """Tokens, padding excluded."""
+    final_CD: Tensor | None = None
+    """Cached final hidden states that reach the output head too, before those of the pass."""
+
+
+class SuffixForward:
+    """Runs the decoder layers from the fork layer on.
+
+    forward = SuffixForward(model, first_moe)
+    with forward.routed(policy):
+        logits = forward(batch)
+
+    Args:
+        first_moe: the first MoE layer whose routing may be changed. The decoder layer that holds it is the fork layer.
+    """
+
+    def __init__(self, model: nn.Module, first_moe: int):
+        self.model = model
+        self.fork, router = fork_layer(model, first_moe)
+        self.first_moe = router.layer
+        self.device = next(model.parameters()).device
+        self.tokens_in = 0
+        """Tokens put through the later layers so far, padding excluded."""
+        self._reaches = ReachHooks(model)
+        self._batch: SuffixBatch | None = None
+
+    @contextmanager
+    def routed(self, policy: Policy | None) -> Iterator[None]:
+        """Inside the context passes are routed by `policy`; None: by the routers themselves."""
+        head = self.model.get_output_embeddings()
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_batch", None)
+            if policy is not None:
+                stack.enter_context(routed(self.model, policy, self.first_moe))
+            stack.enter_context(only_layers_from(self.model, self.fork, lambda: self._running.hidden_BSD))
+            self._reaches.install(stack)
+            stack.callback(head.register_forward_pre_hook(self._select).remove)
+            yield
+
+    def __call__(self, batch: SuffixBatch) -> Tensor:
+        """Logits [C + M, V] of the cached final states and of the tokens `batch.logits_at`."""
+        self._batch = batch
+        self._reaches.expect(batch.masks)
+        self.tokens_in += batch.count
+        return self.model(
+            inputs_embeds=batch.hidden_BSD,
+            attention_mask=batch.masks.of(FULL),
+            position_ids=batch.position_BS,
+            past_key_values=Cache(layers=batch.layers),
+            use_cache=True,
+        ).logits[0]
+
+    @property
+    def _running(self) -> SuffixBatch:
+        assert self._batch is not None
+        return self._batch
+
+    def _select(self, head: nn.Module, args: tuple) -> tuple:
+        """The output head's input, [B, S, D] -> [1, C + M, D]."""
+        batch = self._running
+        chosen = args[0].flatten(0, 1)[batch.logits_at.to(args[0].device)]
+        if batch.final_CD is not None:
+            chosen = torch.cat([batch.final_CD, chosen])
+        return (chosen[None], *args[1:])
+
+
+@contextmanager
+def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor]) -> Iterator[None]:
+    """Inside the context decoder layer `first` takes `hidden()`; the layers before it are not computed.
+
+    What the model does between its embeddings and its first layer has no effect.
+    """
+    layers = decoder_layers(model)
+    own = [layer.__dict__.get("forward") for layer in layers[:first]]
+    for layer in layers[:first]:
+        layer.forward = _unchanged
+
+    def start(layer: nn.Module, args: tuple) -> tuple:
+        return (hidden(), *args[1:])
+
+    handle = layers[first].register_forward_pre_hook(start)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for layer, forward in zip(layers[:first], own, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+def _unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return hidden_states

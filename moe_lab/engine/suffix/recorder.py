@@ -1,0 +1,112 @@
+"""Prompts read by the plain model, with all that replaying their suffixes takes.
+
+A suffix is a prompt from the first of its W re-routed tokens on, with the continuations that branch off its end.
+
+B = sequences, S = new tokens of each, Q = tokens of one suffix, W = re-routed tokens, D = hidden size, E = experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from moe_lab.engine.forward.batch import TreeRow
+from moe_lab.engine.forward.forward import RecordingForward
+from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.scoring.scoring import Question
+from moe_lab.engine.suffix.token_span import TokenSpan
+from moe_lab.routing import Router, Routing, routed
+from moe_lab.routing.remix import router_probs
+
+
+@dataclass(frozen=True)
+class PromptSuffix:
+    """What the plain model computed for one prompt, as far as its suffix needs it."""
+
+    prompt: tuple[int, ...]
+    """Its token ids."""
+    prefix: RowCache
+    """Keys and values of the prompt's tokens before the suffix, of the layers from the fork layer on."""
+    hidden_QD: Tensor
+    """Hidden states of the suffix's tokens as the fork layer takes them."""
+    pathway_WME: Tensor
+    """float32 [W, MoE layers, E] on the CPU: the router's probabilities at the re-routed tokens."""
+    mean_D: Tensor
+    """float32 on the CPU: mean over the prompt's tokens of what the output head is given."""
+    tree: TreeRow
+    """The suffix's tokens: the prompt's, and those of the continuations that branch off it."""
+
+    @property
+    def position(self) -> int:
+        """Index of the first re-routed token in its prompt."""
+        return self.tree.positions[0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.prefix, self.hidden_QD, self.pathway_WME, self.mean_D))
+
+
+class SuffixRecorder(RecordingForward):
+    """The plain model, recording suffixes.
+
+    Args:
+        first_moe: the first MoE layer whose routing may be changed.
+        span: which tokens of a prompt may be re-routed.
+    """
+
+    def __init__(self, model: nn.Module, first_moe: int, span: TokenSpan):
+        super().__init__(model, first_moe)
+        self.span = span
+
+    def __enter__(self) -> SuffixRecorder:
+        super().__enter__()
+        self._shared: list[Tensor] = []
+        self._logits: dict[Router, list[Tensor]] = {}
+        self._stack.enter_context(routed(self.model, self._record_logits))
+        return self
+
+    def _record_logits(self, router: Router, routing: Routing) -> None:
+        if self._recording:
+            self._logits.setdefault(router, []).append(routing.logits_TE)
+
+    def _select(self, head: nn.Module, args: tuple) -> tuple:
+        if not self._recording:
+            self._shared.append(args[0])
+        return super()._select(head, args)
+
+    def suffixes(self, questions: list[Question], cache: RowCache, shared: int) -> list[PromptSuffix]:
+        """Of a batch whose passes have just been made, behind `shared` tokens."""
+        hidden_BSD, final_BSD = self.recorded()
+        B = len(questions)
+        logits = {
+            router: torch.cat([part.unflatten(0, (B, -1)) for part in parts], dim=1)
+            for router, parts in self._logits.items()
+        }
+        self._logits = {}
+        found = []
+        for b, question in enumerate(questions):
+            start = self.span.start(len(question.context))
+            tree = TreeRow(question.context, question.continuations, cached=start)
+            at, W = start - shared, self.span.size
+            probs = [
+                router_probs(router, logits[router][b, at : at + W].to(self.device))
+                for router in sorted(logits, key=lambda router: router.layer)
+            ]
+            found.append(
+                PromptSuffix(
+                    prompt=tuple(question.context),
+                    prefix=cache.taken(b, start, self.fork),
+                    hidden_QD=hidden_BSD[b, at : at + len(tree)].clone(),
+                    pathway_WME=torch.stack(probs, dim=1).cpu(),
+                    mean_D=self._mean(final_BSD[b, : len(question.context) - shared]),
+                    tree=tree,
+                )
+            )
+        return found
+
+    def _mean(self, own_SD: Tensor) -> Tensor:
+        """float32 [D]: over a prompt's own tokens and those that it shares."""
+        parts = [own_SD, *(shared_BSD[0] for shared_BSD in self._shared)]
+        return (sum(part_SD.float().sum(dim=0) for part_SD in parts) / sum(map(len, parts))).cpu()

@@ -28,7 +28,8 @@ UNTESTED = {
     "methods/icl": "lm",
     "methods/references": "checks questions sources store",
     "methods/virtual_tokens": "adapters lm store support",
-    "metrics": "accuracy_drop correlations documents routes training_metrics",
+    "metrics": "accuracy_drop capacity collaboration correlations documents entropy load_balance metric registry routes "
+    "specialization stored training_metrics",
     "models": "chat distributed experts_per_token facts memory pool probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
@@ -38,7 +39,7 @@ UNTESTED = {
     "reports/loggers": "logger",
     "reports/papers": "cell cell_table csv_table markdown means setup_table spec table_files",
     "reports/terminal": "expert_metrics results seeds study",
-    "results": "expert_metrics identity verdicts versions",
+    "results": "identity verdicts versions",
     "routing": "counts families override record remix rules seams",
     "runs": "attempts config estimate grid jobs memory_errors plan prepare",
     "runs/evaluation": "evaluate judges_block result_block run_lm_eval",

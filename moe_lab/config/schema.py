@@ -20,7 +20,6 @@ SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
 ANSWERS = ("text", "letters")
 METRICS = ("none", "expert")
-JUDGES = ("toy", "reward", "llama_guard", "openai")
 TUNINGS = ("none", "tpe", "uniform")
 TUNING_METRICS = ("perplexity", "accuracy")
 LOGGERS = ("none", "wandb")
@@ -95,10 +94,6 @@ class TaskConfig:
         if self.answer == "letters" and self.metric == "acc_norm,none":
             self.metric = "acc,none"  # letters are equally long
         one_of("task.category", self.category, CATEGORIES)
-        for judge in self.judges or ():
-            one_of("task.judges", judge, JUDGES)
-        if self.judges is not None and (not self.judges or len(set(self.judges)) < len(self.judges)):
-            raise ConfigError(f"task.judges={self.judges} must name judges, each once: {', '.join(JUDGES)}.")
         if not self.name:
             raise ConfigError(
                 f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."

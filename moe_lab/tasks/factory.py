@@ -12,6 +12,8 @@ from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.judges.lm_eval_hooks import score
+from moe_lab.tasks.judges.registry import judge_metrics
 from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 from moe_lab.tasks.own_files import has_own_files
@@ -101,6 +103,8 @@ class _Factory(TaskFactory):
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
         config = in_letters(config) if self._settings.letters else dict(config)
+        if config.get("process_results") is score:
+            config["metric_list"] = judge_metrics()
         if callable(config.get("process_docs")):
             config["process_docs"] = _once(config["process_docs"])
         if self._settings.data_dir is None and not config.get("custom_dataset"):

@@ -38,6 +38,8 @@ class Judge(ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     """Names of its scores; the first one is the one that tables show."""
+    model_key: ClassVar[str | None] = None
+    """The key of `task` that names its model; None where it has none."""
     numerics: ClassVar[int] = 1
     """Raised whenever its verdicts may change: part of its identity."""
 

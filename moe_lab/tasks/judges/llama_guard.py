@@ -31,7 +31,7 @@ class LlamaGuard(LocalJudge):
 
     name = "llama_guard"
     metrics = ("llama_guard", "llama_guard_probability")
-    key = "guard_model"
+    model_key = "guard_model"
     default = "meta-llama/Llama-Guard-3-8B"
 
     def _identity(self) -> dict[str, Any]:

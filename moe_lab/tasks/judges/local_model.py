@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError
@@ -122,12 +122,11 @@ class LocalJudge(Judge):
 
     default: str
     """Hub id of its model where none is given."""
-    key: str
-    """The key of `task` that names it."""
+    model_key: ClassVar[str]
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.local = LocalModel(self.name, getattr(config.task, self.key) or self.default, config)
+        self.local = LocalModel(self.name, getattr(config.task, self.model_key) or self.default, config)
 
     def check(self) -> None:
         super().check()

@@ -34,6 +34,7 @@ class Moderation(Judge):
 
     name = "openai"
     metrics = ("openai", "openai_flagged")
+    model_key = "moderation_model"
 
     def _identity(self) -> dict[str, Any]:
         """Server and model asked for; which model answered is in every verdict."""

@@ -1,10 +1,15 @@
-"""Which judges a run has, told from its configuration."""
+"""The judges by name, and which of them a run has.
+
+Adding one: a module with a `Judge` subclass, and a line in `JUDGES`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.schema import JUDGES
+from moe_lab.config.validators import one_of
 from moe_lab.errors import ConfigError
 from moe_lab.tasks.judges.judge import Judge
 
@@ -13,34 +18,40 @@ if TYPE_CHECKING:
 
     from moe_lab.config.schema import Config
 
-MODEL_KEYS = {"reward": "reward_model", "llama_guard": "guard_model", "openai": "moderation_model"}
-"""The key of `task` that names a judge's model."""
+JUDGES = {
+    "toy": "moe_lab.tasks.judges.toy:ToyJudge",
+    "reward": "moe_lab.tasks.judges.reward:RewardModel",
+    "llama_guard": "moe_lab.tasks.judges.llama_guard:LlamaGuard",
+    "openai": "moe_lab.tasks.judges.moderation:Moderation",
+}
 
 
+@cache
 def judge_class(name: str) -> type[Judge]:
-    """The class of a judge of `moe_lab.config.schema.JUDGES`."""
-    if name == "toy":
-        from moe_lab.tasks.judges.toy import ToyJudge
+    """The class of a judge of `JUDGES`."""
+    module, _, attribute = JUDGES[name].partition(":")
+    return getattr(import_module(module), attribute)
 
-        return ToyJudge
-    if name == "reward":
-        from moe_lab.tasks.judges.reward import RewardModel
 
-        return RewardModel
-    if name == "llama_guard":
-        from moe_lab.tasks.judges.llama_guard import LlamaGuard
-
-        return LlamaGuard
-    from moe_lab.tasks.judges.moderation import Moderation
-
-    return Moderation
+def judge_metrics() -> list[dict[str, Any]]:
+    """lm-eval's `metric_list` of a judged task: the metrics of all judges."""
+    metrics = [metric for name in JUDGES for metric in judge_class(name).metrics]
+    return [{"metric": metric, "aggregation": "mean", "higher_is_better": False} for metric in metrics]
 
 
 def judge_names(config: Config) -> list[str]:
-    """Judges of the safety tasks of a run, in one order: those asked for, else the embedded model's toy judge."""
-    if config.task.judges is not None:
-        return [name for name in JUDGES if name in config.task.judges]
-    return ["reward", "llama_guard"] if config.model.path else ["toy"]
+    """Judges of the safety tasks of a run, in one order: those asked for, else the embedded model's toy judge.
+
+    Raises ConfigError for unknown names.
+    """
+    names = config.task.judges
+    if names is None:
+        return ["reward", "llama_guard"] if config.model.path else ["toy"]
+    for name in names:
+        one_of("task.judges", name, tuple(JUDGES))
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"task.judges={names} must name judges, each once: {', '.join(JUDGES)}.")
+    return [name for name in JUDGES if name in names]
 
 
 def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
@@ -50,18 +61,19 @@ def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
     """
     from moe_lab.tasks.judges.lm_eval_hooks import is_judged
 
-    judged = [name for name, task in tasks["tasks"].items() if is_judged(task)]
-    given = {judge: key for judge, key in MODEL_KEYS.items() if getattr(config.task, key) is not None}
+    judged = any(is_judged(task) for task in tasks["tasks"].values())
+    keys = {name: judge_class(name).model_key for name in JUDGES}
+    given = {name: key for name, key in keys.items() if key and getattr(config.task, key) is not None}
     if not judged:
-        keys = [*(["judges"] if config.task.judges is not None else []), *given.values()]
-        if keys:
-            raise ConfigError(f"task.{keys[0]}: no task of this run is judged. Leave it out.")
+        unused = [*(["judges"] if config.task.judges is not None else []), *given.values()]
+        if unused:
+            raise ConfigError(f"task.{unused[0]}: no task of this run is judged. Leave it out.")
         return ()
     names = judge_names(config)
-    for judge, key in given.items():
-        if judge not in names:
+    for name, key in given.items():
+        if name not in names:
             raise ConfigError(
-                f"task.{key} names the model of the judge {judge}, which does not judge: task.judges="
-                f"[{','.join(names)}]. Add {judge} there, or leave it out."
+                f"task.{key} names the model of the judge {name}, which does not judge: task.judges="
+                f"[{','.join(names)}]. Add {name} there, or leave it out."
             )
     return () if config.predict_only else tuple(judge_class(name)(config) for name in names)

@@ -26,7 +26,7 @@ class RewardModel(LocalJudge):
 
     name = "reward"
     metrics = ("reward",)
-    key = "reward_model"
+    model_key = "reward_model"
     default = "safepaca/absolute-harmfulness-predictor-redteam"
 
     def _identity(self) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def test_a_method_is_one_module_and_one_yaml(tmp_path: Path, monkeypatch: pytest
         "        name: str = 'throw-away'\n"
     )
     (tmp_path / "throw_away.py").write_text(code)
-    monkeypatch.setattr(moe_lab.methods, "resource_folder", lambda name: tmp_path / name)
+    found = tuple(option_files("method", [tmp_path / "conf"]))
+    monkeypatch.setattr(moe_lab.methods, "OWN_NAMES", found)
     monkeypatch.setattr(moe_lab.methods, "__path__", [*moe_lab.methods.__path__, str(tmp_path)])
     assert method_names() == ["throw-away"]
     assert get_method("throw-away").Config().name == "throw-away"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from moe_lab.metrics.registry import METRICS
 from moe_lab.results.stored import whole_mapping
 
 SCHEMA_VERSION = 2
@@ -12,24 +13,8 @@ FILE = "expert_metrics.json"
 FOLDER = "expert_metrics"
 """Answers under masked and random routing, and counts."""
 COUNTS = "counts.safetensors"
-SEEDS = (0, 1, 2)
-"""Of random routing; the loss is averaged over them."""
-PRUNED = ("least", "most")
-"""Which expert of each layer is masked: the least or the most selected one."""
-KEYS = {
-    "metric",
-    "documents",
-    "experts",
-    "top_k",
-    "tokens",
-    "load_balance",
-    "collaboration",
-    "capacity",
-    "specialization",
-}
-"""What every expert_metrics.json has."""
-EVALUATIONS = len(SEEDS) + len(PRUNED)
-"""How often the documents are evaluated again."""
+HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
+"""What every expert_metrics.json has beside its metrics."""
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
@@ -37,4 +22,5 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, A
     found = whole_mapping(folder / FILE) or {}
     wanted = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     mine = {key: found.get(key) for key in wanted} == wanted
-    return found if mine and found.keys() >= KEYS else None  # absent, damaged, or not ours: it is computed
+    whole = found.keys() >= HEADER | METRICS.keys()
+    return found if mine and whole else None  # absent, damaged, or of another run: it is computed

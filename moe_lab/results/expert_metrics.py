@@ -1,4 +1,4 @@
-"""Where a run's expert metrics lie, and whether they are there."""
+"""The files of a run's expert metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTS = "counts.safetensors"
 SEEDS = (0, 1, 2)
 """Of random routing; the loss is averaged over them."""
 PRUNED = ("least", "most")
-"""Which expert of each layer is masked: the least or the most selected one."""
+"""Which expert of each layer is masked: the least or the most selected."""
 KEYS = {
     "metric",
     "documents",
@@ -27,14 +27,14 @@ KEYS = {
     "capacity",
     "specialization",
 }
-"""What every expert_metrics.json has."""
+"""Keys of every expert_metrics.json."""
 EVALUATIONS = len(SEEDS) + len(PRUNED)
 """How often the documents are evaluated again."""
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of a run's expert_metrics.json, if it is whole and of this run and hub commit; else None."""
-    found = whole_mapping(folder / FILE) or {}
-    wanted = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
-    mine = {key: found.get(key) for key in wanted} == wanted
-    return found if mine and found.keys() >= KEYS else None  # absent, damaged, or not ours: it is computed
+    """The content of a run's expert_metrics.json if it is complete and of this run and hub commit, else None."""
+    content = whole_mapping(folder / FILE) or {}
+    expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
+    is_own = {key: content.get(key) for key in expected} == expected
+    return content if is_own and content.keys() >= KEYS else None

@@ -50,7 +50,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean minus
     `base`, the score of the untouched model, with both intervals; `compared` has the same for the other comparisons by
     name. With one study in `studies` the spread over seeds is that of the evaluation alone; with one per seed it
-    includes the search. `versions` are those of the runs; if they differ, those of a run made with other versions than now.
+    includes the search. `versions` are those of the runs; if they differ, those of a run with other versions than now.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
     first = blocks[0]

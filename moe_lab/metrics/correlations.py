@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_lab.metrics.registry import METRICS, intervention_metrics
 from moe_lab.results.statistics import LEVEL
 
 FEWEST = 3
@@ -16,19 +17,22 @@ FEWEST = 3
 FEWEST_WITH_INTERVAL = 4
 
 
-def values_of(line: dict[str, Any]) -> dict[str, float | None]:
-    """The four metrics of one measurement; Capacity is that of the least activated expert."""
-    least = (line["capacity"] or {}).get("least")
+def blocks_of(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"value", "ci95"} of every metric in one measurement; empty where it has none."""
+    interventions = intervention_metrics()
     return {
-        "load_balance": line["load_balance"]["value"],
-        "collaboration": line["collaboration"]["value"],
-        "capacity": least["value"] if least else None,
-        "specialization": line["specialization"]["value"],
+        name: (interventions[name].in_training(line[name]) if name in interventions else line[name]) or {}
+        for name in METRICS
     }
 
 
+def values_of(line: dict[str, Any]) -> dict[str, float | None]:
+    """The metrics of one measurement."""
+    return {name: block.get("value") for name, block in blocks_of(line).items()}
+
+
 def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every pair of the four metrics over the measurements of one training.
+    """Every pair of metrics over the measurements of one training.
 
     Each is {"of", "n", "pearson", "ci95", "spearman", "note"}: n is the number of measurements, the interval is
     Fisher's (from four points on; neighbouring measurements are not independent, so it is too narrow), `note` says why

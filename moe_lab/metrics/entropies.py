@@ -1,4 +1,4 @@
-"""Load Balance and Collaboration (MoE-Bench, section 4.1) from counts, with intervals over documents.
+"""Entropies of counts with intervals over documents.
 
 G = groups of documents, L = MoE layers, E = experts.
 """
@@ -10,41 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from moe_lab.metrics.registry import counted_metrics
 from moe_lab.results.statistics import LEVEL
 
 NUMBERS_AT_ONCE = 2**24
 
 
-def entropy_bits(counts: np.ndarray) -> np.ndarray:
-    """Entropy in bits over the last axis; 0 where nothing was counted."""
-    total = counts.sum(axis=-1, keepdims=True)
-    share = counts / np.where(total > 0, total, 1)
-    return -(share * np.log2(np.where(share > 0, share, 1.0))).sum(axis=-1)
-
-
-def load_balance(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
-    """Per layer, the entropy of selection frequencies: [..., L, E] -> [..., L]; at most log2 of a layer's experts."""
-    return entropy_bits(selections)
-
-
-def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
-    """Per layer, the mean over experts i of the entropy of P(j | i), j != i: [..., L, E, E] -> [..., L].
-
-    P(j | i) is the share of j among all experts that were selected together with i. An expert that was selected with
-    none counts 0. At most log2(E - 1).
-    """
-    others = pairs * (1 - np.eye(pairs.shape[-1]))
-    return entropy_bits(others).sum(axis=-1) / np.asarray(experts)
-
-
 def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, Any]:
-    """{"load_balance", "collaboration"} as `measured` gives them; the diagonal holds selections of single experts."""
+    """Every counted metric as `measured` gives it; the diagonal holds selections of single experts."""
     selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
-    balanced = [float(np.log2(count)) for count in experts]
-    spread = [float(np.log2(max(1, count - 1))) for count in experts]
     return {
-        "load_balance": measured(selections_GLE, experts, load_balance, balanced),
-        "collaboration": measured(pairs_GLEE, experts, collaboration, spread),
+        name: measured(
+            pairs_GLEE if metric.of_pairs else selections_GLE,
+            experts,
+            metric.of_layers,
+            [metric.maximum(count) for count in experts],
+        )
+        for name, metric in counted_metrics().items()
     }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,12 +16,6 @@ from moe_lab.engine.forward.observer import Observer
 from moe_lab.routing import Router, Routing
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS
-
-
-def extreme_experts(selections_LE: np.ndarray, experts: Sequence[int]) -> dict[str, list[int]]:
-    """The least and the most selected expert of every layer; of several the first. `experts` of each layer."""
-    real = [row[:count] for row, count in zip(selections_LE, experts, strict=True)]
-    return {"least": [int(row.argmin()) for row in real], "most": [int(row.argmax()) for row in real]}
 
 
 class Masked(Observer):

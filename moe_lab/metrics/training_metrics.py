@@ -1,4 +1,4 @@
-"""The four expert metrics of a model on rows of tokens, as they are while it is trained (MoE-Bench, section 4.2).
+"""The expert metrics of a model on rows of tokens, as they are while it is trained (MoE-Bench, section 4.2).
 
 Load Balance and Collaboration count the rows' tokens. Accuracy is the share of answer tokens that are predicted right
 behind the true ones; Capacity and Specialization are what of it is lost with an expert masked or random experts.
@@ -17,12 +17,9 @@ from torch import nn
 
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.metrics.entropies import entropies_of
-from moe_lab.metrics.interventions import Masked, RandomRouting, extreme_experts
+from moe_lab.metrics.registry import intervention_metrics
 from moe_lab.metrics.teacher_forcing import PairCounts, Row, labelled_tokens, right_tokens
 from moe_lab.results.statistics import LEVEL
-
-RANDOM_SEED = 0
-"""Of random routing, which draws anew for every token and layer: rows differ more than seeds."""
 
 
 def measure(model: nn.Module, rows: Sequence[Row]) -> dict[str, Any]:
@@ -40,16 +37,18 @@ def measure(model: nn.Module, rows: Sequence[Row]) -> dict[str, Any]:
         return _share(right_N - right_tokens(model, rows, policy), answers_N)
 
     selections_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
-    can_mask = all(counted.top_k[layer] < count for layer, count in counted.experts.items())
-    masked = extreme_experts(selections_LE, experts) if can_mask else {}
+    maskable = all(counted.top_k[layer] < count for layer, count in counted.experts.items())
+    changed = {
+        name: metric.measure(selections_LE, experts, maskable, lost)
+        for name, metric in intervention_metrics().items()
+    }
     return {
         "rows": len(rows),
         "tokens": counted.tokens,
         "answer_tokens": int(answers_N.sum()),
         "accuracy": _share(right_N, answers_N),
         **entropies_of(pairs_GLEE, experts),
-        "capacity": {which: lost(Masked(own)) | {"masked": own} for which, own in masked.items()} or None,
-        "specialization": lost(RandomRouting(RANDOM_SEED)) | {"seed": RANDOM_SEED},
+        **changed,
         "seconds": time.perf_counter() - start,
     }
 

@@ -11,9 +11,9 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.roe.profile import read_profile
 from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.metrics.registry import evaluations
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.reports.terminal.results import settings, without_empty
-from moe_lab.results.expert_metrics import EVALUATIONS
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.state import run_state
 
@@ -56,8 +56,8 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             if isinstance(run.method, TrainingMethod):
                 trainings |= run.method.training_left(run.config, run.facts)
             references |= run.method.references_left(run.config, run.facts)
-        evaluations = EVALUATIONS if run.config.metrics == "expert" and run.method.interventions else 0
-        todo = round(tokens * (share + evaluations * (not measured)))
+        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
+        todo = round(tokens * (share + again * (not measured)))
         total += todo
         left = [f"{run.num_documents:,}", f"{todo:,}", state]
         rows.append((run.run_id[:8], run.config, _names(run.config), left))

@@ -9,8 +9,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from moe_lab.metrics.collaboration import collaboration
 from moe_lab.metrics.counts import pair_counts
-from moe_lab.metrics.entropies import collaboration, load_balance, measured
+from moe_lab.metrics.entropies import measured
+from moe_lab.metrics.load_balance import load_balance
 
 E = 8
 

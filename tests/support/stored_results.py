@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.spec import Experiment, Scale
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
 
@@ -81,3 +84,10 @@ RESULTS: dict[str, Any] = {
         "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
     },
 }
+
+
+def cell_table(*cells: TableCell, **keys: Any) -> CellTable:
+    """Cells of an experiment without axes; `keys` are those of the Experiment."""
+    given = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}, "paper": []}
+    axes: dict[str, Any] = {"rows": [], "columns": [], "metric": "headline"}
+    return CellTable(Experiment(**(given | axes | keys)), cells)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.style import PAGE_WIDTH, panels, write_figure
-from moe_lab.results.expert_metrics import COUNTS, FOLDER
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""The four expert metrics over a training, each from its least to its largest value, the first and last ones in figures
+"""The expert metrics over a training, each from its least to its largest value, the first and last ones in figures
 (MoE-Bench, Figure 6)."""
 
 from __future__ import annotations
@@ -7,22 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.metrics.correlations import values_of
+from moe_lab.metrics.correlations import blocks_of, values_of
+from moe_lab.metrics.registry import METRICS
 from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels, write_figure
 from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.spec import MEASURE
 from moe_lab.results.stored import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-LABELS = {
-    "load_balance": "Load Balance",
-    "collaboration": "Collaboration",
-    "capacity": "Capacity",
-    "specialization": "Specialization",
-}
 
 
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -31,11 +26,11 @@ def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> lis
     return write_figure(lambda: _draw({"": rows}), rows, folder, "expert_metrics")
 
 
-def write_epochs(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
+def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel for each training of a table's cells that has measurements; nothing where none has."""
-    trainings = {_name(cell): training_rows(lines) for cell in cells if (lines := _measurements(cell))}
+    trainings = {_name(cell): training_rows(lines) for cell in table.cells if (lines := _measurements(cell))}
     rows = [{"training": name, **row} for name, own in trainings.items() for row in own]
-    return write_figure(lambda: _draw(trainings, title), rows, folder, stem) if rows else []
+    return write_figure(lambda: _draw(trainings, title), rows, folder, stem)
 
 
 def _name(cell: TableCell) -> str:
@@ -61,8 +56,7 @@ def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _bounds(line: dict[str, Any]) -> dict[str, float | None]:
     """Each metric's 95% interval."""
-    found = {name: line[name] for name in LABELS} | {"capacity": (line["capacity"] or {}).get("least")}
-    bounds = {name: (one or {}).get("ci95") or [None, None] for name, one in found.items()}
+    bounds = {name: block.get("ci95") or [None, None] for name, block in blocks_of(line).items()}
     return {
         f"{name}_{side}": limits[number]
         for name, limits in bounds.items()
@@ -84,13 +78,13 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     epochs = [row["epoch"] for row in rows]
-    for (name, label), colour, marker in zip(LABELS.items(), COLOURS, MARKERS, strict=False):
+    for (name, metric), colour, marker in zip(METRICS.items(), COLOURS, MARKERS, strict=False):
         values = [row[name] for row in rows]
         if None in values:
             continue
         low, high = min(values), max(values)
         heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f}"
+        ends = f"{metric.label}: {values[0]:.3f} to {values[-1]:.3f}"
         axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(xlabel="epoch", ylabel="normalized value")

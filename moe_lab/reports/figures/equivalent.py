@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def write_equivalent(rows: Sequence[dict[str, Any]], folder: Path, stem: str, title: str) -> list[Path]:
-    """Three panels against n: equivalent size, latency, memory. `rows`, one per n: see
-    `moe_lab.runs.experiments.figures`."""
-    return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
+    """Three panels against n: equivalent size, latency, memory. `rows` has one row per n, as
+    `moe_lab/runs/experiments/figure_rows.py: equivalent_rows` measures them."""
+    return write_figure(lambda: _draw(rows, title), rows, folder, stem)
 
 
 def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:

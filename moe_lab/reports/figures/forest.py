@@ -3,82 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, legend_below, panels, write_figure
+from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import averages
-from moe_lab.reports.papers.cell import TableCell, published_of
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.cell_table import CellTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
-def write_forest(
-    cells: Sequence[TableCell], experiment: Experiment, folder: Path, stem: str, title: str
-) -> list[Path]:
-    """Points with 95% intervals over documents, a line at base; cells without a result are left out."""
-    rows = forest_rows(cells, experiment)
-    return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
+COLUMNS = [
+    "setting",
+    "panel",
+    "method",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "documents",
+    "published",
+    "marks",
+]
 
 
-def forest_rows(cells: Sequence[TableCell], experiment: Experiment) -> list[dict[str, Any]]:
-    """One row per measured cell and average: its setting, panel, value, interval, and the paper's number."""
+def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """Points with 95% intervals over documents, a line at base."""
+    rows = forest_rows(table)
+    settings = list(rows["setting"].unique())
+    options = {"height": 0.75 + 0.155 * len(settings), "sharey": True}
+    draw = partial(_draw_panel, settings=settings)
+    panels = rows.groupby("panel", sort=False)
+    return write_figure(
+        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
+    )
+
+
+def forest_rows(table: CellTable) -> DataFrame:
+    """COLUMNS of every measured cell and average."""
+    experiment, cells = table.experiment, table.cells
     across = [key for key in experiment.keys if key not in experiment.rows]
     named = [key for key in experiment.rows if len({cell.coordinates[key] for cell in cells}) > 1]
-    rows = []
-    for cell in [*cells, *averages(experiment, cells)]:
-        row, published = cell.row(), published_of(experiment, cell)
-        if row is None or row.value is None:
-            continue
-        setting = [cell.coordinates[key] for key in named or experiment.rows[:1]]
-        low, high = row.interval or (None, None)
-        rows.append(
-            {
-                "setting": ", ".join(text for text in setting if text != "-"),
-                "panel": ", ".join(cell.coordinates[key] for key in across),
-                "method": row.method,
-                "metric": row.metric,
-                "value": row.value,
-                "low": low,
-                "high": high,
-                "documents": row.n,
-                "published": None if published is None else published.fraction,
-                "marks": " ".join(row.marks),
-            }
-        )
-    return rows
+    frame = table.frame([*cells, *averages(experiment, cells)])
+    settings = ([cell.coordinates[key] for key in named or experiment.rows[:1]] for cell in frame["cell"])
+    frame["setting"] = [", ".join(text for text in setting if text != "-") for setting in settings]
+    frame["panel"] = [", ".join(cell.coordinates[key] for key in across) for cell in frame["cell"]]
+    return frame[COLUMNS]
 
 
-def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    names = list(dict.fromkeys(row["panel"] for row in rows))
-    settings = list(dict.fromkeys(row["setting"] for row in rows))
-    figure, axes = panels(len(names), height=0.75 + 0.155 * len(settings), sharey=True)
-    figure.suptitle(title)
-    for axis, name in zip(axes, names, strict=True):
-        _draw_panel(axis, name, [row for row in rows if row["panel"] == name], settings)
-    legend_below(figure, axes)
-    return figure
-
-
-def _draw_panel(axis: Axes, name: str, rows: Sequence[dict[str, Any]], settings: Sequence[str]) -> None:
-    for row in rows:
-        height, upper = settings.index(row["setting"]), "upper-bound" in row["marks"]
-        colour = GREY if row["method"] == "base" else ORANGE if upper else BLUE
-        label = f"{row['method']}, upper bound" if upper else row["method"]
-        if row["low"] is not None:
-            axis.plot([row["low"], row["high"]], [height, height], "-", color=colour, lw=1.1)
-        axis.plot(row["value"], height, "o", color=colour, label=label)
-        if row["published"] is not None:
-            axis.plot(row["published"], height, "D", mfc="none", mec=RED, ms=5, label="published")
-    base = [row["value"] for row in rows if row["method"] == "base"]
+def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], settings: Sequence[str]) -> None:
+    name, rows = panel
+    for row in rows.itertuples():
+        height, upper = settings.index(row.setting), "upper-bound" in row.marks
+        colour = GREY if row.method == "base" else ORANGE if upper else BLUE
+        label = f"{row.method}, upper bound" if upper else row.method
+        if row.low is not None:
+            axis.plot([row.low, row.high], [height, height], "-", color=colour, lw=1.1)
+        axis.plot(row.value, height, "o", color=colour, label=label)
+        if row.published is not None:
+            axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
+    base = list(rows["value"][rows["method"] == "base"])
     if len(base) == 1:
         axis.axvline(base[0], color=GREY, ls=":", lw=1.1)
-    counts = "/".join(dict.fromkeys(str(row["documents"]) for row in rows))
-    axis.set(
-        title=f"{name} ({counts} documents)", xlabel=f"{rows[0]['metric'].partition(',')[0]}, 95% intervals"
-    )
+    counts = "/".join(dict.fromkeys(map(str, rows["documents"])))
+    metric = rows.iloc[0]["metric"].partition(",")[0]
+    axis.set(title=f"{name} ({counts} documents)", xlabel=f"{metric}, 95% intervals")
     axis.set_yticks(range(len(settings)), settings)
     axis.set_ylim(len(settings) - 0.4, -0.6)

@@ -17,6 +17,7 @@ from moe_lab.reports.figures.style import (
     write_figure,
 )
 from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cell_table import CellTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,10 +32,10 @@ QUANTITIES = {
 CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "no cache"}
 
 
-def write_overhead(cells: Sequence[TableCell], folder: Path, stem: str, title: str) -> list[Path]:
+def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per quantity, relative to n=1; one line per cache and temperature."""
-    rows = overhead_rows(cells)
-    return write_figure(lambda: _draw(rows, title), rows, folder, stem) if rows else []
+    rows = overhead_rows(table.cells)
+    return write_figure(lambda: _draw(rows, title), rows, folder, stem)
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:

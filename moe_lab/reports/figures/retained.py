@@ -27,7 +27,7 @@ def write_retained(
     """
     whole = [run for run in runs if run.all_experts]
     rows = [row for run in whole for row in retained_rows(run)]
-    return write_figure(lambda: panel_per(whole, title, _draw), rows, folder, stem) if whole else []
+    return write_figure(lambda: panel_per(whole, title, _draw), rows, folder, stem)
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:

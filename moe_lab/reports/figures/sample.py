@@ -25,6 +25,8 @@ def write_sample(
     runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "One question's pathway"
 ) -> list[Path]:
     """The last re-mixed layer of one question of the first run."""
+    if not runs:
+        return []
     run = runs[0]
     index, corrected = chosen_question(run)
     rows = sample_rows(run, index)

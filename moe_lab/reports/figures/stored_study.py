@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moe_lab.reports.papers.cell import TableCell
 from moe_lab.results.stored import read_mapping
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
@@ -77,6 +79,12 @@ class StoredStudy:
     def key(self) -> dict[str, Any]:
         """What tells its rows from those of other studies in a CSV."""
         return {name: self.info[name] for name in ("model", "task", "tuning", "metric", "n", "cache")}
+
+
+def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
+    """The studies of the cells that have a complete trial, each once."""
+    folders = dict.fromkeys(folder for cell in cells for folder in cell.studies)
+    return [study for study in map(read_study, folders) if study.complete]
 
 
 def read_study(folder: Path) -> StoredStudy:

@@ -7,12 +7,14 @@ S = states: the untouched pathway, then that after every step.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ResultsError
+from moe_lab.reports.papers.cell import TableCell
 from moe_lab.results.samples import read_samples
 from moe_lab.results.stored import read_lines
 
@@ -77,6 +79,12 @@ class StoredTraces:
         import numpy as np
 
         return np.array([token for trace in self.traces for token in trace[state]])
+
+
+def traces_of(cells: Sequence[TableCell]) -> list[StoredTraces]:
+    """The traces of the cells' runs that wrote some."""
+    runs = (read_traces(cell.folder, cell.results[0]) for cell in cells if cell.folder and cell.results)
+    return [run for run in runs if run is not None]
 
 
 def read_traces(folder: Path, results: dict[str, Any]) -> StoredTraces | None:

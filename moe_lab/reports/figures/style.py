@@ -51,7 +51,12 @@ RC = {
 def write_figure(
     draw: Callable[[], Figure], rows: Sequence[dict[str, Any]], folder: Path, stem: str
 ) -> list[Path]:
-    """Save `draw()` as `<stem>.png` and `rows` as `<stem>.csv`; returns both paths. Raises ResultsError."""
+    """Save `draw()` as `<stem>.png` and `rows` as `<stem>.csv`; returns both paths, none without rows.
+
+    Raises ResultsError.
+    """
+    if not rows:
+        return []
     import matplotlib
 
     png = folder / f"{stem}.png"
@@ -79,9 +84,9 @@ def panels(
     return figure, axes[:count]
 
 
-def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None]) -> Figure:
-    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all."""
-    figure, axes = panels(len(items))
+def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
+    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
+    figure, axes = panels(len(items), **options)
     figure.suptitle(title)
     for axis, item in zip(axes, items, strict=True):
         draw(axis, item)

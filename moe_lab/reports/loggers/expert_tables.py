@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from moe_lab.metrics.registry import counted_metrics, interventions
+from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.loggers.tables import Table
-from moe_lab.results.expert_metrics import PRUNED, stored_metrics
 
-ENTROPIES = ("load_balance", "collaboration")
 LAYER_COLUMNS = ["metric", "of", "layer", "value", "low", "high", "maximum"]
 
 
@@ -22,29 +22,23 @@ def expert_scores(found: dict[str, Any]) -> dict[str, float]:
     """`expert/<metric>/<of>` in bits; of each task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
     scores = {
         f"expert/{metric}/{of}": one["value"]
-        for metric in ENTROPIES
+        for metric in counted_metrics()
         for of, one in found[metric].items()
         if one is not None
     }
     return scores | {
-        f"expert/{name}/{task}/{metric}": loss["difference"]
-        for name, tasks in _losses(found).items()
-        for task, losses in tasks.items()
+        f"expert/{each.logged_as}/{task}/{metric}": loss["difference"]
+        for name, each in interventions()
+        if found[name] is not None
+        for task, losses in each.block(found[name])["tasks"].items()
         for metric, loss in losses.items()
     }
-
-
-def _losses(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    if found["capacity"] is None:
-        return {}
-    capacity = {f"capacity_{which}": found["capacity"][which]["tasks"] for which in PRUNED}
-    return capacity | {"specialization": found["specialization"]["tasks"]}
 
 
 def expert_layers(found: dict[str, Any]) -> Table:
     """A row per metric, kind of tokens and MoE layer."""
     rows = []
-    for metric in ENTROPIES:
+    for metric in counted_metrics():
         for of, one in found[metric].items():
             for number, layer in enumerate(one["layers"] if one else []):
                 limits = layer["ci95"] or [None, None]

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.spec import Experiment
-from moe_lab.reports.papers.table_files import file_stem, title, typed_lines
+from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_rows_table
 from moe_lab.reports.scores import rows_of
-from moe_lab.results.atomic import write_atomically
 
 COLUMNS = {
     "model": "model",
@@ -35,11 +33,9 @@ def write_references(
     rows = reference_rows(experiment, cells)
     if not rows:
         return []
-    stem = file_stem(experiment, scale)
-    folder.mkdir(parents=True, exist_ok=True)
-    markdown = folder / f"{stem}.md"
-    write_atomically(markdown, _markdown(experiment, scale, rows, cells))
-    return [markdown, write_rows(rows, folder / f"{stem}.csv")]
+    return write_rows_table(
+        folder, file_stem(experiment, scale), _lines(experiment, scale, rows, cells), rows
+    )
 
 
 def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, Any]]:
@@ -77,9 +73,9 @@ def _published(experiment: Experiment, name: str, quantity: str) -> int | None:
     return None
 
 
-def _markdown(
+def _lines(
     experiment: Experiment, scale: str, rows: Sequence[dict[str, Any]], cells: Sequence[TableCell]
-) -> str:
+) -> list[str]:
     lines = [
         f"# {title(experiment, scale)}",
         "",
@@ -91,8 +87,7 @@ def _markdown(
         *(f"| {' | '.join(_text(row[key]) for key in COLUMNS)} |" for row in rows),
     ]
     problems = [f"- {cell.name}: {cell.problem}" for cell in cells if cell.problem]
-    lines += ["", "Failed cells:", "", *problems] if problems else []
-    return "\n".join(lines) + "\n"
+    return lines + (["", "Failed cells:", "", *problems] if problems else [])
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Table 1 of the RoE paper beside the presets of this package. Nothing is run for it."""
+"""The papers' tables of settings beside this package's: Table 1 of RoE and of MoE-Bench. Nothing is run for them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.papers.spec import Experiment
-from moe_lab.reports.papers.table_files import file_stem
-from moe_lab.results.atomic import write_atomically
+from moe_lab.reports.papers.table_files import file_stem, write_rows_table
 
 HEADINGS = {
     "n": "N (rows)",
@@ -27,16 +25,22 @@ NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
 def write_setup(
     experiment: Experiment, rows: Sequence[dict[str, Any]], folder: Path, scale: str
 ) -> list[Path]:
-    """Write `<name>-<scale>.md` and `.csv`; `rows` have category, model, quantity, value, published, place."""
-    stem = file_stem(experiment, scale)
-    folder.mkdir(parents=True, exist_ok=True)
-    markdown = folder / f"{stem}.md"
-    write_atomically(markdown, _markdown(experiment, rows))
-    return [markdown, write_rows(rows, folder / f"{stem}.csv")]
+    """RoE's Table 1 and the presets; `rows` have category, model, quantity, value, published, place."""
+    return write_rows_table(folder, file_stem(experiment, scale), _setup_lines(experiment, rows), rows)
 
 
-def _markdown(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> str:
-    found = {(row["category"], row["model"], row["quantity"]): row for row in rows}
+def write_recipe(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], folder: Path, scale: str
+) -> list[Path]:
+    """MoE-Bench's Table 1 and the defaults of finetune-freeze; `rows` have setting, value, published, place."""
+    lines = [f"# {experiment.title}", "", experiment.source, ""]
+    lines += ["| setting | here | paper |", "|---|---:|---:|"]
+    lines += [f"| `{row['setting']}` | {row['value']:g} | {row['published']:g} |" for row in rows]
+    return write_rows_table(folder, file_stem(experiment, scale), lines, rows)
+
+
+def _setup_lines(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[str]:
+    by_place = {(row["category"], row["model"], row["quantity"]): row for row in rows}
     places = list(dict.fromkeys((row["category"], row["model"]) for row in rows))
     quantities = [name for name in HEADINGS if any(row["quantity"] == name for row in rows)]
     lines = [
@@ -50,9 +54,9 @@ def _markdown(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> str:
         "|" + " --- |" * (len(quantities) + 2),
     ]
     for category, model in places:
-        texts = [_text(found.get((category, model, name))) for name in quantities]
+        texts = [_text(by_place.get((category, model, name))) for name in quantities]
         lines.append(f"| {category} | {model} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _text(row: dict[str, Any] | None) -> str:

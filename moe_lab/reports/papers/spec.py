@@ -12,29 +12,8 @@ import yaml
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.validators import build, did_you_mean
 from moe_lab.errors import ConfigError
+from moe_lab.reports.figure_kinds import FIGURES, TABLES
 
-FIGURES = (
-    "accuracy",
-    "activation",
-    "control",
-    "epochs",
-    "equivalent",
-    "flops",
-    "forest",
-    "heatmap",
-    "history",
-    "lines",
-    "overhead",
-    "recipe",
-    "references",
-    "retained",
-    "sample",
-    "schedules",
-    "setup",
-    "steps",
-    "sweep",
-)
-"""Kinds of figures (`moe_lab.runs.experiments.figures`)."""
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
 SETTINGS = "settings"
@@ -106,7 +85,7 @@ class Experiment:
     scales: dict[str, Scale]
     paper: list[Published]
     figure: str | None = None
-    """What is drawn of the cells: one of FIGURES."""
+    """A kind of `moe_lab/reports/figure_kinds.py`."""
     average: str | None = None
     """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
     typed: list[str] = field(default_factory=list)
@@ -115,10 +94,11 @@ class Experiment:
     """How many cells that made equal to others."""
 
     def __post_init__(self) -> None:
-        if self.figure is not None and self.figure not in FIGURES:
+        kinds = sorted([*FIGURES, *TABLES])
+        if self.figure is not None and self.figure not in kinds:
             raise ConfigError(
-                f"figure={self.figure} is not drawn.{did_you_mean(self.figure, FIGURES)} "
-                f"Choices: {', '.join(FIGURES)}."
+                f"figure={self.figure} is not drawn.{did_you_mean(self.figure, kinds)} "
+                f"Choices: {', '.join(kinds)}."
             )
         told = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
         if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in told):

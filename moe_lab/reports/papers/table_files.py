@@ -7,9 +7,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import FIGURES, Experiment
+from moe_lab.reports.papers.spec import Experiment
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.identity import RUNTIME
 from moe_lab.results.stored import damaged
@@ -107,6 +110,14 @@ def write_index(folder: Path) -> Path:
             )
             lines.append(f"- [{heading}]({file.name}) ([csv]({file.with_suffix('.csv').name})){figures}")
     return write_file(folder / "index.md", "\n".join(lines) + "\n")
+
+
+def write_rows_table(
+    folder: Path, stem: str, lines: Sequence[str], rows: Sequence[dict[str, Any]]
+) -> list[Path]:
+    """Write Markdown lines as `<stem>.md` and rows as `<stem>.csv`; returns both paths."""
+    markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
+    return [markdown, write_rows(rows, folder / f"{stem}.csv")]
 
 
 def write_file(path: Path, text: str) -> Path:

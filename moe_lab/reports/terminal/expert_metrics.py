@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
+from moe_lab.metrics.registry import METRICS, counted_metrics, interventions
+from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.scores import headline
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.reports.terminal.results import HEAD, interval, number, settings, without_empty
-from moe_lab.results.expert_metrics import stored_metrics
 
 CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
-PRUNED = {"least": "least activated expert masked", "most": "most activated expert masked"}
 Line = tuple[str, str, str, str, str, str]
 """metric, of what, value, interval, base -> changed or the largest possible value, p."""
 
@@ -46,19 +46,18 @@ def lines(found: dict[str, Any]) -> list[Line]:
 
 
 def _entropies(found: dict[str, Any]) -> Iterator[Line]:
-    for key, label in (("load_balance", "Load Balance, bits"), ("collaboration", "Collaboration, bits")):
+    for name, metric in counted_metrics().items():
         for phase, of in PHASES.items():
-            if (one := found[key][phase]) is not None:
-                yield label, of, number(one["value"]), interval(one["ci95"]), number(one["maximum"]), ""
+            if (one := found[name][phase]) is not None:
+                limits = interval(one["ci95"])
+                yield f"{metric.label}, bits", of, number(one["value"]), limits, number(one["maximum"]), ""
 
 
 def _losses(found: dict[str, Any]) -> Iterator[Line]:
-    if found["capacity"] is None:
-        return  # the method lets no expert be masked or drawn at random
-    for which, of in PRUNED.items():
-        yield from _of_tasks("Capacity", of, found["capacity"][which]["tasks"], found["metric"])
-    of = f"random experts, {len(found['specialization']['seeds'])} seeds"
-    yield from _of_tasks("Specialization", of, found["specialization"]["tasks"], found["metric"])
+    for name, each in interventions():
+        if found[name] is not None:  # else the method lets no expert be masked or drawn at random
+            tasks = each.block(found[name])["tasks"]
+            yield from _of_tasks(METRICS[name].label, each.label, tasks, found["metric"])
 
 
 def _of_tasks(label: str, of: str, tasks: dict[str, Any], wanted: str | None) -> Iterator[Line]:

@@ -1,16 +1,18 @@
-"""`metrics=expert`: Load Balance, Collaboration, Capacity and Specialization of a run (MoE-Bench, section 4.1)."""
+"""`metrics=expert`: the expert metrics of a run (MoE-Bench, section 4.1)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moe_lab.metrics.registry import METRICS, counted_metrics, intervention_metrics
+from moe_lab.metrics.stored import COUNTS, FILE, FOLDER, SCHEMA_VERSION
 from moe_lab.results.atomic import write_atomically, write_json, writing
-from moe_lab.results.expert_metrics import COUNTS, FILE, FOLDER, SCHEMA_VERSION, SEEDS
 from moe_lab.results.versions import versions
 
 if TYPE_CHECKING:
@@ -18,13 +20,11 @@ if TYPE_CHECKING:
     from moe_lab.engine.hf import Request
     from moe_lab.metrics.accuracy_drop import Samples
     from moe_lab.metrics.counts import Counts
+    from moe_lab.metrics.metric import Evaluate
     from moe_lab.metrics.routes import Routes
     from moe_lab.runs.run import Run
 
 
-METRICS = ("load_balance", "collaboration", "capacity", "specialization")
-Evaluate = Callable[[str, "Observer"], tuple["Samples", dict[str, Any]]]
-"""(name, policy) -> lm-eval's samples under the policy, and what that cost."""
 Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
 """Answers requests once more, seen by the observer."""
 
@@ -55,7 +55,7 @@ def write_expert_metrics(
         "counting_seconds": time.perf_counter() - asked,
     }
     _write_counts(run.folder / FOLDER / COUNTS, counts)
-    found |= {"cost": cost, "capacity": None, "specialization": None}
+    found |= {"cost": cost, **dict.fromkeys(intervention_metrics())}
     if run.method.interventions:
         found |= _changed(run.tasks["tasks"], counts, samples, evaluate)
     if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
@@ -82,15 +82,16 @@ def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
 
 
 def entropies(counts: Counts) -> dict[str, Any]:
-    """{"load_balance", "collaboration"}: each {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
+    """Every counted metric: {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
     from moe_lab.metrics.counts import PHASES
 
     phases = {"all": _measured(counts, [0, 1])}
     for number, phase in enumerate(PHASES):
         own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
         phases[phase] = _measured(counts, [number]) if own and others else phases["all"] if own else {}
-    metrics = ("load_balance", "collaboration")
-    return {metric: {phase: found.get(metric) for phase, found in phases.items()} for metric in metrics}
+    return {
+        metric: {phase: found.get(metric) for phase, found in phases.items()} for metric in counted_metrics()
+    }
 
 
 def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
@@ -100,22 +101,15 @@ def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
 
 
 def _changed(tasks: dict[str, Any], counts: Counts, samples: Samples, evaluate: Evaluate) -> dict[str, Any]:
-    """{"capacity", "specialization"}, each with what its evaluations cost."""
+    """Every intervention metric, with what its evaluations cost."""
     from moe_lab.metrics.accuracy_drop import losses
-    from moe_lab.metrics.interventions import Masked, RandomRouting, extreme_experts
 
     selections_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
-    capacity = {}
-    for which, experts in extreme_experts(selections_LE, counts.experts).items():
-        pruned, cost = evaluate(f"capacity_{which}", Masked(experts))
-        capacity[which] = {"masked": experts, "tasks": losses(tasks, samples, [pruned]), "cost": cost}
-    drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in SEEDS]
-    specialization = {
-        "seeds": list(SEEDS),
-        "tasks": losses(tasks, samples, [found for found, _ in drawn]),
-        "cost": [cost for _, cost in drawn],
+    lost = partial(losses, tasks, samples)
+    return {
+        name: metric.evaluate(selections_LE, counts.experts, evaluate, lost)
+        for name, metric in intervention_metrics().items()
     }
-    return {"capacity": capacity, "specialization": specialization}
 
 
 def _write_counts(path: Path, counts: Counts) -> None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.spec import Experiment
-from moe_lab.runs.experiments.scaling_law import size_ratio
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
+
+ALPHA_N = 0.076
+"""The exponent of model size in Kaplan et al. (2020), "Scaling Laws for Neural Language Models", equation 1.1."""
 
 
 def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
@@ -58,6 +60,16 @@ def _quality(cell: TableCell) -> dict[str, Any]:
         "size_ratio_high": ratios[2],
         "run_id": row.run_id,
     }
+
+
+def size_ratio(loss: float, base_loss: float) -> float:
+    """How much larger the base model would have to be to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
+
+    Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
+    cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
+    losses are of the same text, per token, per word or in sum.
+    """
+    return (base_loss / loss) ** (1 / ALPHA_N)
 
 
 def _ratio(perplexity: float, base: float) -> float | None:

@@ -228,8 +228,9 @@ def _why_kept(
 def _write_one(
     experiment: Experiment, cells: Sequence[TableCell], config: Config, models: ModelPool, folder: Path
 ) -> None:
+    from moe_lab.reports.figure_kinds import TABLES
     from moe_lab.reports.loggers import open_logger
-    from moe_lab.runs.experiments.figures import TABLES, make_figure
+    from moe_lab.runs.experiments.figures import make_figure
 
     if cells and experiment.figure not in TABLES:
         print(write_table(experiment, config.scale, cells, folder))

@@ -15,7 +15,7 @@ from moe_lab.reports.figures.control import control_rows, write_control
 from moe_lab.reports.figures.equivalent import write_equivalent
 from moe_lab.reports.figures.overhead import overhead_rows, write_overhead
 from moe_lab.reports.papers.cell import TableCell
-from tests.support.stored_results import results_of
+from tests.support.stored_results import cell_table, results_of
 
 
 def cell_of(**changes: Any) -> TableCell:
@@ -67,8 +67,9 @@ def test_without_one_row_nothing_is_relative():
 
 def test_expert_work_is_rows_times_experts():
     base = cell_of(method="base", model={"name": "tiny", "top_k": 8}, value=0.4)
-    rows = control_rows([cell_of(n=2), base, cell_of(n=4)])
-    assert [(row["method"], row["rows"], row["experts_per_token"], row["expert_work"]) for row in rows] == [
+    rows = control_rows(cell_table(cell_of(n=2), base, cell_of(n=4)))
+    columns = rows[["method", "rows", "experts_per_token", "expert_work"]]
+    assert list(columns.itertuples(index=False, name=None)) == [
         ("base", 1, 8, 8),
         ("roe", 2, 4, 8),
         ("roe", 4, 4, 16),
@@ -88,9 +89,11 @@ EQUIVALENT |= {
 @pytest.mark.parametrize(
     "write",
     [
-        lambda folder: write_accuracy([cell_of(), cell_of(method="base")], folder, "f", "T"),
-        lambda folder: write_control([cell_of(), cell_of(method="base")], folder, "f", "T"),
-        lambda folder: write_overhead([overhead_cell(1, 1.0), overhead_cell(8, 9.0)], folder, "f", "T"),
+        lambda folder: write_accuracy(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
+        lambda folder: write_control(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
+        lambda folder: write_overhead(
+            cell_table(overhead_cell(1, 1.0), overhead_cell(8, 9.0)), folder, "f", "T"
+        ),
         lambda folder: write_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}], folder, "f", "T"),
     ],
     ids=["accuracy", "control", "overhead", "equivalent"],
@@ -103,8 +106,8 @@ def test_each_kind_leaves_a_picture_and_its_numbers(write, tmp_path):
 
 
 def test_nothing_to_show_is_no_picture(tmp_path):
-    missing = TableCell(coordinates={}, run_id=None, problem="no data")
-    assert write_accuracy([missing], tmp_path, "f", "T") == []
-    assert write_control([missing], tmp_path, "f", "T") == []
-    assert write_overhead([missing], tmp_path, "f", "T") == []
+    missing = cell_table(TableCell(coordinates={}, run_id=None, problem="no data"))
+    assert write_accuracy(missing, tmp_path, "f", "T") == []
+    assert write_control(missing, tmp_path, "f", "T") == []
+    assert write_overhead(missing, tmp_path, "f", "T") == []
     assert list(tmp_path.iterdir()) == []

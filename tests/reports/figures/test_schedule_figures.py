@@ -12,11 +12,13 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from pandas import DataFrame
 
 from moe_lab.reports.figures.epochs import write_epochs
 from moe_lab.reports.figures.lines import line_rows, write_lines
 from moe_lab.reports.figures.schedules import schedule_label, schedule_rows, write_schedules
 from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.spec import Experiment, Published, Scale
 from tests.support.stored_results import EXPERT_METRICS, expert_results
 
@@ -48,6 +50,10 @@ def bars(**more) -> Experiment:
     return Experiment(**KEYS, paper=paper, **(told | more))
 
 
+def records(frame: DataFrame) -> list[dict]:
+    return frame.to_dict("records")
+
+
 def cells() -> list[TableCell]:
     both = [("base", "-", 0.1), ("finetune-freeze", "none-router", 0.5), ("finetune-freeze", "experts", 0.7)]
     return [
@@ -58,19 +64,19 @@ def cells() -> list[TableCell]:
 
 
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):
-    rows = schedule_rows(cells(), bars())
+    rows = records(schedule_rows(CellTable(bars(), cells())))
     assert [row["panel"] for row in rows] == ["arc", "piqa"] * 3 + ["average"] * 3
     found = {(row["panel"], row["schedule"]): row for row in rows}
     assert found["piqa", "N→R"]["value"] == pytest.approx(0.7)
     assert found["average", "E→E"]["value"] == pytest.approx(0.8)
     assert found["average", "N→R"]["published"] == 0.65 and found["arc", "N→R"]["published"] is None
-    png, _ = write_schedules(cells(), bars(), tmp_path, "f", "T")
+    png, _ = write_schedules(CellTable(bars(), cells()), tmp_path, "f", "T")
     assert png.stat().st_size > 10_000
 
 
 def test_an_average_without_its_axis_stands_alone():
     told = [replaced(one, model="tiny") for one in cells()]
-    rows = schedule_rows(told, bars(columns=["model"]))
+    rows = records(schedule_rows(CellTable(bars(columns=["model"]), told)))
     assert [(row["panel"], row["schedule"]) for row in rows] == [
         ("tiny", "base"),
         ("tiny", "N→R"),
@@ -99,9 +105,9 @@ def test_schedules_bear_the_papers_names(schedule, rate, label):
 
 def test_nothing_measured_draws_nothing(tmp_path):
     missing = TableCell(coordinates={"task": "a", "method.schedule": "none", "method": "x"}, run_id=None)
-    assert write_schedules([missing], bars(average=None), tmp_path, "f", "T") == []
+    assert write_schedules(CellTable(bars(average=None), [missing]), tmp_path, "f", "T") == []
     lines = Experiment(**KEYS, rows=["method.schedule"], columns=["task"], metric="headline", paper=[])
-    assert write_lines([missing], lines, tmp_path, "g", "T") == []
+    assert write_lines(CellTable(lines, [missing]), tmp_path, "g", "T") == []
 
 
 def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):
@@ -114,7 +120,7 @@ def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path)
         for rate, value in (("-", 0.6), ("1e-05", 0.4))
         for name, metric in measures.items()
     ]
-    rows = line_rows(points, lines)
+    rows = records(line_rows(CellTable(lines, points)))
     assert [(row["measure"], row["x"], row["value"]) for row in rows] == [
         ("Load Balance", 1e-05, 3.5),
         ("accuracy", 1e-05, 0.4),
@@ -122,7 +128,7 @@ def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path)
         ("accuracy", 0.02, 0.6),
     ]
     assert {row["line"] for row in rows} == {"tiny"}
-    assert write_lines(points, lines, tmp_path, "f", "T")[0].stat().st_size > 10_000
+    assert write_lines(CellTable(lines, points), tmp_path, "f", "T")[0].stat().st_size > 10_000
 
 
 def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
@@ -141,10 +147,12 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
         folder = tmp_path / "runs" / name
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told], folder=folder))
-    png, table = write_epochs(shown, tmp_path, "f", "T")
+    png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
     rows = list(csv.DictReader(table.open()))
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == [
         ("one", "0.0", "2.9"),
         ("one", "1.0", "2.9"),
     ]
-    assert png.stat().st_size > 10_000 and write_epochs(shown[2:], tmp_path, "g", "T") == []
+    assert (
+        png.stat().st_size > 10_000 and write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
+    )

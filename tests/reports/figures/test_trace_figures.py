@@ -23,6 +23,7 @@ from moe_lab.reports.figures.sample import chosen_question, sample_rows, write_s
 from moe_lab.reports.figures.steps import step_rows, write_steps
 from moe_lab.reports.figures.stored_traces import StoredTraces, read_traces
 from moe_lab.reports.papers.cell import TableCell
+from tests.support.stored_results import cell_table
 from tests.support.stored_traces import BEFORE, c3po_results, scores_of, write_traced_run
 
 
@@ -152,11 +153,11 @@ def test_cost_is_by_core_experts(tmp_path: Path) -> None:
 
     missing = TableCell(coordinates={}, run_id=None, problem="no data")
     cells = [cell(None, 3e9), cell(2, 2e9), missing]
-    rows = flops_rows(cells)
-    assert [(row["core_experts"], row["flops"], row["base"]) for row in rows] == [
+    rows = flops_rows(cell_table(*cells))
+    assert list(rows[["core_experts", "flops", "base"]].itertuples(index=False, name=None)) == [
         (2, 2e9, 0.25),
         (4, 3e9, 0.25),
     ]
-    png, _ = write_flops(cells, tmp_path, "f", "T")
-    assert png.exists() and not math.isnan(rows[0]["plain_flops"])
-    assert write_flops([missing], tmp_path, "g", "T") == []
+    png, _ = write_flops(cell_table(*cells), tmp_path, "f", "T")
+    assert png.exists() and not math.isnan(rows.iloc[0]["plain_flops"])
+    assert write_flops(cell_table(missing), tmp_path, "g", "T") == []

@@ -18,10 +18,13 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
+from moe_lab.reports import loggers
+from moe_lab.reports.figure_kinds import FIGURES
+from moe_lab.reports.figures.stored_study import studies_of
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import FIGURES, find_experiments
-from moe_lab.runs.experiments import figure_rows, figures
+from moe_lab.reports.papers.spec import find_experiments
+from moe_lab.runs.experiments import equivalent, figure_rows, figures
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
@@ -42,12 +45,11 @@ def test_a_study_of_several_cells_is_drawn_once(tmp_path: Path) -> None:
     done = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0])
     begun = write_study(tmp_path / "b", [])
     cells = [cell_of(done), cell_of(done), cell_of(begun), cell_of()]
-    assert [study.folder for study in figures.studies_of(cells)] == [done]
+    assert [study.folder for study in studies_of(cells)] == [done]
 
 
 def test_every_kind_of_figure_can_be_drawn() -> None:
-    assert sorted([*figures.INPUTS, *figures.TABLES]) == sorted(FIGURES)
-    for kind in figures.INPUTS:
+    for kind in FIGURES:
         assert callable(getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}"))
 
 
@@ -90,7 +92,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.M
         asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, stored_only))
         return STORED
 
-    monkeypatch.setattr("moe_lab.runs.experiments.equivalent.measured", measured)
+    monkeypatch.setattr(equivalent, "measured", measured)
     (row,) = figure_rows.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
     assert [row[key] for key in ("size_ratio", "size_ratio_low", "size_ratio_high")] == pytest.approx(
@@ -132,7 +134,7 @@ def test_a_logger_gets_numbers_and_pictures_only(
         def log_figure(self, path: Path) -> None:
             logged.append(path)
 
-    monkeypatch.setattr("moe_lab.reports.loggers.open_logger", lambda config, **names: nullcontext(Seen()))
+    monkeypatch.setattr(loggers, "open_logger", lambda config, **names: nullcontext(Seen()))
     ended = run_command(capsys, "experiment=roe/table1", f"output_dir={tmp_path}")
     assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
     assert [path.name for path in logged] == ["roe-table1-tiny.csv"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from moe_lab.metrics.registry import METRICS
 from moe_lab.results.stored import whole_mapping
 
 SCHEMA_VERSION = 2
@@ -12,24 +13,8 @@ FILE = "expert_metrics.json"
 FOLDER = "expert_metrics"
 """Answers under masked and random routing, and counts."""
 COUNTS = "counts.safetensors"
-SEEDS = (0, 1, 2)
-"""Of random routing; the loss is averaged over them."""
-PRUNED = ("least", "most")
-"""Which expert of each layer is masked: the least or the most selected."""
-KEYS = {
-    "metric",
-    "documents",
-    "experts",
-    "top_k",
-    "tokens",
-    "load_balance",
-    "collaboration",
-    "capacity",
-    "specialization",
-}
-"""Keys of every expert_metrics.json."""
-EVALUATIONS = len(SEEDS) + len(PRUNED)
-"""How often the documents are evaluated again."""
+HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
+"""Keys of every expert_metrics.json beside its metrics."""
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
@@ -37,4 +22,4 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, A
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     is_own = {key: content.get(key) for key in expected} == expected
-    return content if is_own and content.keys() >= KEYS else None
+    return content if is_own and content.keys() >= HEADER | METRICS.keys() else None

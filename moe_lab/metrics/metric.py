@@ -1,0 +1,85 @@
+"""What an expert metric is: a number from counts of selections, or the accuracy lost under a routing policy.
+
+L = MoE layers, E = experts (of the layer with the most).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.observer import Observer
+
+Evaluate = Callable[[str, "Observer"], tuple[Any, dict[str, Any]]]
+"""(name, policy) -> lm-eval's samples of the documents under the policy, and what the evaluation cost."""
+Losses = Callable[[Sequence[Any]], dict[str, Any]]
+"""Samples of evaluations under a policy -> what each task loses (`accuracy_drop.losses`)."""
+Lost = Callable[["Observer"], dict[str, Any]]
+"""Policy -> {"value", "ci95"}: the accuracy that held-out rows of a training lose under it."""
+
+
+@dataclass(frozen=True)
+class CountedMetric:
+    """A metric of how often experts are selected, in bits. It stands in expert_metrics.json for each kind of tokens."""
+
+    label: str
+    of_layers: Callable[[np.ndarray, Sequence[int]], np.ndarray]
+    """(counts, experts of each layer) -> [..., L]; the counts are `of_pairs` or selections [..., L, E]."""
+    maximum: Callable[[int], float]
+    """The largest value of a layer, by its number of experts."""
+    of_pairs: bool = False
+    """Whether `of_layers` takes counts of pairs, [..., L, E, E], whose diagonal holds selections of single experts."""
+
+
+class Intervention(NamedTuple):
+    """A routing policy under which documents are evaluated again."""
+
+    name: str
+    """In a paper's table, after `expert.`."""
+    logged_as: str
+    label: str
+    """What the policy does, for the terminal."""
+    key: str | None = None
+    """Its place in the metric's block of expert_metrics.json; None: the block itself."""
+
+    def block(self, found: dict[str, Any]) -> dict[str, Any]:
+        return found if self.key is None else found[self.key]
+
+
+class InterventionMetric(ABC):
+    """A metric of the accuracy that is lost under a policy. Its block is null for methods without interventions."""
+
+    label: str
+    interventions: tuple[Intervention, ...]
+    evaluations: int
+    """How often a run's documents are evaluated again."""
+
+    @abstractmethod
+    def evaluate(
+        self, selections_LE: np.ndarray, experts: Sequence[int], evaluate: Evaluate, losses: Losses
+    ) -> dict[str, Any]:
+        """Evaluate a run again under each policy; returns the metric's block of expert_metrics.json.
+
+        Args:
+            selections_LE: how often each expert was selected by the unchanged routing.
+            experts: number of experts of each layer.
+        """
+
+    @abstractmethod
+    def measure(
+        self, selections_LE: np.ndarray, experts: Sequence[int], maskable: bool, lost: Lost
+    ) -> dict[str, Any] | None:
+        """Measure a model in training; returns the metric's block in a line of expert_metrics.jsonl.
+
+        Args:
+            maskable: whether every layer has more experts than a token takes.
+        """
+
+    def in_training(self, block: dict[str, Any] | None) -> dict[str, Any] | None:
+        """{"value", "ci95"} that stands for the metric over a training, from what `measure` returned."""
+        return block

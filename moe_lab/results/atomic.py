@@ -1,4 +1,4 @@
-"""Writing so that a file is absent or complete."""
+"""Atomic writes: a file is absent or complete."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from moe_lab.errors import ResultsError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "iostream error")
-"""Signs of a write that the system refused in the errors of safetensors, tokenizers and torch.save."""
+"""Parts of the messages of safetensors, tokenizers and torch.save for a failed write of the system."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write (full disk, no permission) into a ResultsError that names the place."""
+    """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
     try:
         yield
     except Exception as error:
@@ -47,11 +47,11 @@ def _refusal(error: Exception) -> str | None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace what `path` holds at once: temporary file beside it, fsync, rename. Raises ResultsError."""
+    """Replace a file atomically: write a temporary file beside it, fsync, rename. Raises ResultsError."""
     with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            # half a surrogate pair, which data may hold, becomes its JSON escape
+            # a lone surrogate, which data may contain, becomes its JSON escape
             encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
             with os.fdopen(handle, "wb") as file:
                 file.write(encoded)
@@ -72,9 +72,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Values that JSON can hold: no NaN, no numpy scalars, no sets.
+    """The value as plain JSON: NaN becomes null, numpy scalars numbers, sets and tuples lists.
 
-    A function is its name, anything else its string, without addresses: equal runs give equal texts.
+    A function becomes its name, any other object its string without memory addresses: equal runs give equal text.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()

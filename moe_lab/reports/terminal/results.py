@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from moe_lab.reports.scores import MARKS, Row, against, marks_of, rows_of, shown_rows, without_neighbour
+from moe_lab.reports.scores import MARKS, Row, against, marks_of, rows_of, shown_rows
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.results.folder import version_marks
 from moe_lab.results.verdicts import unjudged_lines
@@ -16,15 +16,18 @@ HEAD = ("model", "method", "task", "settings")
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
 
-def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
-    """Print scores against the untouched model and what they cost, for one run or a whole grid."""
+def print_outcomes(results: Sequence[dict[str, Any]], footnotes: Sequence[str]) -> None:
+    """Print scores against the untouched model and what they cost, for one run or a whole grid.
+
+    `footnotes` are those of the runs' methods.
+    """
     blocks = [result["moe_lab"] for result in results]
     labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
     print_table(score_table(results, labels))
     for name in dict.fromkeys(name for block in blocks for name in block.get("compared", {})):
         print_table(compared_table(results, labels, name))
     print_table(cost_table(blocks, labels))
-    for line in notes(blocks):
+    for line in notes(blocks, footnotes):
         print(line)
 
 
@@ -116,10 +119,10 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
         table.add_column(heading, justify="right")
     for block, label in zip(blocks, labels, strict=True):
         cost = block["cost"]
-        name = block["task"]["name"]
+        name, method = block["task"]["name"], block["method"]["name"]
         table.add_row(
             block["model"]["name"],
-            block["method"]["name"],
+            method,
             name if isinstance(name, str) else ",".join(name),
             label,
             seconds(cost.get("wall_seconds")),
@@ -129,9 +132,7 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
             count(cost.get("tokens_per_second")),
             mebibytes(cost.get("peak_memory_bytes")),
             str(cost.get("device", "-")),
-            percent(
-                next((block[name]["changed_fraction"] for name in ("roe", "c2r") if name in block), None)
-            ),
+            percent(block.get(method.replace("-", "_"), {}).get("changed_fraction")),
             count(cost["near_ties"]) if cost.get("near_ties") else "",
         )
     return without_empty(without_empty(table, -1), 3)
@@ -144,21 +145,12 @@ def without_empty(table: Table, index: int) -> Table:
     return table
 
 
-def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
-    """What the marks mean, for those that appear."""
+def notes(blocks: Sequence[dict[str, Any]], footnotes: Sequence[str]) -> list[str]:
+    """What the marks mean, for those that appear, and the methods' footnotes."""
     seen = {mark for block in blocks for mark in marks_of(block)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for block in blocks for line in [*version_marks(block), *unjudged_lines(block)]})
-    for block in blocks:
-        if (counts := without_neighbour(block)) is not None:
-            name = f"{block['method']['name']}, epsilon {block['c3po']['epsilon']}"
-            lines.append(
-                f"{name}: {counts[0]} of {counts[1]} questions had no neighbour and kept their pathway."
-            )
-    if any("roe" in block for block in blocks):
-        lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
-    if any("c2r" in block for block in blocks):
-        lines.append("changed (c2r): routing decisions in which an expert was no partner of the first one.")
+    lines += footnotes
     if any(block["cost"].get("near_ties") for block in blocks):
         lines.append(
             "near ties: greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose "

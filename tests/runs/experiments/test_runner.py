@@ -573,7 +573,7 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys
 
 @pytest.mark.parametrize(
     "mode, function, told",
-    [("doctor", "cli.doctor.report.diagnose", []), ("prefetch", "cli.prefetch.prefetch", 0)],
+    [("doctor", "doctor.report.diagnose", []), ("prefetch", "prefetch.prefetch", 0)],
 )
 def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function, told):
     seen = []

@@ -17,9 +17,9 @@ from benchmarks.bench_model import make_model
 from benchmarks.measure import side_by_side
 from benchmarks.roe_step import TEMPERATURES, peak_of, prompt
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.models.experts import NAME
@@ -42,12 +42,12 @@ def generation(model: torch.nn.Module, name: str, n: int, past: int, steps: int)
     )
     ids = prompt(past)
 
-    def choose(scores_AV: torch.Tensor, answers: list[Answer]) -> list[int]:
+    def choose(scores_AV: torch.Tensor, answers: list[GenerationState]) -> list[int]:
         return scores_AV.argmax(-1).tolist()
 
     def run() -> None:
-        with RowForward(model, ensemble) as forward:
-            answer = Answer(0, ids, document=1)
+        with EnsembleForward(model, ensemble) as forward:
+            answer = GenerationState(0, ids, noise_key=1)
             budget = Budget(PASS_TOKENS["cpu"])
             generate(forward, [answer], budget, choose, lambda tokens: False, steps, lambda done: None)
 

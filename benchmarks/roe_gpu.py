@@ -21,9 +21,9 @@ import torch
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key
@@ -127,13 +127,13 @@ def by_roe(
     budget = Budget(PASS_TOKENS.get(model.device.type, 16384), len(prompts))
 
     def run(on_step: Callable[[], None]) -> None:
-        def choose(scores_AV: torch.Tensor, answers: list[Answer]) -> list[int]:
+        def choose(scores_AV: torch.Tensor, answers: list[GenerationState]) -> list[int]:
             tokens = scores_AV.argmax(-1).tolist()
             on_step()
             return tokens
 
-        answers = [Answer(i, prompt, document_key(prompt)) for i, prompt in enumerate(prompts)]
-        with RowForward(model, ensemble) as forward:
+        answers = [GenerationState(i, prompt, document_key(prompt)) for i, prompt in enumerate(prompts)]
+        with EnsembleForward(model, ensemble) as forward:
             generate(forward, answers, budget, choose, lambda tokens: False, steps, lambda answer: None)
 
     return run

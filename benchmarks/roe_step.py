@@ -15,10 +15,10 @@ from transformers import DynamicCache
 
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
-from moe_lab.engine.forward.batch import Tokens, TreeRow, collate
+from moe_lab.engine.forward.batch import Tokens, TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK
 
@@ -35,9 +35,9 @@ def ensemble(n: int) -> Ensemble:
     return Ensemble(n, GumbelTopK(TEMPERATURES, seed=0), first_noisy=2) if n > 1 else Ensemble()
 
 
-def filled(forward: RowForward, past: int, n: int) -> RowCache:
+def filled(forward: EnsembleForward, past: int, n: int) -> KVCache:
     cache = forward.new_cache(past + n)
-    forward(collate([TreeRow(prompt(past), [])], 0, forward.device), cache)
+    forward(collate([TokenTree(prompt(past), [])], 0, forward.device), cache)
     return cache
 
 
@@ -45,10 +45,10 @@ def step_tokens(position: int) -> Tokens:
     """One token behind the past, different in every step so that no step is like another."""
     token = torch.randint(1, VOCAB, (1, 1))
     zero = torch.zeros(1, dtype=torch.long)
-    return Tokens(token, torch.tensor([[position]]), None, zero, document_B=token[0], repeat_B=zero)
+    return Tokens(token, torch.tensor([[position]]), None, zero, noise_key_B=token[0], sample_index_B=zero)
 
 
-def steps(forward: RowForward, cache: RowCache) -> Callable[[], None]:
+def steps(forward: EnsembleForward, cache: KVCache) -> Callable[[], None]:
     """`STEPS` steps from one past, with hooks installed once for all of them, as in generation."""
     past = cache.length
 
@@ -80,7 +80,7 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
     """The plain step is of transformers alone: its own cache, and its own way to compute experts."""
     candidates = {"plain step, transformers": plain_steps_of_transformers(make_model(), past)}
     for n in (1, 8, 16, 32, 64):
-        forward = RowForward(model, ensemble(n))
+        forward = EnsembleForward(model, ensemble(n))
         with forward:
             cache = filled(forward, past, n)
         candidates[f"n={n}"] = steps(forward, cache)
@@ -100,7 +100,7 @@ def compare_memory(model: torch.nn.Module, past: int) -> None:
     )
     first = None
     for n in (1, 32, 64):
-        forward = RowForward(model, ensemble(n))
+        forward = EnsembleForward(model, ensemble(n))
         with forward:
             cache = filled(forward, past, n)
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)

@@ -22,10 +22,10 @@ import torch
 from benchmarks.bench_model import VOCAB, make_model, make_tokenizer
 from benchmarks.measure import side_by_side
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.scoring.scoring import Budget, Question, score
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest, score
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK, document_key
@@ -36,7 +36,7 @@ CONTEXT, ANSWER = (868, 125), (96, 44)
 """Mean and standard deviation of the lengths of 5-shot GSM8K samples in tokens of the bench tokenizer (of 200)."""
 
 
-def gsm8k_samples(data_dir: str, samples: int) -> list[Question]:
+def gsm8k_samples(data_dir: str, samples: int) -> list[ScoringRequest]:
     """Few-shot examples are drawn anew for every sample, as lm-eval does."""
     path = Path(data_dir) / "gsm8k" / "train.jsonl"
     tokenizer = make_tokenizer([path])
@@ -44,13 +44,13 @@ def gsm8k_samples(data_dir: str, samples: int) -> list[Question]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     questions = []
     for row in rng.sample(rows, samples):
-        shots = [f"Question: {r['question']}\nAnswer: {r['answer']}\n\n" for r in rng.sample(rows, 5)]
-        context = tokenizer.encode("".join(shots) + f"Question: {row['question']}\nAnswer:")
+        shots = [f"ScoringRequest: {r['question']}\nAnswer: {r['answer']}\n\n" for r in rng.sample(rows, 5)]
+        context = tokenizer.encode("".join(shots) + f"ScoringRequest: {row['question']}\nAnswer:")
         questions.append(question(context, tokenizer.encode(f" {row['answer']}")))
     return questions
 
 
-def random_samples(samples: int) -> list[Question]:
+def random_samples(samples: int) -> list[ScoringRequest]:
     rng = random.Random(0)
 
     def tokens(length: tuple[int, int]) -> list[int]:
@@ -59,11 +59,11 @@ def random_samples(samples: int) -> list[Question]:
     return [question(tokens(CONTEXT), tokens(ANSWER)) for _ in range(samples)]
 
 
-def question(context: list[int], answer: list[int]) -> Question:
-    return Question(context, [answer], document_key(context))
+def question(context: list[int], answer: list[int]) -> ScoringRequest:
+    return ScoringRequest(context, [answer], document_key(context))
 
 
-def plain_pass(model: torch.nn.Module, questions: list[Question]) -> Callable[[], None]:
+def plain_pass(model: torch.nn.Module, questions: list[ScoringRequest]) -> Callable[[], None]:
     @torch.inference_mode()
     def run() -> None:
         for q in questions:
@@ -75,17 +75,17 @@ def plain_pass(model: torch.nn.Module, questions: list[Question]) -> Callable[[]
     return run
 
 
-def trial(model: torch.nn.Module, questions: list[Question], n: int, reuse: bool) -> Callable[[], None]:
+def trial(model: torch.nn.Module, questions: list[ScoringRequest], n: int, reuse: bool) -> Callable[[], None]:
     budget = Budget(PASS_TOKENS["cpu"])
-    kept = TwoPhaseScorer(model, FIRST_NOISY, store_on(torch.device("cpu")))
+    scorer = TwoPhaseScorer(model, FIRST_NOISY, store_on(torch.device("cpu")))
     seeds = count()
 
     def run() -> None:
         ensemble = Ensemble(n, GumbelTopK(TEMPERATURES, seed=next(seeds)), FIRST_NOISY)
         if reuse:
-            kept.score(ensemble, questions, budget, lambda i, scores: None)
+            scorer.score(ensemble, questions, budget, lambda i, scores: None)
         else:
-            with RowForward(model, ensemble) as forward:
+            with EnsembleForward(model, ensemble) as forward:
                 score(forward, questions, budget, lambda i, scores: None)
 
     return run

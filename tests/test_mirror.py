@@ -46,7 +46,7 @@ UNTESTED = {
     "runs/experiments": "cells deepen equivalent places",
     "runs/tuning": "search solve",
     "tasks": "estimate factory generation own_files requests versions",
-    "tasks/judges": "judge llama_guard lm_eval_hooks registry reward session toy_training",
+    "tasks/judges": "judge llama_guard lm_eval_hooks reward session toy_training",
     "tasks/safety": "prompts",
     "tasks/sandbox": "inside limits namespaces probe programs",
     "tasks/toy": "datasets instructions names relations requests seeded stories world",

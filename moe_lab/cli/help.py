@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from moe_lab.cli.help_options import FOOT, explain_experiment, explain_option, named_options
-from moe_lab.config.catalog import experiments, option_files, options, top_level_keys
+from moe_lab.config.catalog import experiment_files, option_files, read_option, top_level_keys
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import GROUP_CONFIGS
 
@@ -88,8 +88,11 @@ def _overview(folders: list[Path]) -> str:
 
 
 def _group(group: str, folders: list[Path]) -> str:
-    rows = [f"  {name:<16} {comment}" for name, comment in options(group, folders).items()]
-    return "\n".join([f"{group}=", *rows, ""])
+    return "\n".join([f"{group}=", *_listed(option_files(group, folders)), ""])
+
+
+def _listed(files: dict[str, Path]) -> list[str]:
+    return [f"  {name:<16} {read_option(file).about}" for name, file in files.items()]
 
 
 def _keys() -> str:
@@ -98,11 +101,10 @@ def _keys() -> str:
         ", ".join(f"{group}.{f.name}" for f in fields(cls) if group == "task" or f.name != "name")
         for group, cls in GROUP_CONFIGS.items()
     ]
-    tables = [f"  {name:<16} {comment}" for name, comment in experiments().items()]
     return "\n".join(
         [
             "experiment=",
-            *tables,
+            *_listed(experiment_files()),
             "",
             "Keys and defaults (of a method: --help method=<method>; of a command: --cfg job):",
             *rows,

@@ -1,36 +1,21 @@
-"""What `--help method=roe` prints: the options that are named, each with its keys, defaults and comments.
-
-Read from the options' YAML files, as they are written: the first comment line says what the option is, the comment
-above a key what the key does.
-"""
+"""What `--help method=roe` prints: the options that are named, each with its keys, defaults and comments."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import NamedTuple
 
-from moe_lab.config.catalog import COMMENT
+from moe_lab.config.catalog import Key, read_option
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.config.validators import unknown_option
 from moe_lab.errors import ConfigError
 
 FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
-KEY = re.compile(r"([\w.-]+):(?:\s+(.*?))?(?:\s+#.*)?$")
 WIDEST_KEY = 40
 """Characters of a key and its default beside which a comment fits."""
-
-
-class Key(NamedTuple):
-    """A key of an option, its default as YAML writes it, and the comment above it."""
-
-    name: str
-    default: str
-    comment: str
 
 
 def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str, str]]:
@@ -61,29 +46,6 @@ def explain_experiment(name: str) -> str:
         about = [*_wrapped(found.title, 2), *_wrapped(found.source, 2)]
         texts.append("\n".join([f"experiment={found.name}", *about, "", *scales]))
     return "\n\n".join(texts)
-
-
-def read_option(file: Path) -> tuple[str, list[Key]]:
-    """The first comment line of an option's YAML, and its keys; lines below a key without a value are its default."""
-    about = ""
-    keys: list[Key] = []
-    comment: list[str] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            match = COMMENT.match(line)
-            if match and (about or keys):
-                comment.append(match[1].strip())
-            elif match:
-                about = match[1].strip()
-        elif match := KEY.match(line):
-            keys.append(Key(match[1], match[2] or "", " ".join(comment)))
-            comment = []
-        elif not line.strip():
-            comment = []
-        elif keys and not line.lstrip().startswith("#"):
-            name, default, said = keys[-1]
-            keys[-1] = Key(name, f"{default} {line.strip()}".strip(), said)
-    return about, keys
 
 
 def _table(keys: Sequence[Key]) -> list[str]:

@@ -1,47 +1,76 @@
-"""The options in `conf/` and the experiments in `experiments/`, read from their YAML files without Hydra."""
+"""The options in `conf/` and the experiments in `experiments/`, read from their YAML files without Hydra.
+
+The files are read as they are written: the first comment line says what an option is, the comment above a key what the
+key does.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_lab.config.paths import resource_folder
 
 COMMENT = re.compile(r"#\s?(?!\s*@package)(.*)")
+KEY = re.compile(r"([\w.-]+):(?:\s+(.*?))?(?:\s+#.*)?$")
 
 
-def options(group: str, folders: list[Path]) -> dict[str, str]:
-    """The options of a group, each with the first comment line of its YAML."""
-    return {name: first_comment(file) for name, file in option_files(group, folders).items()}
+class Key(NamedTuple):
+    """A key of an option, its default as YAML writes it, and the comment above it."""
+
+    name: str
+    default: str
+    comment: str
+
+
+class Option(NamedTuple):
+    """What an option is, in one line, and its keys."""
+
+    about: str
+    keys: list[Key]
+
+
+def read_option(file: Path) -> Option:
+    """Read an option's YAML. Lines below a key without a value are its default."""
+    about = ""
+    keys: list[Key] = []
+    comment: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            match = COMMENT.match(line)
+            if match and (about or keys):
+                comment.append(match[1].strip())
+            elif match:
+                about = match[1].strip()
+        elif match := KEY.match(line):
+            keys.append(Key(match[1], match[2] or "", " ".join(comment)))
+            comment = []
+        elif not line.strip():
+            comment = []
+        elif keys and not line.lstrip().startswith("#"):
+            keys[-1] = keys[-1]._replace(default=f"{keys[-1].default} {line.strip()}".strip())
+    return Option(about, keys)
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
-    """The YAML of each option of a group, by name; of two alike the one in the earlier folder, as Hydra has it."""
+    """The YAML of each option of a group, by name. Of two with one name the one in the earlier folder, as in Hydra."""
     files = {file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")}
     return dict(sorted(files.items()))
 
 
-def first_comment(file: Path) -> str:
-    """The first comment line of a YAML file, or nothing."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if match := COMMENT.match(line):
-            return match[1].strip()
-    return ""
-
-
-def experiments() -> dict[str, str]:
-    """The experiments by folder and name, each with the first comment line of its YAML; numbers count as such."""
+def experiment_files() -> dict[str, Path]:
+    """The YAML of each experiment by folder and name, numbers in a name compared as numbers."""
     root = resource_folder("experiments")
     files = {file.relative_to(root).with_suffix("").as_posix(): file for file in root.rglob("*.yaml")}
-    order = sorted(
-        files, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-    )
-    return {name: first_comment(files[name]) for name in order}
+    return {name: files[name] for name in sorted(files, key=_numbered)}
 
 
-def top_level_keys() -> list[tuple[str, str, str]]:
-    """(key, default, comment) of every top-level key of `conf/config.yaml`."""
-    text = (resource_folder("conf") / "config.yaml").read_text(encoding="utf-8")
-    return [
-        (key, default, comment) for comment, key, default in re.findall(r"^# (.+)\n(\w+): (.+)$", text, re.M)
-    ]
+def top_level_keys() -> list[Key]:
+    """The keys of `conf/config.yaml`."""
+    keys = read_option(resource_folder("conf") / "config.yaml").keys
+    return [key for key in keys if key.name not in ("defaults", "hydra")]
+
+
+def _numbered(name: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

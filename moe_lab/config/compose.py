@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,16 +24,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.paths import resource_folder
-from moe_lab.config.schema import GROUP_CONFIGS, Config
+from moe_lab.config.schema import GROUP_CONFIGS, Config, PathText
 from moe_lab.errors import ConfigError
 
 CONF = str(resource_folder("conf"))
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
-PATHS = re.compile(
-    r"^(output_dir|data_dir|model\.path|model\.tokenizer|task\.include_path|task\.reward_model|task\.guard_model|method\.temperature|method\.embeddings)"
-    r"=(.+)$",
-    re.S,
-)
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""
 METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
@@ -138,19 +134,32 @@ def register_schema() -> None:
 def quote(argument: str) -> str:
     """Quote a value that Hydra's grammar would read in another way.
 
-    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`) and
-    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid.
+    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`), and
+    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid. Every key
+    of a method may be a path.
     """
     if match := PLAIN_COMMAS.match(argument):
         return f"{match[1]}='{match[2]}'"
-    match = PATHS.match(argument)
-    if match and not FOR_HYDRA.search(match[2]):
-        return f"{match[1]}={','.join(map(_quote_path, match[2].split(',')))}"
+    key, _, value = argument.partition("=")
+    if value and not FOR_HYDRA.search(value) and (key.startswith("method.") or key in _path_keys()):
+        return f"{key}={','.join(_quote_path(path.strip()) for path in value.split(','))}"
     return argument
 
 
+@cache
+def _path_keys() -> set[str]:
+    """The keys of the schema whose values may be paths."""
+    schemas = {"": Config} | {f"{group}.": cls for group, cls in GROUP_CONFIGS.items()}
+    return {
+        f"{prefix}{key}"
+        for prefix, cls in schemas.items()
+        for key, hint in get_type_hints(cls, include_extras=True).items()
+        if PathText in (hint, *get_args(hint))
+    }
+
+
 def _quote_path(path: str) -> str:
-    escaped = path.strip().replace("'", "\\'")
+    escaped = path.replace("'", "\\'")
     return f"'{escaped}'" if NOT_PLAIN.search(path) else path
 
 

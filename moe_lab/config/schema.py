@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
@@ -31,14 +31,18 @@ PLACEMENTS = ("auto",)
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
 
 
+PathText = Annotated[str, "a path"]
+"""The type of a key whose value may be a path: on the command line it needs no quotes (`moe_lab.config.compose`)."""
+
+
 @dataclass(kw_only=True)
 class ModelConfig:
     """Which model, and how it is loaded."""
 
     name: str = "tiny"
-    path: str | None = None
+    path: PathText | None = None
     revision: str | None = None
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
     experts_implementation: str | None = None
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
@@ -71,7 +75,7 @@ class TaskConfig:
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
     """Column of a file that a group's tasks share; a task's rows have its `dataset_name` there."""
-    include_path: str | None = None
+    include_path: PathText | None = None
     fewshot_split: str | None = None
     category: str | None = None
     """Row of the RoE paper's Table 1 that gives tuning its settings; null: none."""
@@ -84,9 +88,9 @@ class TaskConfig:
     judges: list[str] | None = None
     """Who judges the answers of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model,
     else reward and llama_guard."""
-    reward_model: str | None = None
+    reward_model: PathText | None = None
     """Folder, or hub id, `@revision` after it; null: the judge's own default. So the next two."""
-    guard_model: str | None = None
+    guard_model: PathText | None = None
     moderation_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -177,8 +181,8 @@ class Config:
     predict_only: bool = False
     device: str = "auto"
     dtype: str = "auto"
-    output_dir: str = "outputs"
-    data_dir: str | None = None
+    output_dir: PathText = "outputs"
+    data_dir: PathText | None = None
     offline: bool = False
     baseline: bool = True
     rerun: bool = False

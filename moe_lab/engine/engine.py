@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.generation.generate import Choose, Finished
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.scoring.scoring import Question, Scores
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.scoring.scoring import Scores, ScoringRequest
 
 
 class Engine(ABC):
-    """Scores continuations and generates answers, given as token ids."""
+    """Scores continuations and generates states, given as token ids."""
 
     @property
     @abstractmethod
@@ -20,17 +20,17 @@ class Engine(ABC):
         """Tokens put through the model so far, routing samples included, padding excluded."""
 
     @abstractmethod
-    def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
+    def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
         """Score all requests; `on_scores(index, scores)` is called as soon as a request is done, in any order."""
 
     @abstractmethod
     def generate(
         self,
-        answers: list[Answer],
-        choose: Choose,
-        finished: Finished,
+        states: list[GenerationState],
+        sampler: Sampler,
+        stop: StoppingCriteria,
         max_new_tokens: int,
-        on_done: Callable[[Answer], None],
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         """Continue all prompts; `on_done(state)` is called as soon as a sequence ends, in any order."""
 

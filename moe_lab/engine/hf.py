@@ -37,8 +37,11 @@ class CountedHF(HFLM):
         super().__init__(softmax_dtype="float32", **options)
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Answer all requests; prompts one by one where the model might read the padding before them, or samples: then
-        an answer depends on its prompt and on which of several it is, and on nothing else."""
+        """Answer all requests.
+
+        Prompts are answered one by one where answers are sampled, or where the model might read padding: each answer
+        then depends only on its prompt and on which of several answers it is.
+        """
         from lm_eval.api.instance import Instance
 
         generates = kind == "generate_until"

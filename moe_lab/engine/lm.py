@@ -14,16 +14,16 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.forward.recurrent import StateForward
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.sampling import Decoder, StopCondition, generation_config
+from moe_lab.engine.forward.recurrent import RecurrentForward
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
-from moe_lab.engine.recurrent_engine import StateEngine
-from moe_lab.engine.row_engine import RowEngine
-from moe_lab.engine.scoring.scoring import Budget, Question, Scores
+from moe_lab.engine.kv_engine import KVEngine
+from moe_lab.engine.recurrent_engine import RecurrentEngine
+from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
@@ -36,7 +36,7 @@ PASS_TOKENS = {"cpu": 2048}
 class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared past once, then rows.
 
-    `engine` runs the model: a `RowEngine` wherever its layers keep keys and values alone; else a `StateEngine` for
+    `engine` runs the model: a `KVEngine` wherever its layers keep keys and values alone; else a `RecurrentEngine` for
     ensembles, and None for the plain model, which lm-eval's own code runs.
 
     Args:
@@ -50,7 +50,7 @@ class EngineLM(CountedHF):
         seed: of sampling, where `gen_kwargs` ask for it.
         reuse: keep the clean work of every question and prompt, within a share of the free memory, for later calls of
             `answer`; `set_ensemble` changes the temperatures between them. Answers are the same within float error.
-            `ensemble.first_noisy` says from which MoE layer on any of them may have noise. `StateEngine` keeps nothing.
+            `ensemble.first_noisy` says from which MoE layer on any of them may have noise.
         progress: show a bar.
         make_engine: called with this LM once its budget is known; returns the engine to use instead.
     """
@@ -91,10 +91,10 @@ class EngineLM(CountedHF):
         self.engine: Engine | None = None
         if make_engine:
             self.engine = make_engine(self)
-        elif runs_rows(model):
-            self.engine = RowEngine(RowForward(model, self.ensemble), self.budget, reuse)
+        elif runs_on_kv_cache(model):
+            self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
         elif self.ensemble.n > 1:
-            self.engine = StateEngine(StateForward(model, self.ensemble))
+            self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Answer with another ensemble from now on; `cost` goes on counting.
@@ -111,7 +111,7 @@ class EngineLM(CountedHF):
 
         Raises ConfigError for a model that does not run as rows.
         """
-        if not isinstance(self.engine, RowEngine):
+        if not isinstance(self.engine, KVEngine):
             raise ConfigError(
                 f"What {type(self.model).__name__} reads cannot be told apart by documents: its layers remember more "
                 "than keys and values, so it runs by lm-eval's own code. Leave metrics=expert out."
@@ -224,19 +224,21 @@ class EngineLM(CountedHF):
         requests: Sequence[Request],
         context: tuple[int, ...],
         continuations: dict[tuple[int, ...], list[int]],
-    ) -> Question:
+    ) -> ScoringRequest:
         """Of all requests with one context; `continuations` are their numbers by what is to be scored."""
         texts = [requests[indices[0]].args for indices in continuations.values()]
         key = document_key(context)
-        return Question(context, list(continuations), key, texts[0][0], [text for _, text in texts])
+        return ScoringRequest(context, list(continuations), key, texts[0][0], [text for _, text in texts])
 
     def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
         """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
-        windows: list[Question] = []
+        windows: list[ScoringRequest] = []
         text_of: list[int] = []
         for i, request in enumerate(requests):
             for context, continuation in self._encoder.windows(request.args[0]):
-                windows.append(Question(context, [continuation], document_key([*context, *continuation])))
+                windows.append(
+                    ScoringRequest(context, [continuation], document_key([*context, *continuation]))
+                )
                 text_of.append(i)
         missing = Counter(text_of)
         total: Counter[int] = Counter()
@@ -281,17 +283,17 @@ class EngineLM(CountedHF):
         answers = []
         for i, request in requests.items():
             prompt = self._encoder.prompt(request.args[0], room)
-            answers.append(Answer(i, prompt, document_key(prompt), request.repeat, request.args[0]))
+            answers.append(GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0]))
 
-        def on_done(answer: Answer) -> None:
+        def on_done(answer: GenerationState) -> None:
             self._counted["tokens_out"] += len(answer.generated)
             text = self.tok_decode(answer.generated)
             report(answer.index, postprocess_generated_text(text, stop, None))
             read = answer.generated[:-1]
             self._observer.read("generate_until", requests[answer.index], answer.prompt, read)
 
-        decoder = Decoder(self.model, config, self.seed)
-        finished = StopCondition(self.tokenizer, stop, config)
+        decoder = Sampler(self.model, config, self.seed)
+        finished = StoppingCriteria(self.tokenizer, stop, config)
         assert self.engine is not None
         self.engine.generate(answers, decoder, finished, max_new_tokens, on_done)
         self._counted["near_ties"] += decoder.near_ties

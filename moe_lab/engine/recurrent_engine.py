@@ -1,6 +1,6 @@
-"""Scoring and generation for models that are run with copies of their own cache (`states.py`).
+"""The engine for models whose layers keep more than keys and values. It copies the model's own cache.
 
-n = rows of a token, V = vocabulary.
+n = routing samples, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from moe_lab.engine.engine import Engine
-from moe_lab.engine.forward.batch import TreeRow
+from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.recurrent import Key, Past, StateForward
-from moe_lab.engine.generation.generate import Choose, Finished
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.scoring.scoring import Question, Scores, read_scores
+from moe_lab.engine.forward.recurrent import NoiseKey, RecurrentForward, RecurrentState
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.scoring.scoring import Scores, ScoringRequest, read_scores
 
 
-class StateEngine(Engine):
-    """One prompt or question at a time. Nothing is kept between calls."""
+class RecurrentEngine(Engine):
+    """Runs one request at a time, and keeps nothing between calls."""
 
-    def __init__(self, forward: StateForward):
+    def __init__(self, forward: RecurrentForward):
         self.forward = forward
 
     @property
@@ -30,59 +30,63 @@ class StateEngine(Engine):
         return self.forward.tokens_in
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        forward = StateForward(self.forward.model, ensemble)
+        forward = RecurrentForward(self.forward.model, ensemble)
         forward.tokens_in = self.forward.tokens_in
         self.forward = forward
 
-    def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
+    def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
         with self.forward as forward:
-            for i, question in enumerate(questions):
-                tree = TreeRow(question.context, question.continuations, document=question.document)
-                logits = _after_nodes(forward, question, tree)
+            for i, request in enumerate(requests):
+                tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
+                logits = _after_nodes(forward, request, tree)
                 on_scores(i, read_scores(forward.ensemble, [tree], logits)[0])
 
     def generate(
         self,
-        answers: list[Answer],
-        choose: Choose,
-        finished: Finished,
+        states: list[GenerationState],
+        sampler: Sampler,
+        stop: StoppingCriteria,
         max_new_tokens: int,
-        on_done: Callable[[Answer], None],
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
-            for answer in answers:
-                _generate(forward, answer, choose, finished, max_new_tokens)
-                on_done(answer)
+            for state in states:
+                _generate(forward, state, sampler, stop, max_new_tokens)
+                on_done(state)
 
 
-def _after_nodes(forward: StateForward, question: Question, tree: TreeRow) -> Iterator[Tensor]:
-    """Logits [1, n, V] after each wanted node, in their order."""
-    key = Key(question.document)
-    first, *others = tree.wanted
+def _after_nodes(forward: RecurrentForward, request: ScoringRequest, tree: TokenTree) -> Iterator[Tensor]:
+    """Logits [1, n, V] after each logit node, in order."""
+    key = NoiseKey(request.noise_key)
+    first, *others = tree.logit_nodes
     children = Counter(tree.parents[node] for node in others)
-    past, rest = forward.begin(question.context)
-    yield forward.step(past, rest, key)[None]
-    pasts: dict[int, Past] = {first: past}
+    state, rest = forward.begin(request.context)
+    yield forward.step(state, rest, key)[None]
+    states: dict[int, RecurrentState] = {first: state}
     for node in others:
         parent = tree.parents[node]
         children[parent] -= 1
-        past = pasts[parent].copied() if children[parent] else pasts.pop(parent)
-        yield forward.step(past, [tree.ids[node]], key)[None]
+        state = states[parent].copied() if children[parent] else states.pop(parent)
+        yield forward.step(state, [tree.ids[node]], key)[None]
         if children[node]:
-            pasts[node] = past
+            states[node] = state
 
 
 def _generate(
-    forward: StateForward, answer: Answer, choose: Choose, finished: Finished, max_new_tokens: int
+    forward: RecurrentForward,
+    state: GenerationState,
+    sampler: Sampler,
+    stop: StoppingCriteria,
+    max_new_tokens: int,
 ) -> None:
-    key = Key(answer.document, answer.repeat)
-    past, ids = forward.begin(answer.prompt)
+    key = NoiseKey(state.noise_key, state.sample_index)
+    cache, ids = forward.begin(state.prompt)
     while True:
-        logits_nV = forward.step(past, ids, key)
-        answer.generated += choose(forward.ensemble.next_scores(logits_nV[None]), [answer])
-        if len(answer.generated) >= max_new_tokens or finished(answer.generated):
+        logits_nV = forward.step(cache, ids, key)
+        state.generated += sampler(forward.ensemble.next_scores(logits_nV[None]), [state])
+        if len(state.generated) >= max_new_tokens or stop(state.generated):
             return
-        ids = answer.generated[-1:]
+        ids = state.generated[-1:]
         if forward.ensemble.cache == "none":
-            past, ids = forward.begin(answer.prompt)
-            ids = [*ids, *answer.generated]
+            cache, ids = forward.begin(state.prompt)
+            ids = [*ids, *state.generated]

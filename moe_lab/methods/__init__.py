@@ -12,16 +12,19 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from moe_lab.config.catalog import options
+from moe_lab.config.catalog import option_files
 from moe_lab.config.paths import resource_folder
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
+
+OWN_NAMES = tuple(option_files("method", [resource_folder("conf")]))
+"""The options of `conf/method/`."""
 
 
 def method_names() -> list[str]:
     """All names that `method=` takes, plug-ins included."""
     plugins = {entry.name for entry in entry_points(group="moe_lab.methods")}
-    return sorted({*_own_names(), *plugins})
+    return sorted({*OWN_NAMES, *plugins})
 
 
 def methods_with(key: str) -> list[str]:
@@ -31,15 +34,11 @@ def methods_with(key: str) -> list[str]:
 
 def get_method(name: str) -> type[Method]:
     """The class of a method. Raises ConfigError with the known names for an unknown one."""
-    if name in _own_names():
+    if name in OWN_NAMES:
         return _own_method(name)
     for entry in entry_points(group="moe_lab.methods", name=name):
         return entry.load()
     raise ConfigError(f"Unknown method {name!r}. Methods: {', '.join(method_names())}.")
-
-
-def _own_names() -> list[str]:
-    return list(options("method", [resource_folder("conf")]))
 
 
 def _own_method(name: str) -> type[Method]:

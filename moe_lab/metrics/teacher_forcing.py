@@ -142,9 +142,9 @@ def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
         ids_BS=ids_BS.to(device),
         position_BS=torch.arange(S, device=device).expand(B, S),
         visible_BSK=None,
-        wanted_M=torch.zeros(0, dtype=torch.long),
-        document_B=torch.zeros(B, dtype=torch.long),
-        repeat_B=torch.zeros(B, dtype=torch.long),
+        logit_positions_M=torch.zeros(0, dtype=torch.long),
+        noise_key_B=torch.zeros(B, dtype=torch.long),
+        sample_index_B=torch.zeros(B, dtype=torch.long),
         real_BS=real_BS.to(device),
         names_BS=names_BS,
     )

@@ -11,9 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.stored import parsed_once, tidy, whole_mapping
 from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
 
@@ -49,27 +52,25 @@ class RunFolder:
 
         Raises RunHeldError naming the holder, unless `wait`; ConfigError where the folder cannot be made.
         """
-        from filelock import FileLock, Timeout
-
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"{self.path} cannot be made: {error.strerror}. Choose another output_dir=."
             ) from error
-        lock = FileLock(self.path / ".lock", is_singleton=False)
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if not wait:
-                raise RunHeldError(
-                    f"{self.path.name} is held by {self._holder()}.\n"
-                    "Wait for it, or stop it; the same command then continues."
-                ) from None
-            print(f"Waiting for {self.path.name}, which {self._holder()} holds", file=sys.stderr)
-            lock.acquire(timeout=-1)
-        except OSError as error:  # Timeout is one, too
+            lock = acquire(self.path / ".lock")
+        except OSError as error:
             raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
+        if lock is None and not wait:
+            raise RunHeldError(
+                f"{self.path.name} is held by {self._holder()}.\n"
+                "Wait for it, or stop it; the same command then continues."
+            )
+        if lock is None:
+            print(f"Waiting for {self.path.name}, which {self._holder()} holds", file=sys.stderr)
+            lock = FileLock(self.path / ".lock", is_singleton=False)
+            lock.acquire(timeout=-1)
         try:
             with writing(self.path):
                 tidy(self.path)
@@ -79,18 +80,8 @@ class RunFolder:
 
     def is_held(self) -> bool:
         """Whether a living process holds the run."""
-        from filelock import FileLock, Timeout
-
         file = self.path / ".lock"
-        if not file.exists():
-            return False
-        lock = FileLock(file, is_singleton=False)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return True
-        lock.release()
-        return False
+        return file.exists() and is_locked(file)
 
     @contextmanager
     def status(self) -> Iterator[None]:

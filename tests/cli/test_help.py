@@ -7,8 +7,9 @@ import re
 import pytest
 import yaml
 
-from moe_lab.cli.help import GROUPS, option_files
-from moe_lab.cli.help_options import FOOT, read_option
+from moe_lab.cli.help import GROUPS
+from moe_lab.cli.help_options import FOOT
+from moe_lab.config.catalog import option_files, read_option
 from moe_lab.config.paths import resource_folder
 from tests.support.command import run_command
 

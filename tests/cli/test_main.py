@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from moe_lab.cli.help import GROUPS, options
+from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries
 from moe_lab.config import schema
+from moe_lab.config.catalog import option_files, read_option
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
@@ -40,8 +41,8 @@ def test_help_lists_every_option_key_and_exit_code(capsys):
     ended = run_command(capsys, "--help")
     assert ended.code == 0
     for group in GROUPS:
-        for name, comment in options(group, [resource_folder("conf")]).items():
-            assert f"  {name:<16} {comment}" in ended.out
+        for name, file in option_files(group, [resource_folder("conf")]).items():
+            assert f"  {name:<16} {read_option(file).about}" in ended.out
     for text in ("seeds=null", "model.path", "figure3", "outputs/runs/", "Exit codes"):
         assert text in ended.out
     assert ended.out.count("  python -m moe_lab") == 7
@@ -308,7 +309,9 @@ def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp
 @pytest.fixture
 def few_tasks(monkeypatch):
     """Documented tasks are these two: the survey of all takes half a minute."""
-    monkeypatch.setattr("moe_lab.cli.help.options", lambda group, folders: ["svamp", "toy_math"])
+    monkeypatch.setattr(
+        "moe_lab.cli.doctor.report.option_files", lambda group, folders: ["svamp", "toy_math"]
+    )
     monkeypatch.setattr("moe_lab.cli.doctor.inputs.code_execution", lambda: "possible, in a cage of x")
     monkeypatch.setattr("moe_lab.cli.doctor.report.code_execution", lambda: "possible, in a cage of x")
 

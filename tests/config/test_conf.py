@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from moe_lab.cli.help import GROUPS
-from moe_lab.config.catalog import first_comment, options
-from moe_lab.config.compose import Cell, compose, compose_cell, top_level_keys
+from moe_lab.config.catalog import option_files, read_option
+from moe_lab.config.compose import Cell, compose, compose_cell, quote, top_level_keys
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import coerce
@@ -23,13 +23,13 @@ from moe_lab.runs.config import to_config
 
 CONF = resource_folder("conf")
 FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.yaml")])
-OPTIONS = [(group, name) for group in GROUPS for name in options(group, [CONF])]
+OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CONF])]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_comment_stands_above_every_key(file):
     lines = file.read_text(encoding="utf-8").splitlines()
-    assert first_comment(file), "the first comment is the option's line in --help"
+    assert read_option(file).about, "the first comment is the option's line in --help"
     for number, line in enumerate(lines):
         if re.match(r"\s*(- )?[\w]+:( |$)", line) and not line.strip().startswith("- "):
             assert lines[number - 1].strip().startswith("#"), f"{file}, line {number + 1}: {line}"
@@ -50,14 +50,14 @@ def test_every_option_composes(group, name):
     assert section.name == name or group == "task"
 
 
-@pytest.mark.parametrize("name", options("method", [CONF]))
+@pytest.mark.parametrize("name", option_files("method", [CONF]))
 def test_a_methods_yaml_has_the_keys_of_its_config(name):
     keys = set(yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text(encoding="utf-8")))
     assert keys == {field.name for field in dataclasses.fields(get_method(name).Config)}
 
 
 def test_every_method_has_a_yaml():
-    assert set(options("method", [CONF])) == set(method_names())
+    assert set(option_files("method", [CONF])) == set(method_names())
 
 
 def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
@@ -118,6 +118,15 @@ def test_paths_need_no_quotes(path):
     assert to_config(cell).model.tokenizer == path
     again = to_config(compose_cell(cell.overrides, []))
     assert again.model.tokenizer == path, "recorded overrides can be given again"
+
+
+def test_every_key_of_a_method_may_be_a_path():
+    assert config_of("method=finetune-freeze", "method.dataset=/a b/ü").method.dataset == "/a b/ü"
+    assert config_of("method.temperature=/a (b)/x.yaml").method.temperature == "/a (b)/x.yaml"
+    assert [quote(key) for key in ("method.n= 4, 8", "method.layers=[1,2]")] == [
+        "method.n=4,8",
+        "method.layers=[1,2]",
+    ]
 
 
 def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():

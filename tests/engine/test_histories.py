@@ -10,11 +10,11 @@ import random
 
 import pytest
 
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.scoring.scoring import Budget, Question
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
 from moe_lab.routing import document_key, find_routers
 from tests.support import roe_reference as reference
 from tests.support import rounding
@@ -87,7 +87,7 @@ def test_tokens_equal_the_slow_reference(family, history, perturbed):
 def test_scoring_equals_decoding_token_by_token(moe_model, history):
     rng = random.Random(4)
     questions = [
-        Question(prompt, [[rng.randrange(256) for _ in range(6)]], document_key(prompt))
+        ScoringRequest(prompt, [[rng.randrange(256) for _ in range(6)]], document_key(prompt))
         for prompt in prompts_for(rng, 4)
     ]
     scored, _ = scores_of(moe_model, questions, Budget(4000), ensemble_for(moe_model, history))
@@ -99,8 +99,8 @@ def test_scoring_equals_decoding_token_by_token(moe_model, history):
             total[answer.index] += float(row[token])
         return tokens
 
-    answers = [Answer(i, q.context, q.document) for i, q in enumerate(questions)]
-    with RowForward(moe_model, ensemble_for(moe_model, history)) as forward:
+    answers = [GenerationState(i, q.context, q.noise_key) for i, q in enumerate(questions)]
+    with EnsembleForward(moe_model, ensemble_for(moe_model, history)) as forward:
         generate(forward, answers, Budget(4000), forced, lambda generated: False, 6, lambda answer: None)
     assert total == rounding.approx([scored[i][0][0] for i in range(len(questions))])
 
@@ -150,7 +150,7 @@ def test_histories_are_not_the_same_thing(olmoe):
     # If rows read one history in all modes, or prompts were always read the same way, these would coincide. (A single
     # token is the same for clean and for standard with a clean prompt; here it is three.)
     context = [5, 6, 7, 8, 9, 10]
-    question = Question(context, [[11, 12, 13]], document_key(context))
+    question = ScoringRequest(context, [[11, 12, 13]], document_key(context))
     found = [
         scores_of(olmoe, [question], Budget(4000), ensemble_for(olmoe, history))[0][0][0][0]
         for history in HISTORIES[:3]
@@ -161,9 +161,9 @@ def test_histories_are_not_the_same_thing(olmoe):
 def test_no_cache_reads_everything_again_for_every_token(olmoe):
     def tokens_in(cache, prefill):
         ensemble = ensemble_for(olmoe, (cache, prefill), first_noisy=0)
-        with RowForward(olmoe, ensemble) as forward:
+        with EnsembleForward(olmoe, ensemble) as forward:
             choose = lambda scores, answers: scores.argmax(-1).tolist()  # noqa: E731
-            answers = [Answer(0, [1, 2, 3, 4], 9)]
+            answers = [GenerationState(0, [1, 2, 3, 4], 9)]
             generate(forward, answers, Budget(100), choose, lambda g: False, 3, lambda a: None)
         return forward.tokens_in
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import document_key, gumbel
@@ -29,11 +29,11 @@ def test_repeats_of_a_prompt_have_noise_of_their_own(olmoe, history):
 
     def forced(scores_AV, answers):
         for row_V, answer in zip(scores_AV.softmax(-1), answers, strict=True):
-            found[answer.repeat].append(row_V)
+            found[answer.sample_index].append(row_V)
         return [FORCED[len(answer.generated)] for answer in answers]
 
-    answers = [Answer(repeat, PROMPT, document_key(PROMPT), repeat) for repeat in found]
-    with RowForward(olmoe, ensemble_for(olmoe, history)) as forward:
+    answers = [GenerationState(repeat, PROMPT, document_key(PROMPT), repeat) for repeat in found]
+    with EnsembleForward(olmoe, ensemble_for(olmoe, history)) as forward:
         generate(forward, answers, Budget(4000), forced, lambda generated: False, 3, lambda answer: None)
     double, temperatures = reference.in_float64(olmoe), temperatures_for(olmoe)
     for repeat, rows in found.items():

@@ -6,14 +6,15 @@ Broken by a family in `LATE` whose layer makes of its block's output anything bu
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from moe_lab.engine.forward import clean_history as clean_rows
-from moe_lab.engine.forward.batch import TreeRow, collate
+from moe_lab.engine.forward.batch import TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
 from tests.support.models import small_model
@@ -26,12 +27,15 @@ def logits_of_steps(model):
     prompts = [[rng.randrange(250) for _ in range(9)] for _ in range(3)]
     routing = GumbelTopK([2.0] * len(find_routers(model)), 1)
     logits = []
-    with RowForward(model, Ensemble(4, routing)) as forward:
+    with EnsembleForward(model, Ensemble(4, routing)) as forward:
         cache = forward.new_cache()
-        forward(collate([TreeRow(prompt, []) for prompt in prompts], 0, forward.device), cache, noise=False)
+        forward(
+            replace(collate([TokenTree(prompt, []) for prompt in prompts], 0, forward.device), noise=False),
+            cache,
+        )
         for step in range(2):
             trees = [
-                TreeRow([*prompt, 5, 5][: 10 + step], [[0]], 9 + step, document)
+                TokenTree([*prompt, 5, 5][: 10 + step], [[0]], 9 + step, document)
                 for document, prompt in enumerate(prompts)
             ]
             logits.append(forward(collate(trees, 9 + step, forward.device), cache))

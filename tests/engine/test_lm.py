@@ -140,8 +140,9 @@ def test_answers_too_long_for_the_model_are_refused(olmoe, tokenizer):
 
 def test_the_models_of_families_run_on_rows():
     assert EngineLM.__mro__[2] is HFLM
-    from moe_lab.engine.forward.layers import runs_rows
+    from moe_lab.engine.forward.layers import runs_on_kv_cache
 
     assert all(
-        runs_rows(make_model(family)) for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama")
+        runs_on_kv_cache(make_model(family))
+        for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama")
     )

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from moe_lab.engine.generation.sampling import NEAR, Decoder, near
+from moe_lab.engine.generation.sampling import NEAR, Sampler, near
 
 
 def model(dtype: torch.dtype):
-    """What a `Decoder` reads of a model."""
+    """What a `Sampler` reads of a model."""
     return SimpleNamespace(
         dtype=dtype,
         device=torch.device("cpu"),
@@ -29,7 +29,7 @@ SCORES = torch.tensor([[12.125, 12.0625, -4.0, 0.0], [12.125, 11.0, -4.0, 0.0]])
 
 @pytest.mark.parametrize("dtype, ties", [(torch.bfloat16, 1), (torch.float16, 0), (torch.float32, 0)])
 def test_ties_are_judged_at_the_dtypes_rounding(dtype, ties):
-    decoder = Decoder(model(dtype), GenerationConfig(do_sample=False), 0)
+    decoder = Sampler(model(dtype), GenerationConfig(do_sample=False), 0)
     assert decoder(SCORES, [None, None]) == [0, 0]
     assert decoder.near_ties == ties
 

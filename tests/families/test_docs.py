@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.routing.counts import every_layer
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED
 from tests.support.models import small_model
@@ -27,7 +27,7 @@ def row(family) -> str:
         family.rule.noise + (" + bias" if family.bias else ""),
         "yes" if shared else "",
         "all" if family.moe_layers is every_layer else "as configured",
-        "rows" if runs_rows(model) else "states",
+        "rows" if runs_on_kv_cache(model) else "states",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config.catalog import options
+from moe_lab.config.catalog import option_files
 from moe_lab.config.paths import resource_folder
 from moe_lab.methods import get_method, method, method_names
 from moe_lab.methods.base import Base
@@ -85,14 +85,14 @@ def test_hooks_are_called_in_the_documented_order(
 
 def test_only_methods_that_train_have_training_hooks() -> None:
     hooks = {"resolve_model", "training_left", "training_memory", "train"}
-    kinds = {name: get_method(name) for name in options("method", [resource_folder("conf")])}
+    kinds = {name: get_method(name) for name in option_files("method", [resource_folder("conf")])}
     training = {name for name, kind in kinds.items() if issubclass(kind, TrainingMethod | ModelMaker)}
     assert training == {name for name, kind in kinds.items() if hooks & set(dir(kind))}
     assert training == {"finetune-freeze", "pretrain"}
 
 
 def test_every_yaml_names_a_method() -> None:
-    for name in options("method", [resource_folder("conf")]):
+    for name in option_files("method", [resource_folder("conf")]):
         kind = get_method(name)
         assert kind.Config.name == name and name in method_names()
 
@@ -114,7 +114,8 @@ def test_a_method_is_one_module_and_one_yaml(tmp_path: Path, monkeypatch: pytest
         "        name: str = 'throw-away'\n"
     )
     (tmp_path / "throw_away.py").write_text(code)
-    monkeypatch.setattr(moe_lab.methods, "resource_folder", lambda name: tmp_path / name)
+    found = tuple(option_files("method", [tmp_path / "conf"]))
+    monkeypatch.setattr(moe_lab.methods, "OWN_NAMES", found)
     monkeypatch.setattr(moe_lab.methods, "__path__", [*moe_lab.methods.__path__, str(tmp_path)])
     assert method_names() == ["throw-away"]
     assert get_method("throw-away").Config().name == "throw-away"

@@ -80,7 +80,7 @@ ROWS = {
     "granitemoe": dict(num_local_experts=6, embedding_multiplier=3.0, residual_multiplier=0.5),
 }
 ROWS = {name: _COMMON | own for name, own in ROWS.items()}
-"""Run over a `RowCache`."""
+"""Run over a `KVCache`."""
 
 STATES = {
     "qwen3_next": dict(

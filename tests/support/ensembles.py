@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.sampling import Decoder, StopCondition, generation_config
-from moe_lab.engine.scoring.scoring import Question, score
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.scoring.scoring import ScoringRequest, score
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding
 
@@ -27,15 +27,15 @@ def answers_of(
     model, prompts, budget, steps, ensemble=None, options=None, stop=(), tokenizer=None, repeats=1, seed=0
 ):
     answers = [
-        Answer(i, prompt, document_key(prompt), repeat)
+        GenerationState(i, prompt, document_key(prompt), repeat)
         for i, prompt in enumerate(prompts)
         for repeat in range(repeats)
     ]
     config = generation_config(model, options or {})
     ended = []
-    finished = StopCondition(tokenizer, list(stop), config) if tokenizer else lambda generated: False
-    with RowForward(model, ensemble or Ensemble()) as forward:
-        generate(forward, answers, budget, Decoder(model, config, seed), finished, steps, ended.append)
+    finished = StoppingCriteria(tokenizer, list(stop), config) if tokenizer else lambda generated: False
+    with EnsembleForward(model, ensemble or Ensemble()) as forward:
+        generate(forward, answers, budget, Sampler(model, config, seed), finished, steps, ended.append)
     assert sorted(map(id, ended)) == sorted(map(id, answers))
     return [answer.generated for answer in answers]
 
@@ -56,13 +56,13 @@ def questions_for(rng, count, choices=3, longest=25):
         context = (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, longest))]
         continuations = [[rng.randrange(256) for _ in range(rng.randrange(1, 5))] for _ in range(choices)]
         continuations.append([continuations[0][0], 5, 6])
-        questions.append(Question(context, continuations, document_key(context)))
+        questions.append(ScoringRequest(context, continuations, document_key(context)))
     return questions
 
 
 def scores_of(model, questions, budget, ensemble=None):
     found = {}
-    with RowForward(model, ensemble or Ensemble()) as forward:
+    with EnsembleForward(model, ensemble or Ensemble()) as forward:
         score(forward, questions, budget, found.__setitem__)
     assert sorted(found) == list(range(len(questions)))
     return found, forward

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from moe_lab import __version__
 from moe_lab.cli.doctor.inputs import code_execution, command_needs, task_state
-from moe_lab.config.compose import Cell
+from moe_lab.config.catalog import option_files
+from moe_lab.config.compose import Cell, compose_cell
+from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.models.hub.offline import go_offline
+from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments.cells import experiment_configs
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
@@ -101,12 +104,7 @@ def _output(folder: Path) -> str:
 
 
 def _tasks(config: Config) -> list[str]:
-    from moe_lab.cli.help import options
-    from moe_lab.config.compose import compose_cell
-    from moe_lab.config.paths import resource_folder
-    from moe_lab.runs.config import to_config
-
-    names = [name for name in options("task", [resource_folder("conf")]) if name != "lm_eval"]
+    names = [name for name in option_files("task", [resource_folder("conf")]) if name != "lm_eval"]
     tasks = {name: to_config(compose_cell([f"task={name}"], [])).task for name in names}
     return [
         f"{name:<27} {task_state(replace(config, task=task, offline=True))}" for name, task in tasks.items()

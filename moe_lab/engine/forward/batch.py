@@ -1,6 +1,6 @@
-"""What one forward pass is given: sequences of new tokens over a cached past.
+"""The input of one forward pass: new tokens of several sequences behind cached ones.
 
-B = sequences, S = new tokens of each, T = cached columns, M = wanted tokens.
+B = sequences, S = new tokens of each, T = cached slots, M = logit positions.
 """
 
 from __future__ import annotations
@@ -18,43 +18,47 @@ from moe_lab.engine.forward.token_hash import prefix_names, token_names_at
 
 @dataclass(frozen=True)
 class Tokens:
-    """New tokens, what each may attend to, and those whose next-token distribution is wanted."""
+    """New tokens, the slots that each attends to, and the positions whose next-token logits are computed."""
 
     ids_BS: Tensor
     position_BS: Tensor
     """Index of each token in its unpadded sequence."""
     visible_BSK: Tensor | None
-    """bool [B, S, T + S]; None: every past column and the causal part of the new ones."""
-    wanted_M: Tensor
+    """bool [B, S, T + S]; None: all cached slots, and the new ones up to the token itself."""
+    logit_positions_M: Tensor
     """Flat indices into B x S, ascending; may be empty."""
-    document_B: Tensor
-    """`document_key` of each sequence, for keyed noise."""
-    repeat_B: Tensor
+    noise_key_B: Tensor
+    """Key of each sequence's noise, its `document_key`."""
+    sample_index_B: Tensor
     real_BS: Tensor | None = None
-    """bool: which tokens are no padding; None: all."""
+    """bool: True for tokens, False for padding; None: no padding."""
     names_BS: Callable[[], np.ndarray] | None = None
-    """Gives int64 [B, S]: `prefix_names` of each token (observer.py), 0 for padding."""
+    """Returns int64 [B, S]: `prefix_names` of each token, 0 for padding. For observers."""
+    count: int | None = None
+    """Tokens, padding excluded; None: all."""
+    noise: bool = True
+    """False: a prefix, which all routing samples read without noise; it has no logit positions."""
 
-    def visible(self, past: int) -> Tensor:
-        """bool [B, S, past + S]: what each token may attend to behind `past` columns, spelled out."""
+    def visible(self, prefix: int) -> Tensor:
+        """bool [B, S, prefix + S]: the slots that each token attends to, of `prefix` cached ones and S new ones."""
         if self.visible_BSK is not None:
             return self.visible_BSK
         B, S = self.ids_BS.shape
-        causal = torch.ones(S, past + S, dtype=torch.bool, device=self.ids_BS.device).tril(past)
+        causal = torch.ones(S, prefix + S, dtype=torch.bool, device=self.ids_BS.device).tril(prefix)
         return causal.expand(B, -1, -1)
 
 
-class TreeRow:
-    """A chain of context tokens, then continuations that branch off its end.
+class TokenTree:
+    """A context, and the continuations that branch off its end.
 
-    Continuations that begin alike share those nodes. The last token of a continuation is no node: it is predicted,
-    never read.
+    Continuations with the same beginning share its nodes. The last token of a continuation is predicted only, so it has
+    no node.
 
     Args:
-        context: token ids, at least one that is not cached.
-        continuations: token ids of each, none empty.
-        cached: how many of the context's tokens are in the cache already.
-        document, repeat: keys of the noise.
+        context: token ids; at least one is not cached.
+        continuations: token ids of each, at least one.
+        cached: number of the context's tokens that are in the cache.
+        noise_key, sample_index: the keys of the noise, `document` and `repeat` of `gumbel`.
     """
 
     def __init__(
@@ -62,10 +66,10 @@ class TreeRow:
         context: Sequence[int],
         continuations: Sequence[Sequence[int]],
         cached: int = 0,
-        document: int = 0,
-        repeat: int = 0,
+        noise_key: int = 0,
+        sample_index: int = 0,
     ):
-        self.document, self.repeat = document, repeat
+        self.noise_key, self.sample_index = noise_key, sample_index
         self.continuations = continuations
         self.context, self.cached = context, cached
         self.ids = list(context[cached:])
@@ -83,7 +87,7 @@ class TreeRow:
                     self.parents.append(path[-1])
                 path.append(node)
             self.paths.append(path)
-        self.wanted = sorted({node for path in self.paths for node in path})
+        self.logit_nodes = sorted({node for path in self.paths for node in path})
         self.positions = self._positions(cached)
 
     def __len__(self) -> int:
@@ -101,7 +105,7 @@ class TreeRow:
 
     @cached_property
     def visible(self) -> np.ndarray:
-        """bool [nodes, nodes]: each node sees its ancestors and itself."""
+        """bool [nodes, nodes]: each node attends to its ancestors and itself."""
         size = len(self)
         visible = np.zeros((size, size), dtype=bool)
         visible[: self.chain, : self.chain] = np.tri(self.chain, dtype=bool)
@@ -112,7 +116,7 @@ class TreeRow:
 
     @cached_property
     def names(self) -> np.ndarray:
-        """int64 [nodes]: the name of each node with all before it."""
+        """int64 [nodes]: `prefix_names` along each branch."""
         names = np.empty(len(self), dtype=np.int64)
         names[: self.chain] = prefix_names(self.context)[self.cached :]
         branches = slice(self.chain, len(self))
@@ -124,63 +128,71 @@ class TreeRow:
 
 
 def collate(
-    rows: Sequence[TreeRow],
-    past: int,
+    trees: Sequence[TokenTree],
+    prefix: int,
     device: torch.device,
     pad: int = 0,
     start: int = 0,
     stop: int | None = None,
     left: bool = False,
 ) -> Tokens:
-    """Rows as one batch behind `past` cached columns that all of them share.
+    """Trees as one batch behind `prefix` cached slots, which are the same for all.
 
     Args:
-        start, stop: only these nodes of each row; earlier ones are then the last `start` columns of the cache.
-        left: pad before the tokens, so that all rows end together, instead of behind them.
+        start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the cache.
+        left: pad on the left, so that all trees end at the same slot, instead of on the right.
     """
-    nodes = [np.arange(start, len(row) if stop is None else min(stop, len(row))) for row in rows]
+    nodes = [np.arange(start, len(tree) if stop is None else min(stop, len(tree))) for tree in trees]
     width = max(len(node) for node in nodes)
     offsets = [width - len(node) if left else 0 for node in nodes]
-    ids, positions = np.full((len(rows), width), pad), np.zeros((len(rows), width), dtype=np.int64)
-    real = np.zeros((len(rows), width), dtype=bool)
-    wanted: list[int] = []
-    for b, (row, node, offset) in enumerate(zip(rows, nodes, offsets, strict=True)):
+    ids, positions = np.full((len(trees), width), pad), np.zeros((len(trees), width), dtype=np.int64)
+    real = np.zeros((len(trees), width), dtype=bool)
+    positions_M: list[int] = []
+    for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
         here = slice(offset, offset + len(node))
-        ids[b, here] = row.ids[start : start + len(node)]
+        ids[b, here] = tree.ids[start : start + len(node)]
         real[b, here] = True
-        positions[b, here] = row.positions[start : start + len(node)]
-        wanted += [b * width + offset + w - start for w in row.wanted if start <= w < start + len(node)]
+        positions[b, here] = tree.positions[start : start + len(node)]
+        positions_M += [
+            b * width + offset + own - start for own in tree.logit_nodes if start <= own < start + len(node)
+        ]
     padded_left = left and len({len(node) for node in nodes}) > 1
-    causal = not padded_left and all(row.is_chain for row in rows)
+    causal = not padded_left and all(tree.is_chain for tree in trees)
     return Tokens(
         ids_BS=torch.from_numpy(ids).to(device),
         position_BS=torch.from_numpy(positions).to(device),
-        visible_BSK=None if causal else _visible(rows, nodes, offsets, width, past, start).to(device),
-        wanted_M=torch.tensor(wanted, dtype=torch.long, device=device),
-        document_B=torch.tensor([row.document for row in rows], device=device),
-        repeat_B=torch.tensor([row.repeat for row in rows], device=device),
+        visible_BSK=None if causal else _visible(trees, nodes, offsets, width, prefix, start).to(device),
+        logit_positions_M=torch.tensor(positions_M, dtype=torch.long, device=device),
+        noise_key_B=torch.tensor([tree.noise_key for tree in trees], device=device),
+        sample_index_B=torch.tensor([tree.sample_index for tree in trees], device=device),
         real_BS=torch.from_numpy(real).to(device),
-        names_BS=partial(_names, rows, nodes, offsets, width),
+        names_BS=partial(_names, trees, nodes, offsets, width),
+        count=sum(map(len, nodes)),
     )
 
 
-def _names(rows: Sequence[TreeRow], nodes: list[np.ndarray], offsets: list[int], width: int) -> np.ndarray:
-    names = np.zeros((len(rows), width), dtype=np.int64)
-    for b, (row, node, offset) in enumerate(zip(rows, nodes, offsets, strict=True)):
-        names[b, offset : offset + len(node)] = row.names[node]
+def _names(trees: Sequence[TokenTree], nodes: list[np.ndarray], offsets: list[int], width: int) -> np.ndarray:
+    names = np.zeros((len(trees), width), dtype=np.int64)
+    for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
+        names[b, offset : offset + len(node)] = tree.names[node]
     return names
 
 
 def _visible(
-    rows: Sequence[TreeRow], nodes: list[np.ndarray], offsets: list[int], width: int, past: int, start: int
+    trees: Sequence[TokenTree],
+    nodes: list[np.ndarray],
+    offsets: list[int],
+    width: int,
+    prefix: int,
+    start: int,
 ) -> Tensor:
-    """bool [B, S, past + S]; `past` columns end with the `start` earlier nodes of the rows."""
-    visible = np.zeros((len(rows), width, past + width), dtype=bool)
-    shared = past - start
+    """bool [B, S, prefix + S]; the cached slots end with the `start` earlier nodes of each tree."""
+    visible = np.zeros((len(trees), width, prefix + width), dtype=bool)
+    shared = prefix - start
     visible[:, :, :shared] = True
-    for b, (row, node, offset) in enumerate(zip(rows, nodes, offsets, strict=True)):
+    for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
         here = slice(offset, offset + len(node))
-        own = row.visible[node[0] : node[-1] + 1] if len(node) else row.visible[:0]
-        visible[b, here, shared:past] = own[:, :start]
-        visible[b, here, past + offset : past + offset + len(node)] = own[:, start : start + len(node)]
+        own = tree.visible[node[0] : node[-1] + 1] if len(node) else tree.visible[:0]
+        visible[b, here, shared:prefix] = own[:, :start]
+        visible[b, here, prefix + offset : prefix + offset + len(node)] = own[:, start : start + len(node)]
     return torch.from_numpy(visible)

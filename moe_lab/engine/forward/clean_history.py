@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.layers import PerToken, decoder_layers, fork_layer, gather_tokens, layer_inputs
-from moe_lab.engine.forward.masks import LayerMasks, layer_reaches
+from moe_lab.engine.forward.masks import LayerMasks, attention_windows
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 # fmt: off
@@ -59,14 +59,14 @@ class Split:
     """int64 [M, n]: flat indices into B x R of each wanted token's rows, the clean one first."""
 
 
-def split_rows(wanted_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
+def fork_samples(logit_positions_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
     """Give every wanted token n - 1 noisy rows. Each sees what its token sees of others, and itself."""
     B, S, K = visible_BSK.shape
-    device = wanted_M.device
-    sequence_M, token_M = wanted_M // S, wanted_M % S
+    device = logit_positions_M.device
+    sequence_M, token_M = logit_positions_M // S, logit_positions_M % S
     per_sequence_B = torch.bincount(sequence_M, minlength=B)
     first_B = per_sequence_B.cumsum(0) - per_sequence_B
-    order_M = torch.arange(len(wanted_M), device=device) - first_B[sequence_M]
+    order_M = torch.arange(len(logit_positions_M), device=device) - first_B[sequence_M]
     slots = int(per_sequence_B.max()) * (n - 1)
     R = S + slots
     slot_Mn = S + order_M[:, None] * (n - 1) + torch.arange(n - 1, device=device)
@@ -77,7 +77,7 @@ def split_rows(wanted_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
     visible_BRK = torch.zeros(B, R, K + slots, dtype=torch.bool, device=device)
     visible_BRK[:, :S, :K] = visible_BSK
     others_MK = visible_BSK[sequence_M, token_M]
-    others_MK[torch.arange(len(wanted_M), device=device), K - S + token_M] = False
+    others_MK[torch.arange(len(logit_positions_M), device=device), K - S + token_M] = False
     visible_BRK[sequence_M[:, None], slot_Mn, :K] = others_MK[:, None]
     slot = torch.arange(slots, device=device)
     visible_BRK[:, S + slot, K + slot] = True
@@ -86,7 +86,7 @@ def split_rows(wanted_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
     return Split(source_BR, visible_BRK, rows_Mn[:, 1:].reshape(-1), rows_Mn)
 
 
-class CleanHistoryRows:
+class CleanHistory:
     """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit.
 
     A single new token per sequence parts as late as it can: in models of `LATE`, in front of that layer's MoE block,
@@ -95,27 +95,27 @@ class CleanHistoryRows:
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         first, router = fork_layer(model, ensemble.first_noisy)
-        layers, reaches = decoder_layers(model), layer_reaches(model)
+        layers, windows = decoder_layers(model), attention_windows(model)
         self.n, self.dtype = ensemble.n, model.dtype
         self.columns = ensemble.n - 1
         self.first = layers[first]
-        self.reaches = dict(zip(layers[first:], reaches[first:], strict=True))
+        self.windows = dict(zip(layers[first:], windows[first:], strict=True))
         self.block = router.block
         self.parts_late = model.config.get_text_config(decoder=True).model_type in LATE
         self._split: Split | None = None
         self._late = False
 
     def install(self, stack: ExitStack) -> None:
-        for layer in self.reaches:
+        for layer in self.windows:
             stack.callback(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove)
         stack.callback(self.block.register_forward_pre_hook(self._before_block).remove)
 
-    def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
+    def expect(self, tokens: Tokens, cache: KVCache) -> Rows | None:
         """Get ready for a pass; None: it has no rows (no noise, or no wanted tokens)."""
         self._split = None
-        if not noise or not len(tokens.wanted_M):
+        if not tokens.noise or not len(tokens.logit_positions_M):
             return None
-        split = split_rows(tokens.wanted_M, tokens.visible(cache.length), self.n)
+        split = fork_samples(tokens.logit_positions_M, tokens.visible(cache.length), self.n)
         self._split, self._masks = split, LayerMasks(split.visible_BRK, self.dtype)
         self._late = self.parts_late and tokens.ids_BS.shape[1] == 1
         self._per_token = PerToken(partial(gather_tokens, source_BR=split.source_BR))
@@ -127,9 +127,9 @@ class CleanHistoryRows:
         source = split.source_BR.reshape(-1)[split.noisy]
         return NoisyTokens(
             index=split.noisy,
-            document=tokens.document_B[sequence],
-            repeat=tokens.repeat_B[sequence],
-            row=torch.arange(1, self.n, device=source.device).repeat(len(tokens.wanted_M)),
+            document=tokens.noise_key_B[sequence],
+            repeat=tokens.sample_index_B[sequence],
+            row=torch.arange(1, self.n, device=source.device).repeat(len(tokens.logit_positions_M)),
             position=tokens.position_BS[sequence, source],
         )
 
@@ -137,7 +137,7 @@ class CleanHistoryRows:
         if self._split is None or (self._late and layer is self.first):
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
-        inputs["attention_mask"] = self._masks.of(self.reaches[layer])
+        inputs["attention_mask"] = self._masks.of(self.windows[layer])
         if layer is self.first:
             inputs["hidden_states"] = gather_tokens(inputs["hidden_states"], self._split.source_BR)
         return (), inputs

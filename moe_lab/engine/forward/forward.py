@@ -1,6 +1,6 @@
 """Forward passes over a cache, with the output head on the wanted tokens only and an ensemble of rows for each.
 
-    with RowForward(model, ensemble) as forward:
+    with EnsembleForward(model, ensemble) as forward:
         scores_MV = ensemble.next_scores(forward(tokens, cache))
 
 transformers' own model runs; hooks (removed on exit) choose what its output head computes, and where the clean tokens
@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.clean_history import CleanHistoryRows
+from moe_lab.engine.forward.clean_history import CleanHistory
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.kv_cache import RowCache
-from moe_lab.engine.forward.layers import decoder_layers, fork_layer
-from moe_lab.engine.forward.masks import FULL, LayerMasks, ReachHooks
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.forward.layers import decoder_layers, fork_layer, layer_inputs
+from moe_lab.engine.forward.masks import FULL, LayerMasks, WindowHooks
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.forward.own_history import OwnHistoryRows
+from moe_lab.engine.forward.own_history import OwnHistory
 from moe_lab.routing import routed
 
 
-class RowForward:
-    """A causal language model that computes the next-token logits of wanted tokens over a `RowCache`."""
+class EnsembleForward:
+    """A causal language model that computes the next-token logits of wanted tokens over a `KVCache`."""
 
     shares_beginnings = True
     """Whether a beginning that prompts have in common may be read once, as tokens of no prompt."""
@@ -43,16 +43,16 @@ class RowForward:
         """Tokens put through the model so far, rows included, padding excluded."""
         self.observer: Observer | None = None
         self._head_at = torch.zeros(0, dtype=torch.long)
-        self._reaches = ReachHooks(model)
-        self._rows: CleanHistoryRows | OwnHistoryRows | None = None
+        self._windows = WindowHooks(model)
+        self._rows: CleanHistory | OwnHistory | None = None
         if ensemble.n > 1:
-            self._rows = (OwnHistoryRows if ensemble.own_history else CleanHistoryRows)(model, ensemble)
+            self._rows = (OwnHistory if ensemble.own_history else CleanHistory)(model, ensemble)
 
-    def __enter__(self) -> RowForward:
+    def __enter__(self) -> EnsembleForward:
         self._stack = ExitStack()
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._select).remove)
-        self._reaches.install(self._stack)
+        self._windows.install(self._stack)
         if self._rows:
             self._rows.install(self._stack)
         if self.ensemble.routing:
@@ -63,38 +63,32 @@ class RowForward:
         self._stack.close()
 
     @property
-    def row_columns(self) -> int:
+    def extra_slots(self) -> int:
         """Columns that the rows of a wanted token take in the cache while it is read."""
         return self._rows.columns if self._rows else 0
 
-    def new_cache(self, capacity: int = 0) -> RowCache:
-        return RowCache(self.num_layers, capacity)
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        return KVCache(self.num_layers, capacity)
 
     @torch.inference_mode()
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
         """Logits [M, n, V] of the token after each wanted one, its clean row first.
 
         The cache keeps the clean tokens, or the tokens of all rows where these have histories of their own.
-
-        Args:
-            counted: how many of the tokens are no padding, if some are.
-            noise: False reads tokens, none of them wanted, without noise.
         """
         past = cache.length
         if self.observer:
             self.observer.expect(tokens)
-        rows = self._rows.expect(tokens, cache, noise) if self._rows else None
+        rows = self._rows.expect(tokens, cache) if self._rows else None
         if self.ensemble.routing:
             self.ensemble.routing.expect(rows.noisy if rows else None)
-        self._head_at = rows.logits_at.reshape(-1) if rows else tokens.wanted_M
-        if not len(tokens.wanted_M):
+        self._head_at = rows.logits_at.reshape(-1) if rows else tokens.logit_positions_M
+        if not len(tokens.logit_positions_M):
             self._head_at = torch.zeros(1, dtype=torch.long, device=self.device)
         masks = None
         if tokens.visible_BSK is not None:
             masks = LayerMasks(tokens.visible_BSK, self.model.dtype)
-        self._reaches.expect(masks)
+        self._windows.expect(masks)
         logits = self.model(
             input_ids=tokens.ids_BS,
             attention_mask=masks and masks.of(FULL),
@@ -103,10 +97,9 @@ class RowForward:
             use_cache=True,
         ).logits
         cache.keep(past + tokens.ids_BS.shape[1])
-        self.tokens_in += (tokens.ids_BS.numel() if counted is None else counted) + (
-            rows.extra if rows else 0
-        )
-        count = len(tokens.wanted_M)
+        self.tokens_in += tokens.ids_BS.numel() if tokens.count is None else tokens.count
+        self.tokens_in += rows.extra if rows else 0
+        count = len(tokens.logit_positions_M)
         return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
@@ -115,10 +108,10 @@ class RowForward:
         return (hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None], *args[1:])
 
 
-class RecordingForward(RowForward):
+class RecordingForward(EnsembleForward):
     """The plain model, recording what later passes through its later layers take up (`SuffixForward`).
 
-    A prefix that sequences share, which is read with `noise=False`, is not recorded.
+    A prefix that sequences share, which is read without noise, is not recorded.
 
     Args:
         first_moe: the first MoE layer whose routing these passes may change.
@@ -135,14 +128,13 @@ class RecordingForward(RowForward):
     def __enter__(self) -> RecordingForward:
         super().__enter__()
         self._hidden, self._final = [], []
-        self._stack.callback(self._fork_layer.register_forward_pre_hook(self._record_hidden).remove)
+        hook = self._fork_layer.register_forward_pre_hook(self._record_hidden, with_kwargs=True)
+        self._stack.callback(hook.remove)
         return self
 
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
-        self._recording = noise
-        return super().__call__(tokens, cache, counted, noise)
+    def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
+        self._recording = tokens.noise
+        return super().__call__(tokens, cache)
 
     def recorded(self) -> tuple[Tensor, Tensor]:
         """(hidden states in front of the fork layer, those in front of the output head), each [B, S, hidden], of all
@@ -151,9 +143,9 @@ class RecordingForward(RowForward):
         self._hidden, self._final = [], []
         return recorded
 
-    def _record_hidden(self, layer: nn.Module, args: tuple) -> None:
+    def _record_hidden(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._recording:
-            self._hidden.append(args[0])
+            self._hidden.append(layer_inputs(layer, args, kwargs)["hidden_states"])
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         if self._recording:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class RowLayer(CacheLayerMixin):
+class KVLayer(CacheLayerMixin):
     """Keys and values of one layer, each [B, H, capacity, D], of which the first `length` columns are in use."""
 
     is_sliding = False
@@ -59,7 +59,7 @@ class RowLayer(CacheLayerMixin):
             new[:, :, : self.length] = old[:, :, : self.length]
             setattr(self, name, new)
 
-    def join(self, parts: list[RowLayer], width: int) -> None:
+    def join(self, parts: list[KVLayer], width: int) -> None:
         """Become `parts` as one batch, each ending at column `width`; an unused part is one sequence without a past."""
         sizes = [part.keys.shape[0] if part.is_initialized else 1 for part in parts]
         filled = next((part for part in parts if part.is_initialized), None)
@@ -88,10 +88,10 @@ class RowLayer(CacheLayerMixin):
         return self.length + query_length, 0
 
 
-class JoinedLayer(RowLayer):
+class JoinedKVLayer(KVLayer):
     """One layer of several caches, joined anew for each use, so that one layer's copy is alive at a time."""
 
-    def __init__(self, parts: list[RowLayer], width: int):
+    def __init__(self, parts: list[KVLayer], width: int):
         super().__init__(0)
         self.parts, self.width = parts, width
 
@@ -99,13 +99,13 @@ class JoinedLayer(RowLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """The cached slots with [B, H, R, D] behind them, which are not kept."""
-        layer = RowLayer(self.width + key_states.shape[-2])
+        layer = KVLayer(self.width + key_states.shape[-2])
         layer.join(self.parts, self.width)
         return layer.update(key_states, value_states)
 
 
-class RowCache(Cache):
-    """One `RowLayer` per decoder layer.
+class KVCache(Cache):
+    """One `KVLayer` per decoder layer.
 
     Args:
         num_layers: decoder layers.
@@ -113,7 +113,7 @@ class RowCache(Cache):
     """
 
     def __init__(self, num_layers: int, capacity: int = 0):
-        super().__init__(layers=[RowLayer(capacity) for _ in range(num_layers)])
+        super().__init__(layers=[KVLayer(capacity) for _ in range(num_layers)])
 
     @property
     def length(self) -> int:
@@ -130,11 +130,11 @@ class RowCache(Cache):
         for layer in self.layers:
             layer.length = min(layer.length, length)
 
-    def expanded(self, batch: int, capacity: int) -> RowCache:
+    def expanded(self, batch: int, capacity: int) -> KVCache:
         """The same past for each of `batch` sequences, as a copy with room for `capacity` columns."""
         return self._copied(torch.zeros(batch, dtype=torch.long), capacity, 1)
 
-    def select(self, index_B: Tensor, size: int) -> RowCache:
+    def select(self, index_B: Tensor, size: int) -> KVCache:
         """The sequences `index_B` of `size` ones, in this order; where these are parted, with all their rows."""
         return self._copied(index_B, self.layers[-1].capacity, size)
 
@@ -145,16 +145,16 @@ class RowCache(Cache):
                 layer.keys = layer.keys.repeat_interleave(n, dim=0)
                 layer.values = layer.values.repeat_interleave(n, dim=0)
 
-    def taken(self, sequence: int, length: int, first_layer: int = 0) -> RowCache:
+    def taken(self, sequence: int, length: int, first_layer: int = 0) -> KVCache:
         """A copy of the first `length` columns of one sequence, without the layers before `first_layer`."""
-        copy = RowCache(len(self.layers), length)
+        copy = KVCache(len(self.layers), length)
         for old, new in list(zip(self.layers, copy.layers, strict=True))[first_layer:]:
             one = slice(sequence, sequence + 1)
             new.update(old.keys[one, :, :length], old.values[one, :, :length])
         return copy
 
-    def _copied(self, index_B: Tensor, capacity: int, size: int) -> RowCache:
-        copy = RowCache(len(self.layers), capacity)
+    def _copied(self, index_B: Tensor, capacity: int, size: int) -> KVCache:
+        copy = KVCache(len(self.layers), capacity)
         for old, new in zip(self.layers, copy.layers, strict=True):
             if old.length:
                 rows = torch.arange(old.keys.shape[0], device=old.keys.device).view(size, -1)
@@ -163,7 +163,7 @@ class RowCache(Cache):
         return copy
 
     @classmethod
-    def right_aligned(cls, parts: list[RowCache], capacity: int) -> RowCache:
+    def right_aligned(cls, parts: list[KVCache], capacity: int) -> KVCache:
         """Caches of different lengths as one batch: every past ends at the same column; what lies before is zero.
 
         Layers that are empty in all parts stay empty.

@@ -103,8 +103,8 @@ def gather_tokens(tensor: Tensor, source_BR: Tensor) -> Tensor:
     return tensor.expand(B, *tensor.shape[1:])[sequence_B1, source_BR.to(tensor.device)]
 
 
-def runs_rows(model: Any) -> bool:
-    """Whether this model can run over a `RowCache`, where columns are addressed by a mask.
+def runs_on_kv_cache(model: Any) -> bool:
+    """Whether this model can run over a `KVCache`, where columns are addressed by a mask.
 
     Other models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), give their
     layers more than we know to part, tell positions by what the cache holds, or take no masks.

@@ -21,7 +21,7 @@ from moe_lab.engine.forward.layers import decoder_layers, layer_inputs
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionWindow:
     """How far back a layer attends."""
 
     window: int | None = None
@@ -40,10 +40,10 @@ class Reach:
         return visible_BQK
 
 
-FULL = Reach()
+FULL = AttentionWindow()
 
 
-def layer_reaches(model: nn.Module) -> list[Reach]:
+def attention_windows(model: nn.Module) -> list[AttentionWindow]:
     """Of every decoder layer, as the model's own cache has it.
 
     Raises KeyError for layers of another kind.
@@ -52,8 +52,8 @@ def layer_reaches(model: nn.Module) -> list[Reach]:
     return [
         {
             "full_attention": FULL,
-            "sliding_attention": Reach(window=option.get("sliding_window")),
-            "chunked_attention": Reach(chunk=option.get("sliding_window")),
+            "sliding_attention": AttentionWindow(window=option.get("sliding_window")),
+            "chunked_attention": AttentionWindow(chunk=option.get("sliding_window")),
         }[kind]
         for kind, option in zip(kinds, options, strict=True)
     ]
@@ -65,20 +65,20 @@ class LayerMasks:
     def __init__(self, visible_BQK: Tensor, dtype: torch.dtype):
         """`visible_BQK`: bool, what each token sees in a layer of full attention."""
         self.visible_BQK, self.dtype = visible_BQK, dtype
-        self._made: dict[Reach, Tensor] = {}
+        self._made: dict[AttentionWindow, Tensor] = {}
 
-    def of(self, reach: Reach) -> Tensor:
+    def of(self, reach: AttentionWindow) -> Tensor:
         if reach not in self._made:
             self._made[reach] = additive_mask(reach.of(self.visible_BQK), self.dtype)
         return self._made[reach]
 
 
-class ReachHooks:
+class WindowHooks:
     """Hooks that give the layers of limited reach their masks. The model itself is given that of full attention, which
     it passes on to all layers as it is."""
 
     def __init__(self, model: nn.Module):
-        layers = zip(decoder_layers(model), layer_reaches(model), strict=True)
+        layers = zip(decoder_layers(model), attention_windows(model), strict=True)
         self._limited = [(layer, reach) for layer, reach in layers if reach != FULL]
         self._masks: LayerMasks | None = None
 
@@ -92,7 +92,7 @@ class ReachHooks:
         self._masks = masks
 
     def _before_layer(
-        self, reach: Reach, layer: nn.Module, args: tuple, kwargs: dict
+        self, reach: AttentionWindow, layer: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
         if self._masks is None:
             return None

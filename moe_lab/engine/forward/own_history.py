@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.clean_history import Rows
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.layers import PerToken, decoder_layers, fork_layer, layer_inputs
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 
-class OwnHistoryRows:
+class OwnHistory:
     """Hooks on decoder layers: in front of the first noisy one, B sequences become B x n."""
 
     columns = 0
@@ -38,14 +38,14 @@ class OwnHistoryRows:
             hook = layer.register_forward_pre_hook(self._before_layer, with_kwargs=True)
             stack.callback(hook.remove)
 
-    def expect(self, tokens: Tokens, cache: RowCache, noise: bool) -> Rows | None:
+    def expect(self, tokens: Tokens, cache: KVCache) -> Rows | None:
         """Get ready for a pass; None: it reads without noise, and all rows are still one."""
-        self._per_token = PerToken(self._repeated, masks=True) if noise else None
-        if not noise:
+        self._per_token = PerToken(self._repeated, masks=True) if tokens.noise else None
+        if not tokens.noise:
             return None
         B, S = tokens.ids_BS.shape
         cache.part(self.n, B, self.first_layer)
-        sequence, token = tokens.wanted_M // S, tokens.wanted_M % S
+        sequence, token = tokens.logit_positions_M // S, tokens.logit_positions_M % S
         row = torch.arange(self.n, device=tokens.ids_BS.device)
         logits_at = (sequence[:, None] * self.n + row) * S + token[:, None]
         noisy = self._noisy_tokens(tokens)
@@ -62,8 +62,8 @@ class OwnHistoryRows:
 
         return NoisyTokens(
             index=noisy_BnS.reshape(-1).nonzero()[:, 0],
-            document=spread(tokens.document_B[:, None, None]),
-            repeat=spread(tokens.repeat_B[:, None, None]),
+            document=spread(tokens.noise_key_B[:, None, None]),
+            repeat=spread(tokens.sample_index_B[:, None, None]),
             row=spread(row_n[:, None]),
             position=spread(tokens.position_BS[:, None]),
         )

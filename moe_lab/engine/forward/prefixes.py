@@ -27,7 +27,7 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
-    """Group prompts by their beginnings; a prompt's last token is never shared, for something must follow the past.
+    """Group prompts by their beginnings; a prompt's last token is never shared, for something must follow the prefix.
 
     Sorted, prompts that begin alike are neighbours. A group takes its next neighbour as long as that does not lower
     the number of tokens saved, and leaves it to the following group if it shares more than twice as much with that.

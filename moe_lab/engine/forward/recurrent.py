@@ -26,15 +26,15 @@ from moe_lab.routing import routed
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 
-class Key(NamedTuple):
+class NoiseKey(NamedTuple):
     """Of the noise of one prompt or question."""
 
-    document: int
-    repeat: int = 0
+    noise_key: int
+    sample_index: int = 0
 
 
 @dataclass
-class Past:
+class RecurrentState:
     """What a model keeps of the tokens that it has read, for each of some rows."""
 
     rows: int
@@ -42,7 +42,7 @@ class Past:
     cache: Cache | None = None
     """Of the model's own making; None before the first token."""
 
-    def copied(self) -> Past:
+    def copied(self) -> RecurrentState:
         return replace(self, cache=copy.deepcopy(self.cache))
 
     def take(self, rows: list[int]) -> None:
@@ -57,12 +57,12 @@ class Past:
         self.rows = len(rows)
 
 
-class StateForward:
-    """A causal language model that reads tokens behind a `Past`, for an ensemble of rows.
+class RecurrentForward:
+    """A causal language model that reads tokens behind a `RecurrentState`, for an ensemble of rows.
 
-    with StateForward(model, ensemble) as forward:
-        past, rest = forward.begin(prompt)
-        logits_nV = forward.step(past, rest, Key(document))
+    with RecurrentForward(model, ensemble) as forward:
+        state, rest = forward.begin(prompt)
+        logits_nV = forward.step(state, rest, NoiseKey(document))
     """
 
     def __init__(self, model: Any, ensemble: Ensemble):
@@ -73,7 +73,7 @@ class StateForward:
         # Not all caches tell how much they hold (a first layer may have no columns).
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def __enter__(self) -> StateForward:
+    def __enter__(self) -> RecurrentForward:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
         if head := self.model.get_output_embeddings():
@@ -85,62 +85,62 @@ class StateForward:
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
-    def begin(self, prompt: Sequence[int]) -> tuple[Past, Sequence[int]]:
+    def begin(self, prompt: Sequence[int]) -> tuple[RecurrentState, Sequence[int]]:
         """(what is read of a prompt before its rows part, the tokens that are left)."""
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
-            return Past(self.ensemble.n), prompt
-        past = Past(rows=1)
+            return RecurrentState(self.ensemble.n), prompt
+        state = RecurrentState(rows=1)
         if len(prompt) > 1:
-            self._read(past, prompt[:-1], None)
+            self._read(state, prompt[:-1], None)
         if self.ensemble.own_history:
-            past.take([0] * self.ensemble.n)
-        return past, prompt[-1:]
+            state.take([0] * self.ensemble.n)
+        return state, prompt[-1:]
 
-    def step(self, past: Past, ids: Sequence[int], key: Key) -> Tensor:
+    def step(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey) -> Tensor:
         """Logits [n, V] after the last of `ids`, the clean row first.
 
-        `past` then holds these tokens too: those of row 0 alone with a clean history.
+        `state` then holds these tokens too: those of row 0 alone with a clean history.
         """
         if self.ensemble.own_history:
-            return self._read(past, ids, key)
-        past.take([0] * self.ensemble.n)
-        logits_nV = self._read(past, ids, key)
-        past.take([0])
+            return self._read(state, ids, key)
+        state.take([0] * self.ensemble.n)
+        logits_nV = self._read(state, ids, key)
+        state.take([0])
         return logits_nV
 
-    def _read(self, past: Past, ids: Sequence[int], key: Key | None) -> Tensor:
+    def _read(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
         """Logits [R, V] after the last of `ids`, all rows but the first with the noise of `key`."""
-        for part in [ids] if past.length == 0 else [[token] for token in ids]:
-            logits_RV = self._pass(past, part, key)
+        for part in [ids] if state.length == 0 else [[token] for token in ids]:
+            logits_RV = self._pass(state, part, key)
         return logits_RV
 
-    def _pass(self, past: Past, ids: Sequence[int], key: Key | None) -> Tensor:
+    def _pass(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
         if self.ensemble.routing:
-            self.ensemble.routing.expect(self._noisy_tokens(past, len(ids), key) if key else None)
-        position = torch.arange(past.length, past.length + len(ids), device=self.device)
+            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids), key) if key else None)
+        position = torch.arange(state.length, state.length + len(ids), device=self.device)
         output = self.model(
-            input_ids=torch.tensor(ids, device=self.device).expand(past.rows, -1),
-            past_key_values=past.cache,
+            input_ids=torch.tensor(ids, device=self.device).expand(state.rows, -1),
+            past_key_values=state.cache,
             use_cache=True,
-            **({"position_ids": position.expand(past.rows, -1)} if self._takes_positions else {}),
+            **({"position_ids": position.expand(state.rows, -1)} if self._takes_positions else {}),
         )
         if output.past_key_values is None:
             raise RoutingError(
                 f"{type(self.model).__name__} keeps nothing of what it reads; use method=base."
             )
-        past.cache = output.past_key_values
-        past.length += len(ids)
-        self.tokens_in += past.rows * len(ids)
+        state.cache = output.past_key_values
+        state.length += len(ids)
+        self.tokens_in += state.rows * len(ids)
         return output.logits[:, -1]
 
-    def _noisy_tokens(self, past: Past, count: int, key: Key) -> NoisyTokens:
-        index = torch.arange(count, past.rows * count, device=self.device)
+    def _noisy_tokens(self, state: RecurrentState, count: int, key: NoiseKey) -> NoisyTokens:
+        index = torch.arange(count, state.rows * count, device=self.device)
         return NoisyTokens(
             index=index,
-            document=torch.full_like(index, key.document),
-            repeat=torch.full_like(index, key.repeat),
+            document=torch.full_like(index, key.noise_key),
+            repeat=torch.full_like(index, key.sample_index),
             row=index // count,
-            position=past.length + index % count,
+            position=state.length + index % count,
         )
 
 

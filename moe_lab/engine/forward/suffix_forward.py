@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from moe_lab.engine.forward.kv_cache import RowLayer
-from moe_lab.engine.forward.layers import decoder_layers, fork_layer
-from moe_lab.engine.forward.masks import FULL, LayerMasks, ReachHooks
+from moe_lab.engine.forward.kv_cache import KVLayer
+from moe_lab.engine.forward.layers import decoder_layers, fork_layer, layer_inputs
+from moe_lab.engine.forward.masks import FULL, LayerMasks, WindowHooks
 from moe_lab.routing import Policy, routed
 
 
@@ -26,7 +26,7 @@ class SuffixBatch:
     hidden_BSD: Tensor
     position_BS: Tensor
     masks: LayerMasks
-    layers: list[RowLayer]
+    layers: list[KVLayer]
     """Cached keys and values of each decoder layer; those before the fork layer are not used."""
     logits_at: Tensor
     """int64 [M]: flat indices into B x S of the tokens that reach the output head."""
@@ -54,7 +54,7 @@ class SuffixForward:
         self.device = next(model.parameters()).device
         self.tokens_in = 0
         """Tokens put through the later layers so far, padding excluded."""
-        self._reaches = ReachHooks(model)
+        self._windows = WindowHooks(model)
         self._batch: SuffixBatch | None = None
 
     @contextmanager
@@ -66,14 +66,14 @@ class SuffixForward:
             if policy is not None:
                 stack.enter_context(routed(self.model, policy, self.first_moe))
             stack.enter_context(only_layers_from(self.model, self.fork, lambda: self._running.hidden_BSD))
-            self._reaches.install(stack)
+            self._windows.install(stack)
             stack.callback(head.register_forward_pre_hook(self._select).remove)
             yield
 
     def __call__(self, batch: SuffixBatch) -> Tensor:
         """Logits [C + M, V] of the cached final states and of the tokens `batch.logits_at`."""
         self._batch = batch
-        self._reaches.expect(batch.masks)
+        self._windows.expect(batch.masks)
         self.tokens_in += batch.count
         return self.model(
             inputs_embeds=batch.hidden_BSD,
@@ -108,10 +108,10 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
     for layer in layers[:first]:
         layer.forward = _unchanged
 
-    def start(layer: nn.Module, args: tuple) -> tuple:
-        return (hidden(), *args[1:])
+    def start(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return (), layer_inputs(layer, args, kwargs) | {"hidden_states": hidden()}
 
-    handle = layers[first].register_forward_pre_hook(start)
+    handle = layers[first].register_forward_pre_hook(start, with_kwargs=True)
     try:
         yield
     finally:

@@ -1,148 +1,143 @@
-"""Generation: prompts are read in batches, then every step gives each unfinished sequence one token.
+"""Generation: a batch of prompts is prefilled, then every step adds one token to each unfinished sequence.
 
-B = sequences of a batch, T = cached columns, A = sequences that still generate, V = vocabulary.
+B = sequences of a batch, T = cached slots, A = unfinished sequences, V = vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.prefixes import Group, group_by_prefix
-from moe_lab.engine.generation.prefill import Answer, Begin, Reading
-from moe_lab.engine.generation.prefix_cache import CleanPasts
-from moe_lab.engine.scoring.scoring import Budget, shared_past
+from moe_lab.engine.generation.prefill import GenerationState, Prefill
+from moe_lab.engine.generation.prefix_cache import PrefixCache
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.scoring.scoring import Budget, shared_prefix
 
 MAX_SEQUENCES = {"cpu": 16}
-"""Sequences that generate together where nothing else is asked for, by device type; 64 elsewhere."""
-
-
-Choose = Callable[[Tensor, list[Answer]], list[int]]
-"""(`Ensemble.next_scores` [A, V], the answers they continue) -> the next token of each."""
-Finished = Callable[[list[int]], bool]
-"""Whether a sequence with these generated tokens ends here."""
+"""Default number of sequences that generate together, by device type; 64 elsewhere."""
 
 
 def generate(
-    forward: RowForward,
-    sequences: list[Answer],
+    forward: EnsembleForward,
+    states: list[GenerationState],
     budget: Budget,
-    choose: Choose,
-    finished: Finished,
+    sampler: Sampler,
+    stop: StoppingCriteria,
     max_new_tokens: int,
-    on_done: Callable[[Answer], None],
-    pasts: CleanPasts | None = None,
+    on_done: Callable[[GenerationState], None],
+    prefix_cache: PrefixCache | None = None,
 ) -> None:
-    """Continue all sequences; `on_done` is called for each as soon as it ends, in any order.
+    """Continue all sequences; `on_done(state)` is called as soon as a sequence ends, in any order.
 
     Args:
-        pasts: where prompts' clean pasts come from, if they are to be kept; rows with histories of their own that read
-            the prompt with noise have none.
+        prefix_cache: reads the prompts without noise and caches their keys and values. It has no effect on samples that
+            read the prompt with noise.
     """
-    for batch, begin in _batches(forward, sequences, budget, max_new_tokens, pasts):
-        _Batch(forward, batch, begin, max_new_tokens).run(choose, finished, on_done)
+    for batch, prefill in _batches(forward, states, budget, max_new_tokens, prefix_cache):
+        _Batch(forward, batch, prefill, max_new_tokens).run(sampler, stop, on_done)
 
 
 def _batches(
-    forward: RowForward,
-    sequences: list[Answer],
+    forward: EnsembleForward,
+    states: list[GenerationState],
     budget: Budget,
     max_new_tokens: int,
-    pasts: CleanPasts | None,
-) -> Iterator[tuple[list[Answer], Begin]]:
-    """Sequences that generate together, longest first, and how their prompts are read."""
+    prefix_cache: PrefixCache | None,
+) -> Iterator[tuple[list[GenerationState], Prefill]]:
+    """Sequences that generate together, longest first, and what prefills them."""
     ensemble = forward.ensemble
     if ensemble.cache == "none":
-        pasts = None
+        prefix_cache = None
     if ensemble.own_history:
-        pasts = (pasts or CleanPasts(Store(0))) if ensemble.prefill == "clean" else None
+        prefix_cache = (prefix_cache or PrefixCache(Store(0))) if ensemble.prefill == "clean" else None
     size = budget.sequences or MAX_SEQUENCES.get(forward.device.type, 64)
     size = max(1, min(size, budget.tokens // ensemble.n))
     alone = not forward.shares_beginnings
-    one_group = pasts or alone or ensemble.own_history or ensemble.cache == "none"
-    prompts = [sequence.prompt for sequence in sequences]
+    one_group = prefix_cache or alone or ensemble.own_history or ensemble.cache == "none"
+    prompts = [state.prompt for state in states]
     groups = [Group(list(range(len(prompts))), 0)] if one_group else group_by_prefix(prompts)
     for group in groups:
-        members = sorted((sequences[i] for i in group.members), key=lambda answer: -len(answer.prompt))
-        reading = Reading(forward, budget, max_new_tokens)
-        if pasts:
-            begin: Begin = partial(reading.over_pasts, pasts)
-        else:
-            begin = partial(reading.whole, shared_past(forward, members[0].prompt[: group.shared]))
+        members = sorted((states[i] for i in group.members), key=lambda state: -len(state.prompt))
+        prefix = shared_prefix(forward, members[0].prompt[: group.shared])
+        prefill = Prefill(forward, budget, max_new_tokens, prefix, prefix_cache)
         for start in range(0, len(members), size):
-            yield members[start : start + size], begin
+            yield members[start : start + size], prefill
 
 
 class _Batch:
-    """Sequences that generate together: right-aligned in one cache, so that all write the same column."""
+    """Sequences that generate together, right-aligned in one cache, so that all write to the same slot."""
 
-    def __init__(self, forward: RowForward, sequences: list[Answer], begin: Begin, max_new_tokens: int):
+    def __init__(
+        self, forward: EnsembleForward, states: list[GenerationState], prefill: Prefill, max_new_tokens: int
+    ):
         self.forward = forward
-        self.sequences = sequences
-        self.begin = begin
+        self.states = states
+        self.prefill = prefill
         self.max_new_tokens = max_new_tokens
-        self.active = list(range(len(sequences)))
-        self.cache, self.real_BT, self.scores_AV = begin(sequences)
+        self.active = list(range(len(states)))
+        self.cache, self.real_BT, self.scores_AV = prefill(states)
 
-    def run(self, choose: Choose, finished: Finished, on_done: Callable[[Answer], None]) -> None:
+    def run(
+        self, sampler: Sampler, stop: StoppingCriteria, on_done: Callable[[GenerationState], None]
+    ) -> None:
         while True:
-            going = [self.sequences[b] for b in self.active]
-            for sequence, token in zip(going, choose(self.scores_AV, going), strict=True):
-                sequence.generated.append(token)
+            unfinished = [self.states[b] for b in self.active]
+            for state, token in zip(unfinished, sampler(self.scores_AV, unfinished), strict=True):
+                state.generated.append(token)
             ended = {
                 b
                 for b in self.active
-                if len(self.sequences[b].generated) >= self.max_new_tokens
-                or finished(self.sequences[b].generated)
+                if len(self.states[b].generated) >= self.max_new_tokens or stop(self.states[b].generated)
             }
             for b in sorted(ended):
-                on_done(self.sequences[b])
+                on_done(self.states[b])
             self.active = [b for b in self.active if b not in ended]
             if not self.active:
                 return
             if self.forward.ensemble.cache == "none":
-                self.scores_AV = self.begin([self.sequences[b] for b in self.active]).scores_AV
+                self.scores_AV = self.prefill([self.states[b] for b in self.active]).scores_AV
                 continue
-            if len(self.active) <= len(self.sequences) // 2:
+            if len(self.active) <= len(self.states) // 2:
                 self._drop_finished()
             self.scores_AV = self._step()
 
     def _drop_finished(self) -> None:
         index = torch.tensor(self.active, device=self.forward.device)
-        self.cache, self.real_BT = self.cache.select(index, len(self.sequences)), self.real_BT[index]
-        self.sequences = [self.sequences[b] for b in self.active]
-        self.active = list(range(len(self.sequences)))
+        self.cache, self.real_BT = self.cache.select(index, len(self.states)), self.real_BT[index]
+        self.states = [self.states[b] for b in self.active]
+        self.active = list(range(len(self.states)))
 
     def _step(self) -> Tensor:
-        """Read the newest token of every sequence: float32 [A, V]."""
+        """float32 [A, V]: scores after the newest token of every unfinished sequence."""
         device = self.forward.device
-        active_B1 = torch.zeros(len(self.sequences), 1, dtype=torch.bool, device=device)
+        active_B1 = torch.zeros(len(self.states), 1, dtype=torch.bool, device=device)
         active_B1[self.active] = True
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         tokens = Tokens(
-            ids_BS=torch.tensor([[s.generated[-1]] for s in self.sequences], device=device),
-            position_BS=torch.tensor([[s.position] for s in self.sequences], device=device),
+            ids_BS=torch.tensor([[s.generated[-1]] for s in self.states], device=device),
+            position_BS=torch.tensor([[s.position] for s in self.states], device=device),
             visible_BSK=None if self._no_padding else self.real_BT[:, None],
-            wanted_M=torch.tensor(self.active, device=device),
-            document_B=torch.tensor([s.document for s in self.sequences], device=device),
-            repeat_B=torch.tensor([s.repeat for s in self.sequences], device=device),
+            logit_positions_M=torch.tensor(self.active, device=device),
+            noise_key_B=torch.tensor([s.noise_key for s in self.states], device=device),
+            sample_index_B=torch.tensor([s.sample_index for s in self.states], device=device),
             real_BS=active_B1,
             names_BS=self._names,
+            count=len(self.active),
         )
-        return self.forward.ensemble.next_scores(self.forward(tokens, self.cache, counted=len(self.active)))
+        return self.forward.ensemble.next_scores(self.forward(tokens, self.cache))
 
     def _names(self) -> np.ndarray:
-        names = np.zeros((len(self.sequences), 1), dtype=np.int64)
-        names[self.active, 0] = [self.sequences[b].name for b in self.active]
+        names = np.zeros((len(self.states), 1), dtype=np.int64)
+        names[self.active, 0] = [self.states[b].name for b in self.active]
         return names
 
     @property
     def _no_padding(self) -> bool:
-        return len(self.sequences) == 1 and bool(self.real_BT.all())
+        return len(self.states) == 1 and bool(self.real_BT.all())

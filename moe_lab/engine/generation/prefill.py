@@ -1,11 +1,11 @@
-"""How a batch of prompts is read, before the first of its tokens is generated.
+"""Prefill: a batch of prompts is read before its first token is generated.
 
-B = sequences of a batch, T = cached columns, A = sequences that still generate, V = vocabulary.
+B = sequences of a batch, T = cached slots, A = unfinished sequences, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,24 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.batch import TreeRow, collate
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.batch import TokenTree, collate
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.token_hash import token_names
-from moe_lab.engine.generation.prefix_cache import CleanPasts
+from moe_lab.engine.generation.prefix_cache import PrefixCache
 from moe_lab.engine.scoring.scoring import Budget
 
 
 @dataclass
-class Answer:
-    """A prompt, and what has been generated after it, as token ids."""
+class GenerationState:
+    """A prompt and the tokens generated after it, as token ids."""
 
     index: int
+    """Number of the request."""
     prompt: Sequence[int]
-    document: int
-    repeat: int = 0
+    noise_key: int
+    """`document_key` of the prompt."""
+    sample_index: int = 0
+    """0, 1, ... for several answers to one prompt."""
     text: str = ""
-    """Of the prompt."""
+    """The prompt's text."""
     generated: list[int] = field(default_factory=list)
     _named: tuple[int, np.int64] = (0, np.int64(0))
 
@@ -45,91 +48,95 @@ class Answer:
 
     @property
     def position(self) -> int:
-        """Index of the token that the next step reads."""
+        """Index of the newest token."""
         return len(self.prompt) + len(self.generated) - 1
 
     @property
     def ids(self) -> list[int]:
-        """All tokens so far."""
+        """Prompt and generated tokens."""
         return [*self.prompt, *self.generated]
 
 
-class Start(NamedTuple):
-    """A batch as it is before its first step."""
+class PrefillOutput(NamedTuple):
+    """A batch before its first step."""
 
-    cache: RowCache
+    cache: KVCache
     real_BT: Tensor
-    """bool: which columns of the cache are no padding."""
+    """bool: True for slots of the cache that hold a token."""
     scores_AV: Tensor
-    """After what has been read."""
-
-
-Begin = Callable[[list[Answer]], Start]
-"""Reads prompts, and what has been generated after them."""
+    """Scores of the next token."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a batch of sequences is read from their beginnings."""
+class Prefill:
+    """Reads batches of prompts, and of tokens generated after them."""
 
-    forward: RowForward
+    forward: EnsembleForward
     budget: Budget
     max_new_tokens: int
+    prefix: KVCache | None
+    """The beginning that all prompts share."""
+    prefix_cache: PrefixCache | None
+    """Where prompts without their last token come from; None: prompts are read here."""
 
-    def over_pasts(self, pasts: CleanPasts, sequences: list[Answer]) -> Start:
-        """Prompts up to their last token from `pasts`, right-aligned; from there on as many tokens of each."""
+    def __call__(self, states: list[GenerationState]) -> PrefillOutput:
+        if self.prefix_cache:
+            return self._from_cache(self.prefix_cache, states)
+        return self._from_prefix(states)
+
+    def _from_cache(self, prefix_cache: PrefixCache, states: list[GenerationState]) -> PrefillOutput:
+        """Cached prompts, right-aligned. The tokens read here are equally many in each sequence."""
         forward = self.forward
-        caches = pasts.of(forward, [sequence.prompt[:-1] for sequence in sequences], self.budget)
+        caches = prefix_cache.of(forward, [state.prompt[:-1] for state in states], self.budget)
         shared = max(cache.length for cache in caches)
-        rows = [TreeRow(s.ids, [[0]], len(s.prompt) - 1, s.document, s.repeat) for s in sequences]
-        width = len(rows[0])
-        cache = RowCache.right_aligned(caches, shared + width + self._room)
-        unused_B = torch.tensor([shared - past.length for past in caches], device=forward.device)
+        trees = [TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states]
+        width = len(trees[0])
+        cache = KVCache.right_aligned(caches, shared + width + self._room)
+        unused_B = torch.tensor([shared - cache.length for cache in caches], device=forward.device)
         real_BT = torch.arange(shared + width, device=forward.device) >= unused_B[:, None]
-        tokens = collate(rows, shared, forward.device)
+        tokens = collate(trees, shared, forward.device)
         if not real_BT.all():
             visible = tokens.visible(shared) & real_BT[:, None]
             tokens = replace(tokens, visible_BSK=visible)
-        return Start(cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache)))
+        return PrefillOutput(cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache)))
 
-    def whole(self, past: RowCache | None, sequences: list[Answer]) -> Start:
-        """Everything behind the past that all share, in passes of the budget."""
-        forward = self.forward
-        shared = past.length if past else 0
+    def _from_prefix(self, states: list[GenerationState]) -> PrefillOutput:
+        """All tokens behind the shared prefix, in passes within the budget."""
+        forward, prefix = self.forward, self.prefix
+        shared = prefix.length if prefix else 0
         caches, reals, scores = [], [], []
-        for part in self._parts(sequences, shared):
-            rows = [TreeRow(s.ids, [[0]], shared, s.document, s.repeat) for s in part]
-            width = max(map(len, rows))
-            alone = len(part) == len(sequences)
-            capacity = shared + width + (self._room if alone else forward.row_columns)
-            cache = past.expanded(len(part), capacity) if past else forward.new_cache(capacity)
-            tokens = collate(rows, shared, forward.device, left=True)
-            logits = forward(tokens, cache, counted=sum(map(len, rows)))
-            scores.append(forward.ensemble.next_scores(logits))
+        for part in self._parts(states, shared):
+            trees = [TokenTree(s.ids, [[0]], shared, s.noise_key, s.sample_index) for s in part]
+            width = max(map(len, trees))
+            alone = len(part) == len(states)
+            capacity = shared + width + (self._room if alone else forward.extra_slots)
+            cache = prefix.expanded(len(part), capacity) if prefix else forward.new_cache(capacity)
+            tokens = collate(trees, shared, forward.device, left=True)
+            scores.append(forward.ensemble.next_scores(forward(tokens, cache)))
             caches.append(cache)
             reals.append(
-                torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in rows])
+                torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in trees])
             )
         if len(caches) == 1:
             cache = caches[0]
         else:
-            cache = RowCache.right_aligned(caches, caches[0].length + self._room)
+            cache = KVCache.right_aligned(caches, caches[0].length + self._room)
         real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
-        return Start(cache, real.to(forward.device), torch.cat(scores))
+        return PrefillOutput(cache, real.to(forward.device), torch.cat(scores))
 
     @property
     def _room(self) -> int:
-        """Columns to come: new tokens, and the rows of one of them."""
-        return self.max_new_tokens + self.forward.row_columns
+        """Slots for new tokens, and for the noisy samples of one of them."""
+        return self.max_new_tokens + self.forward.extra_slots
 
-    def _parts(self, sequences: list[Answer], shared: int) -> Iterator[list[Answer]]:
-        """Sequences of like length, as many as one pass takes."""
+    def _parts(self, states: list[GenerationState], shared: int) -> Iterator[list[GenerationState]]:
+        """Sequences of similar length, as many as fit one pass."""
         ensemble = self.forward.ensemble
         limit = self.budget.tokens // (ensemble.n if ensemble.own_history else 1)
-        part: list[Answer] = []
-        for sequence in sequences:
+        part: list[GenerationState] = []
+        for state in states:
             if part and (len(part[0].ids) - shared) * (len(part) + 1) > limit:
                 yield part
                 part = []
-            part.append(sequence)
+            part.append(state)
         yield part

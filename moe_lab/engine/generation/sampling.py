@@ -1,6 +1,6 @@
-"""From next-token scores to tokens, and from tokens to the end of an answer.
+"""Sampling of next tokens, and stopping criteria.
 
-A = answers that still generate, V = vocabulary.
+A = unfinished sequences, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing.noise import gumbel_for_tokens
 
 _SAMPLING = -1
-"""Stands for row and layer in the keys of sampling noise, which no router uses."""
+"""Row and layer in the keys of sampling noise. No router uses them."""
 NEAR = 1e-4
-"""Two log-probabilities so close are a near tie in any dtype: more than float32 passes of other shapes differ."""
+"""Two log-probabilities this close are a near tie in any dtype. Float32 passes of other shapes differ by less."""
 
 
 def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
-    """The model's own generation settings with `options` over them, as `model.generate` would merge them.
+    """The model's own generation settings overridden by `options`, merged as `model.generate` merges them.
 
-    Raises ConfigError for an option that transformers does not know, and for beam search.
+    Raises ConfigError for an option unknown to transformers, and for beam search.
     """
     config, unknown = model._prepare_generation_config(None, **options)
     if unknown:
@@ -34,8 +34,8 @@ def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
     return config
 
 
-class Decoder:
-    """Chooses next tokens: greedily, or by sampling with keyed noise that no batch or order changes."""
+class Sampler:
+    """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and no order."""
 
     def __init__(self, model: Any, config: GenerationConfig, seed: int):
         self.sample = bool(config.do_sample)
@@ -46,55 +46,53 @@ class Decoder:
         )
         self.epsilon = torch.finfo(model.dtype).eps
         self.near_ties = 0
-        """Greedy choices made between two tokens that were closer than `near`."""
+        """Greedy choices between two tokens whose scores were closer than `near`."""
 
-    def __call__(self, scores_AV: Tensor, answers: list[Answer]) -> list[int]:
+    def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
         if scores_AV.isnan().any():
             raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
         if self.processors:
-            scores_AV = torch.cat(
-                [self._processed(row, a) for row, a in zip(scores_AV, answers, strict=True)]
-            )
+            scores_AV = torch.cat([self._processed(row, a) for row, a in zip(scores_AV, states, strict=True)])
         if self.sample:
-            return (scores_AV + self._noise(scores_AV, answers)).argmax(dim=-1).tolist()
+            return (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1).tolist()
         best_A2 = scores_AV.topk(2, dim=-1)
         difference_A = best_A2.values[:, 0] - best_A2.values[:, 1]
         self.near_ties += int((difference_A < near(scores_AV, self.epsilon)).sum())
         return best_A2.indices[:, 0].tolist()
 
-    def _processed(self, scores_V: Tensor, answer: Answer) -> Tensor:
-        ids = torch.tensor([[*answer.prompt, *answer.generated]], device=scores_V.device)
+    def _processed(self, scores_V: Tensor, state: GenerationState) -> Tensor:
+        ids = torch.tensor([[*state.prompt, *state.generated]], device=scores_V.device)
         return self.processors(ids, scores_V[None].clone())
 
-    def _noise(self, scores_AV: Tensor, answers: list[Answer]) -> Tensor:
+    def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""
         device = scores_AV.device
-        document_A = torch.tensor([a.document for a in answers], device=device)
-        repeat_A = torch.tensor([a.repeat for a in answers], device=device)
-        position_A = torch.tensor([a.position for a in answers], device=device)
+        noise_key_A = torch.tensor([a.noise_key for a in states], device=device)
+        sample_index_A = torch.tensor([a.sample_index for a in states], device=device)
+        position_A = torch.tensor([a.position for a in states], device=device)
         layer_L = torch.tensor([_SAMPLING], device=device)
-        row_A = torch.full_like(document_A, _SAMPLING)
+        row_A = torch.full_like(noise_key_A, _SAMPLING)
         return gumbel_for_tokens(
-            self.seed, document_A, repeat_A, row_A, position_A, layer_L, scores_AV.shape[-1]
+            self.seed, noise_key_A, sample_index_A, row_A, position_A, layer_L, scores_AV.shape[-1]
         )[0]
 
 
 def near(scores_AV: Tensor, epsilon: float) -> Tensor:
-    """float32 [A]: two scores closer than this may change places in passes of other batch shapes.
+    """float32 [A]: two scores closer than this may change their order in passes of other batch shapes.
 
-    The model rounds logits to its dtype, a logit of size l to `epsilon` * l. The span of the finite scores stands for
-    that size: it is the same for logits and for log-probabilities, which is what averaged rows have. In bfloat16 99% of
-    the differences between shapes are below it (tiny on toy_math, 1,904 tokens).
+    The model rounds a logit of size l to `epsilon` * l. The span of the finite scores is used as l: it is the same for
+    logits and for log-probabilities, which averaged samples have. In bfloat16 99% of the differences between shapes are
+    below it (tiny on toy_math, 1,904 tokens).
     """
     highest_A = scores_AV.amax(dim=-1)
     lowest_A = scores_AV.masked_fill(scores_AV == -torch.inf, torch.inf).amin(dim=-1)
     return (epsilon * (highest_A - lowest_A)).clamp(min=NEAR)
 
 
-class StopCondition:
-    """Ends an answer at an end token, or once a stop string stands in its text.
+class StoppingCriteria:
+    """Ends a sequence at an end token, or when its text contains a stop string.
 
-    A stop string is looked for in the last tokens only: as many as it takes to write it, and two more.
+    Stop strings are searched in the last tokens only: the tokens of the longest one, and two more.
     """
 
     def __init__(self, tokenizer: Any, stop: list[str], config: GenerationConfig):

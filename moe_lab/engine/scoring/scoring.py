@@ -1,147 +1,149 @@
-"""Log-likelihoods of continuations: one pass per batch of contexts, with all their continuations hanging off them.
+"""Log-likelihoods of continuations: a batch of contexts is read once, with all continuations branching off them.
 
-M = wanted tokens, V = vocabulary.
+M = logit positions, n = routing samples, V = vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.batch import TreeRow, collate
+from moe_lab.engine.forward.batch import TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.prefixes import Group, group_by_prefix
 from moe_lab.errors import RoutingError
 
 
 @dataclass(frozen=True)
-class Question:
-    """A context and the continuations to score after it, as token ids; `document` is the key of its noise."""
+class ScoringRequest:
+    """A context and the continuations to score after it, as token ids."""
 
     context: Sequence[int]
     continuations: Sequence[Sequence[int]]
-    document: int
+    noise_key: int
+    """`document_key` of the context, or of the window of a rolling request."""
     text: str = ""
-    """Of the context."""
+    """The context's text."""
     texts: Sequence[str] = ()
-    """Of the continuations."""
+    """The continuations' texts."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much goes into one forward pass."""
+    """Bounds of one forward pass."""
 
     tokens: int
-    """Tokens (rows of ensembles and padding included)."""
+    """Tokens, routing samples and padding included."""
     sequences: int | None = None
     """Sequences; None: as many as fit."""
 
 
 Scores = list[tuple[float, bool]]
-"""Per continuation: its log-likelihood, and whether greedy decoding would give it."""
+"""Per continuation: its log-likelihood, and whether greedy decoding generates it."""
 
 
 def score(
-    forward: RowForward,
-    questions: Sequence[Question],
+    forward: EnsembleForward,
+    requests: Sequence[ScoringRequest],
     budget: Budget,
     on_scores: Callable[[int, Scores], None],
 ) -> None:
-    """Score all questions; `on_scores(index, scores)` is called as soon as a question is done, in any order."""
-    for group in _groups(forward.ensemble, questions):
-        for batch in batches(forward, questions, group, budget):
+    """Score all requests; `on_scores(index, scores)` is called as soon as a request is done, in any order."""
+    for group in _groups(forward.ensemble, requests):
+        for batch in batches(forward, requests, group, budget):
             found = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
             for i, scores in zip(batch.indices, found, strict=True):
                 on_scores(i, scores)
 
 
-def _groups(ensemble: Ensemble, questions: Sequence[Question]) -> list[Group]:
-    """Questions whose contexts begin alike and are read without noise up to there."""
+def _groups(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> list[Group]:
+    """Requests with a common beginning that is read without noise."""
     if not ensemble.own_history:
-        return group_by_prefix([question.context for question in questions])
+        return group_by_prefix([request.context for request in requests])
     if ensemble.prefill == "clean":
-        return [Group([i], len(question.context) - 1) for i, question in enumerate(questions)]
-    return [Group(list(range(len(questions))), 0)]
+        return [Group([i], len(request.context) - 1) for i, request in enumerate(requests)]
+    return [Group(list(range(len(requests))), 0)]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions that are read together, over the cache of their shared beginning."""
+    """Requests that are read together, over the cache of their shared prefix."""
 
     indices: list[int]
-    trees: list[TreeRow]
-    cache: RowCache
+    trees: list[TokenTree]
+    cache: KVCache
 
-    def passes(self, forward: RowForward, budget: Budget) -> Iterator[Tensor]:
-        """Logits [M, n, V] of the wanted nodes, tree by tree, in as many passes as the budget takes."""
-        past = self.cache.length
+    def passes(self, forward: EnsembleForward, budget: Budget) -> Iterator[Tensor]:
+        """Logits [M, n, V] at the logit nodes, tree by tree, in as many passes as the budget requires."""
+        prefix = self.cache.length
         width = max(len(tree) for tree in self.trees)
         slices = [(0, width)]
         if len(self.trees) == 1:
             slices = list(_slices(self.trees[0], width, forward.ensemble, budget.tokens))
-        counted = sum(map(len, self.trees)) if len(slices) == 1 else None
         for start, stop in slices:
-            tokens = collate(self.trees, past + start, forward.device, start=start, stop=stop)
-            yield forward(tokens, self.cache, counted=counted)
+            tokens = collate(self.trees, prefix + start, forward.device, start=start, stop=stop)
+            yield forward(tokens, self.cache)
 
 
 def batches(
-    forward: RowForward, questions: Sequence[Question], group: Group, budget: Budget
+    forward: EnsembleForward, requests: Sequence[ScoringRequest], group: Group, budget: Budget
 ) -> Iterator[Batch]:
-    """The questions of a group, over their shared beginning (computed here)."""
-    past = shared_past(forward, questions[group.members[0]].context[: group.shared])
-    rows = {i: _tree(questions[i], group) for i in group.members}
-    for indices in _alike(rows, forward.ensemble, budget):
-        trees = [rows[i] for i in indices]
-        capacity = group.shared + max(len(tree) + len(tree.wanted) * forward.row_columns for tree in trees)
-        cache = past.expanded(len(trees), capacity) if past else forward.new_cache(capacity)
+    """The requests of a group in batches, over their shared prefix, which is computed here."""
+    prefix = shared_prefix(forward, requests[group.members[0]].context[: group.shared])
+    tree_of = {i: _tree(requests[i], group) for i in group.members}
+    for indices in _alike(tree_of, forward.ensemble, budget):
+        trees = [tree_of[i] for i in indices]
+        capacity = group.shared + max(
+            len(tree) + len(tree.logit_nodes) * forward.extra_slots for tree in trees
+        )
+        cache = prefix.expanded(len(trees), capacity) if prefix else forward.new_cache(capacity)
         yield Batch(indices, trees, cache)
 
 
-def shared_past(forward: RowForward, tokens: Sequence[int]) -> RowCache | None:
-    """The cache of a shared beginning, of one sequence; None for an empty one."""
+def shared_prefix(forward: EnsembleForward, tokens: Sequence[int]) -> KVCache | None:
+    """The cache of a shared beginning, for one sequence; None for an empty beginning."""
     if not tokens:
         return None
     cache = forward.new_cache(len(tokens))
-    row = TreeRow(tokens, [])
-    forward(collate([row], 0, forward.device), cache, noise=False)
+    forward(replace(collate([TokenTree(tokens, [])], 0, forward.device), noise=False), cache)
     return cache
 
 
-def _tree(question: Question, group: Group) -> TreeRow:
-    return TreeRow(question.context, question.continuations, cached=group.shared, document=question.document)
+def _tree(request: ScoringRequest, group: Group) -> TokenTree:
+    return TokenTree(request.context, request.continuations, cached=group.shared, noise_key=request.noise_key)
 
 
-def _alike(rows: dict[int, TreeRow], ensemble: Ensemble, budget: Budget) -> Iterator[list[int]]:
-    """Rows of like size together, as many as the budget allows; longest first, so that memory runs out at once."""
+def _alike(trees: dict[int, TokenTree], ensemble: Ensemble, budget: Budget) -> Iterator[list[int]]:
+    """Trees of similar size, as many as the budget allows. The longest come first, so that memory
+    runs out at once if it does."""
     batch: list[int] = []
     width = 0
-    for i in sorted(rows, key=lambda i: -_size(rows[i], ensemble)):
-        width = max(width, _size(rows[i], ensemble))
+    for i in sorted(trees, key=lambda i: -_size(trees[i], ensemble)):
+        width = max(width, _size(trees[i], ensemble))
         if batch and (width * (len(batch) + 1) > budget.tokens or len(batch) == budget.sequences):
             yield batch
-            batch, width = [], _size(rows[i], ensemble)
+            batch, width = [], _size(trees[i], ensemble)
         batch.append(i)
     yield batch
 
 
-def _size(row: TreeRow, ensemble: Ensemble) -> int:
-    """Tokens that go through the noisy layers."""
-    noisy = len(row) if ensemble.own_history else len(row.wanted)
-    return len(row) + noisy * (ensemble.n - 1)
+def _size(tree: TokenTree, ensemble: Ensemble) -> int:
+    """Tokens that pass the noisy layers."""
+    noisy = len(tree) if ensemble.own_history else len(tree.logit_nodes)
+    return len(tree) + noisy * (ensemble.n - 1)
 
 
-def read_scores(ensemble: Ensemble, trees: list[TreeRow], logits: Iterable[Tensor]) -> list[Scores]:
+def read_scores(ensemble: Ensemble, trees: list[TokenTree], logits: Iterable[Tensor]) -> list[Scores]:
     """The scores of each tree's continuations.
 
     Args:
-        logits: [M, n, V] of the trees' wanted nodes, in any number of parts.
+        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
 
     Raises RoutingError where they are NaN.
     """
@@ -151,34 +153,34 @@ def read_scores(ensemble: Ensemble, trees: list[TreeRow], logits: Iterable[Tenso
         done = len(greedy)
         here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
         device = logits_MnV.device
-        wanted, target = (places[here] - done).to(device), targets[here].to(device)
-        picked[here] = ensemble.score(logits_MnV, wanted, target).cpu()
+        at, target = (places[here] - done).to(device), targets[here].to(device)
+        picked[here] = ensemble.score(logits_MnV, at, target).cpu()
         greedy = torch.cat([greedy, ensemble.greedy(logits_MnV).cpu()])
     if picked.isnan().any():
         raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
     return _summed(trees, picked.tolist(), (greedy[places] == targets).tolist())
 
 
-def _targets(trees: list[TreeRow]) -> tuple[Tensor, Tensor]:
-    """For every token to score, continuation by continuation: (place among all wanted nodes, the token)."""
+def _targets(trees: list[TokenTree]) -> tuple[Tensor, Tensor]:
+    """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
     places: list[int] = []
     tokens: list[int] = []
-    wanted = 0
+    done = 0
     for tree in trees:
-        order = {node: place for place, node in enumerate(tree.wanted, wanted)}
-        wanted += len(order)
+        order = {node: place for place, node in enumerate(tree.logit_nodes, done)}
+        done += len(order)
         for path, continuation in zip(tree.paths, tree.continuations, strict=True):
             places += [order[node] for node in path]
             tokens += continuation
     return torch.tensor(places), torch.tensor(tokens)
 
 
-def _slices(row: TreeRow, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
-    """Consecutive nodes of a long row, each slice with its ensemble rows within the limit (or a single node)."""
-    wanted = set(row.wanted)
+def _slices(tree: TokenTree, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
+    """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
+    logit_nodes = set(tree.logit_nodes)
     start = size = 0
     for node in range(width):
-        cost = ensemble.n if ensemble.own_history or node in wanted else 1
+        cost = ensemble.n if ensemble.own_history or node in logit_nodes else 1
         if node > start and size + cost > limit:
             yield start, node
             start, size = node, 0
@@ -186,8 +188,8 @@ def _slices(row: TreeRow, width: int, ensemble: Ensemble, limit: int) -> Iterato
     yield start, width
 
 
-def _summed(trees: list[TreeRow], picked: list[float], greedy: list[bool]) -> list[Scores]:
-    """Each continuation's tokens together."""
+def _summed(trees: list[TokenTree], picked: list[float], greedy: list[bool]) -> list[Scores]:
+    """The sums over each continuation's tokens."""
     scores: list[Scores] = []
     start = 0
     for tree in trees:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moe_lab.engine.forward.batch import TreeRow
+from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RecordingForward
-from moe_lab.engine.forward.kv_cache import JoinedLayer, RowCache
+from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache
 from moe_lab.engine.forward.masks import LayerMasks
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.prefixes import group_by_prefix
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
-from moe_lab.engine.scoring.scoring import Batch, Budget, Question, Scores, batches, read_scores
+from moe_lab.engine.scoring.scoring import Batch, Budget, Scores, ScoringRequest, batches, read_scores
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 CHUNK_SAMPLES = 128
@@ -37,7 +37,7 @@ class CachedActivations:
 
     scores: Scores
     """Of the plain model."""
-    kv_cache: RowCache
+    kv_cache: KVCache
     """Keys and values of the context and the continuations, of the layers from the fork layer on."""
     fork_MD: Tensor
     """Hidden states at the logit positions as the fork layer takes them."""
@@ -46,7 +46,7 @@ class CachedActivations:
     visible_MT: Tensor
     """bool: the slots that samples at a logit position attend to: those of its token but the token's own."""
     position_M: Tensor
-    document: int
+    noise_key: int
 
     @property
     def nbytes(self) -> int:
@@ -84,37 +84,37 @@ class TwoPhaseScorer:
     def score(
         self,
         ensemble: Ensemble,
-        questions: Sequence[Question],
+        requests: Sequence[ScoringRequest],
         budget: Budget,
         on_scores: Callable[[int, Scores], None],
     ) -> None:
         """As `scoring.score`."""
         cached: dict[int, CachedActivations] = {}
         if self.store is not None:
-            found = {i: self.store.get(_key(question)) for i, question in enumerate(questions)}
+            found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
             cached = {i: activations for i, activations in found.items() if activations is not None}
-            self._sample(ensemble, questions, cached, budget, on_scores)
-        first_phase = self._read(questions, [i for i in range(len(questions)) if i not in cached], budget)
+            self._sample(ensemble, requests, cached, budget, on_scores)
+        first_phase = self._read(requests, [i for i in range(len(requests)) if i not in cached], budget)
         while True:
             with self.clean:
                 activations = next(first_phase, None)
             if activations is None:
                 return
-            self._sample(ensemble, questions, activations, budget, on_scores)
+            self._sample(ensemble, requests, activations, budget, on_scores)
 
     def _read(
-        self, questions: Sequence[Question], missing: list[int], budget: Budget
+        self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget
     ) -> Iterator[dict[int, CachedActivations]]:
         """The first phase, batch by batch; run inside `self.clean`."""
-        unread = [questions[i] for i in missing]
-        for group in group_by_prefix([question.context for question in unread]):
+        unread = [requests[i] for i in missing]
+        for group in group_by_prefix([request.context for request in unread]):
             for batch in batches(self.clean, unread, group, budget):
                 read = dict(
                     zip([missing[i] for i in batch.indices], self._activations(batch, budget), strict=True)
                 )
                 if self.store is not None:
                     for i, activations in read.items():
-                        self.store.add(_key(questions[i]), activations)
+                        self.store.add(_key(requests[i]), activations)
                 yield read
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
@@ -125,11 +125,11 @@ class TwoPhaseScorer:
             CachedActivations(
                 scores=scores[b],
                 kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
-                fork_MD=fork_BSD[b, tree.wanted],
-                final_MD=final_BSD[b, tree.wanted],
+                fork_MD=fork_BSD[b, tree.logit_nodes],
+                final_MD=final_BSD[b, tree.logit_nodes],
                 visible_MT=_others(tree, shared).to(device),
-                position_M=torch.tensor(tree.positions)[tree.wanted].to(device),
-                document=tree.document,
+                position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
+                noise_key=tree.noise_key,
             )
             for b, tree in enumerate(batch.trees)
         ]
@@ -137,7 +137,7 @@ class TwoPhaseScorer:
     def _sample(
         self,
         ensemble: Ensemble,
-        questions: Sequence[Question],
+        requests: Sequence[ScoringRequest],
         activations: dict[int, CachedActivations],
         budget: Budget,
         on_scores: Callable[[int, Scores], None],
@@ -149,7 +149,7 @@ class TwoPhaseScorer:
             return
         with self.noisy.routed(ensemble.routing):
             for indices in _together(activations, ensemble.n, budget):
-                trees = [TreeRow(questions[i].context, questions[i].continuations) for i in indices]
+                trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
                 passes = _passes([activations[i] for i in indices], ensemble.n, budget)
                 scores = read_scores(ensemble, trees, (self._logits(ensemble, chunks) for chunks in passes))
                 for i, own in zip(indices, scores, strict=True):
@@ -179,7 +179,7 @@ class TwoPhaseScorer:
             position_BS=spread([r.position_M[:, None] for r in requests])[..., 0],
             masks=LayerMasks(torch.cat([spread(visible), itself], dim=-1), self.noisy.model.dtype),
             layers=[
-                JoinedLayer(list(parts), T)
+                JoinedKVLayer(list(parts), T)
                 for parts in zip(*(r.kv_cache.layers for r in requests), strict=True)
             ],
             logits_at=real_BR.reshape(-1).nonzero()[:, 0],
@@ -187,7 +187,7 @@ class TwoPhaseScorer:
             final_CD=torch.cat([chunk.request.final_MD[chunk.at] for chunk in chunks]),
         )
         position_M = torch.cat([chunk.request.position_M[chunk.at] for chunk in chunks])
-        documents = torch.tensor([request.document for request in requests])
+        documents = torch.tensor([request.noise_key for request in requests])
         assert ensemble.routing is not None
         ensemble.routing.expect(
             NoisyTokens(
@@ -202,13 +202,13 @@ class TwoPhaseScorer:
         return torch.cat([clean_MV[:, None], noisy_RV.unflatten(0, (-1, noisy))], dim=1)
 
 
-def _key(question: Question) -> Hashable:
-    return question.document, tuple(question.context), tuple(map(tuple, question.continuations))
+def _key(request: ScoringRequest) -> Hashable:
+    return request.noise_key, tuple(request.context), tuple(map(tuple, request.continuations))
 
 
-def _others(tree: TreeRow, shared: int) -> Tensor:
+def _others(tree: TokenTree, shared: int) -> Tensor:
     """bool [M, shared + nodes]: the slots that each logit position attends to, its own excepted."""
-    wanted = torch.tensor(tree.wanted)
+    wanted = torch.tensor(tree.logit_nodes)
     own = torch.from_numpy(tree.visible)[wanted]
     own[torch.arange(len(wanted)), wanted] = False
     return nn.functional.pad(own, (shared, 0), value=True)

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from moe_lab.engine.forward.kv_cache import RowLayer
+from moe_lab.engine.forward.kv_cache import KVLayer
 
 SDPA = "sdpa"
 
 
-class SuffixLayer(RowLayer):
+class SuffixLayer(KVLayer):
     """One layer of joined pasts: every pass writes its new columns to the same place behind them."""
 
     new: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     """Keys and values of the latest pass, then their new columns."""
 
     @classmethod
-    def of(cls, parts: list[RowLayer], width: int, room: int) -> SuffixLayer:
+    def of(cls, parts: list[KVLayer], width: int, room: int) -> SuffixLayer:
         past = cls(width + room)
         past.join(parts, width)
         return past
@@ -64,7 +64,7 @@ class _Written(torch.autograd.Function):
 
 
 @contextmanager
-def suffix_attention(layers: Sequence[RowLayer]) -> Iterator[None]:
+def suffix_attention(layers: Sequence[KVLayer]) -> Iterator[None]:
     """Inside the context `sdpa` over these layers' keys and values has no gradients of the past."""
     usual: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[SDPA]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moe_lab.engine.forward.batch import TreeRow
+from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.forward import RecordingForward
-from moe_lab.engine.forward.kv_cache import RowCache
-from moe_lab.engine.scoring.scoring import Question
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.scoring.scoring import ScoringRequest
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.routing import Router, Routing, routed
 from moe_lab.routing.remix import router_probs
@@ -27,7 +27,7 @@ class PromptSuffix:
 
     prompt: tuple[int, ...]
     """Its token ids."""
-    prefix: RowCache
+    prefix: KVCache
     """Keys and values of the prompt's tokens before the suffix, of the layers from the fork layer on."""
     hidden_QD: Tensor
     """Hidden states of the suffix's tokens as the fork layer takes them."""
@@ -35,7 +35,7 @@ class PromptSuffix:
     """float32 [W, MoE layers, E] on the CPU: the router's probabilities at the re-routed tokens."""
     mean_D: Tensor
     """float32 on the CPU: mean over the prompt's tokens of what the output head is given."""
-    tree: TreeRow
+    tree: TokenTree
     """The suffix's tokens: the prompt's, and those of the continuations that branch off it."""
 
     @property
@@ -76,19 +76,19 @@ class SuffixRecorder(RecordingForward):
             self._shared.append(args[0])
         return super()._select(head, args)
 
-    def suffixes(self, questions: list[Question], cache: RowCache, shared: int) -> list[PromptSuffix]:
+    def suffixes(self, requests: list[ScoringRequest], cache: KVCache, shared: int) -> list[PromptSuffix]:
         """Of a batch whose passes have just been made, behind `shared` tokens."""
         hidden_BSD, final_BSD = self.recorded()
-        B = len(questions)
+        B = len(requests)
         logits = {
             router: torch.cat([part.unflatten(0, (B, -1)) for part in parts], dim=1)
             for router, parts in self._logits.items()
         }
         self._logits = {}
         found = []
-        for b, question in enumerate(questions):
-            start = self.span.start(len(question.context))
-            tree = TreeRow(question.context, question.continuations, cached=start)
+        for b, request in enumerate(requests):
+            start = self.span.start(len(request.context))
+            tree = TokenTree(request.context, request.continuations, cached=start)
             at, W = start - shared, self.span.size
             probs = [
                 router_probs(router, logits[router][b, at : at + W].to(self.device))
@@ -96,11 +96,11 @@ class SuffixRecorder(RecordingForward):
             ]
             found.append(
                 PromptSuffix(
-                    prompt=tuple(question.context),
+                    prompt=tuple(request.context),
                     prefix=cache.taken(b, start, self.fork),
                     hidden_QD=hidden_BSD[b, at : at + len(tree)].clone(),
                     pathway_WME=torch.stack(probs, dim=1).cpu(),
-                    mean_D=self._mean(final_BSD[b, : len(question.context) - shared]),
+                    mean_D=self._mean(final_BSD[b, : len(request.context) - shared]),
                     tree=tree,
                 )
             )

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from moe_lab.engine.forward.batch import TreeRow
+from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.masks import LayerMasks
 from moe_lab.engine.forward.prefixes import group_by_prefix
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
-from moe_lab.engine.scoring.scoring import Budget, Question, Scores, batches, read_scores
+from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest, batches, read_scores
 from moe_lab.engine.suffix.attention import SuffixLayer, suffix_attention
 from moe_lab.engine.suffix.recorder import PromptSuffix, SuffixRecorder
 from moe_lab.engine.suffix.token_span import TokenSpan
@@ -41,7 +41,7 @@ class SuffixReplay:
     """
 
     def __init__(self, model: nn.Module, first_moe: int, span: TokenSpan | None = None):
-        if not runs_rows(model):
+        if not runs_on_kv_cache(model):
             raise ConfigError(
                 f"{type(model).__name__} keeps more than keys and values, or counts positions by them: the pathway of "
                 "single tokens cannot be changed.\nmethod=base and method=roe run it."
@@ -70,7 +70,7 @@ class SuffixReplay:
         Raises ValueError for a prompt with fewer tokens than are to be re-routed.
         """
         requests = [
-            Question(prompt, continuations[i] if continuations else [[0]], document=0)
+            ScoringRequest(prompt, continuations[i] if continuations else [[0]], noise_key=0)
             for i, prompt in enumerate(prompts)
         ]
         suffixes: dict[int, PromptSuffix] = {}
@@ -103,7 +103,7 @@ class SuffixReplay:
                 for parts in zip(*(prefix.layers for prefix in prefixes), strict=True)
             ],
             logits_at=torch.tensor(
-                [i * S + node for i, tree in enumerate(trees) for node in tree.wanted], device=device
+                [i * S + node for i, tree in enumerate(trees) for node in tree.logit_nodes], device=device
             ),
             count=sum(map(len, trees)),
         )
@@ -145,7 +145,7 @@ class SuffixReplay:
         return read_scores(Ensemble(n=len(routings)), [suffix.tree for suffix in suffixes], [logits_MnV])
 
 
-def _visible(tree: TreeRow, prefix: int, T: int, S: int) -> Tensor:
+def _visible(tree: TokenTree, prefix: int, T: int, S: int) -> Tensor:
     """bool [S, T + S]: the slots of the prefix, which end at T, then those tokens of the tree that each attends to."""
     own = nn.functional.pad(torch.from_numpy(tree.visible), (0, S - len(tree), 0, S - len(tree)))
     before = (torch.arange(T) >= T - prefix).expand(S, -1)

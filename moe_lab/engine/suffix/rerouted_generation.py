@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.kv_cache import RowCache
-from moe_lab.engine.generation.prefill import Answer
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.routing import routed
 from moe_lab.routing.override import Override, Places
@@ -25,7 +25,7 @@ before it (the rest is its own)."""
 HALVED = 0.5
 
 
-class ReroutedForward(RowForward):
+class ReroutedForward(EnsembleForward):
     """The plain model, but for the re-routed tokens of prompts, and of what is generated after them.
 
     Args:
@@ -40,7 +40,7 @@ class ReroutedForward(RowForward):
     def __init__(
         self,
         model: nn.Module,
-        answers: Sequence[Answer],
+        answers: Sequence[GenerationState],
         probs: dict[int, Tensor],
         span: TokenSpan,
         persistence: str,
@@ -48,18 +48,16 @@ class ReroutedForward(RowForward):
         super().__init__(model, Ensemble())
         self.span, self.persistence = span, persistence
         self._override = Override(probs)
-        self._of = {(a.document, a.repeat): (n, len(a.prompt)) for n, a in enumerate(answers)}
+        self._of = {(a.noise_key, a.sample_index): (n, len(a.prompt)) for n, a in enumerate(answers)}
 
     def __enter__(self) -> ReroutedForward:
         super().__enter__()
         self._stack.enter_context(routed(self.model, self._override))
         return self
 
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
         self._override.expect(self._places(tokens))
-        return super().__call__(tokens, cache, counted, noise)
+        return super().__call__(tokens, cache)
 
     def _places(self, tokens: Tokens) -> Places | None:
         """The re-routed tokens of a pass."""
@@ -67,7 +65,7 @@ class ReroutedForward(RowForward):
         B, S = tokens.ids_BS.shape
         positions = tokens.position_BS.tolist()
         real = [[True] * S] * B if tokens.real_BS is None else tokens.real_BS.tolist()
-        keys = zip(tokens.document_B.tolist(), tokens.repeat_B.tolist(), strict=True)
+        keys = zip(tokens.noise_key_B.tolist(), tokens.sample_index_B.tolist(), strict=True)
         for b, key in enumerate(keys):
             n, length = self._of[key]
             for s in range(S):

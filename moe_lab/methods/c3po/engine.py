@@ -1,5 +1,4 @@
-"""Answers the questions of `method=c3po` in batches: reads them, has their pathways optimized, scores or
-generates their answers."""
+"""The engine of `method=c3po`: it optimizes the pathways of questions, then scores or generates with them."""
 
 from __future__ import annotations
 
@@ -8,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
-from moe_lab.engine.generation.generate import Choose, Finished, generate
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.scoring.scoring import Budget, Question, Scores
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.suffix.recorder import PromptSuffix
 from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.rerouted_generation import ReroutedForward
 from moe_lab.engine.suffix.token_span import check_length, named_tokens
-from moe_lab.methods.c3po.noisy_pathways import rows_around
+from moe_lab.methods.c3po.noisy_pathways import samples_around
 from moe_lab.methods.c3po.optimizer import PathwayOptimizer
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.methods.c3po.traces import Trace
@@ -27,20 +27,17 @@ if TYPE_CHECKING:
 
 AT_ONCE = 32
 """Questions whose pathways are optimized together."""
-Tokens = tuple[int, ...]
-
-
-RightAnswer = Callable[[str, str | None], Tokens]
-"""(prompt, one of its choices; None: it is generated) -> token ids of the right answer, for the oracle."""
+RightAnswer = Callable[[str, str | None], tuple[int, ...]]
+"""(prompt, one of its choices, or None for a generated answer) -> token ids of the right answer."""
 
 
 class PathwayEngine(Engine):
-    """Answers questions with pathways of their own.
+    """Scores and generates with a pathway for each question.
 
     Args:
         seed: of the noise around pathways.
-        trace: what is written of each question that is scored.
-        right_answer: the oracle's alone.
+        trace: where the pathways of scored questions are written.
+        right_answer: for the oracle only.
     """
 
     def __init__(
@@ -56,85 +53,85 @@ class PathwayEngine(Engine):
     ):
         self.settings, self.budget, self.seed, self.trace = settings, budget, seed, trace
         self._right_answer = right_answer
-        self.tails = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
-        self.optimize = PathwayOptimizer(model, settings, layers, references, self.tails, budget)
+        self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
+        self.optimize = PathwayOptimizer(model, settings, layers, references, self.replay, budget)
         self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}
-        """Floating-point operations of the first batch of scored questions: of all that was done, and of reading and
-        answering alone."""
+        """Floating-point operations of the first batch of scored questions: in total, and without the optimization."""
         self._generated_in = 0
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far; those of optimization go through the later layers only."""
-        return self.tails.tokens_in + self._generated_in
+        """Tokens put through the model so far. Tokens of the optimization pass the later layers only."""
+        return self.replay.tokens_in + self._generated_in
 
-    def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
-        for start in range(0, len(questions), AT_ONCE):
+    def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
+        for start in range(0, len(requests), AT_ONCE):
             scored = self._scored if self.counted["flops_questions"] else self._scored_and_counted
-            for i, scores in enumerate(scored(questions[start : start + AT_ONCE]), start):
+            for i, scores in enumerate(scored(requests[start : start + AT_ONCE]), start):
                 on_scores(i, scores)
 
     def generate(
         self,
-        answers: list[Answer],
-        choose: Choose,
-        finished: Finished,
+        states: list[GenerationState],
+        sampler: Sampler,
+        stop: StoppingCriteria,
         max_new_tokens: int,
-        on_done: Callable[[Answer], None],
+        on_done: Callable[[GenerationState], None],
     ) -> None:
-        for start in range(0, len(answers), AT_ONCE):
-            batch = answers[start : start + AT_ONCE]
-            pathways = self._of_prompts(batch)
+        for start in range(0, len(states), AT_ONCE):
+            batch = states[start : start + AT_ONCE]
+            probs = self._prompt_pathways(batch).probs()
             forward = ReroutedForward(
-                self.tails.model, batch, pathways.probs(), self.tails.span, self.settings.persistence
+                self.replay.model, batch, probs, self.replay.span, self.settings.persistence
             )
             with forward:
-                generate(forward, batch, self.budget, choose, finished, max_new_tokens, on_done)
+                generate(forward, batch, self.budget, sampler, stop, max_new_tokens, on_done)
             self._generated_in += forward.tokens_in
 
-    def _of_prompts(self, answers: list[Answer]) -> Pathways:
-        prompts, texts = [answer.prompt for answer in answers], [answer.text for answer in answers]
-        tails = self._read(prompts, texts)
+    def _prompt_pathways(self, states: list[GenerationState]) -> Pathways:
+        prompts, texts = [state.prompt for state in states], [state.text for state in states]
+        suffixes = self._read(prompts, texts)
         own = self._with_right_answers(prompts, [(text, None) for text in texts])
-        return self.optimize(texts, tails, own).pathways
+        return self.optimize(texts, suffixes, own).pathways
 
-    def _scored_and_counted(self, questions: list[Question]) -> list[Scores]:
+    def _scored_and_counted(self, requests: list[ScoringRequest]) -> list[Scores]:
         with FlopCount() as flops:
-            scores = self._scored(questions, flops)
-        self.counted.update(flops=flops.total, flops_questions=len(questions))
+            scores = self._scored(requests, flops)
+        self.counted.update(flops=flops.total, flops_questions=len(requests))
         return scores
 
-    def _scored(self, questions: list[Question], flops: FlopCount | None = None) -> list[Scores]:
-        contexts, texts = (
-            [question.context for question in questions],
-            [question.text for question in questions],
-        )
-        tails = self._read(contexts, texts, [question.continuations for question in questions])
+    def _scored(self, requests: list[ScoringRequest], flops: FlopCount | None = None) -> list[Scores]:
+        contexts, texts = [request.context for request in requests], [request.text for request in requests]
+        suffixes = self._read(contexts, texts, [request.continuations for request in requests])
         if flops:
             self.counted["flops_plain"] = flops.total
         states: list[list[Scores]] = []
 
         def watch(pathways: Pathways) -> None:
             if self.trace:
-                states.append(self.tails.score(tails, pathways.remix("topk")))
+                states.append(self.replay.score(suffixes, pathways.remix("topk")))
 
-        own = self._with_right_answers(contexts, [(q.text, q.texts[0]) for q in questions])
-        found = self.optimize(texts, tails, own, watch)
-        scores = self._scores(questions, tails, found.pathways)
+        own = self._with_right_answers(contexts, [(request.text, request.texts[0]) for request in requests])
+        optimized = self.optimize(texts, suffixes, own, watch)
+        scores = self._scores(requests, suffixes, optimized.pathways)
         if self.trace:
-            asked = [(question.text, list(question.texts)) for question in questions]
-            self.trace.write(asked, found, states, self.optimize.references)
+            continuations = [(request.text, list(request.texts)) for request in requests]
+            self.trace.write(continuations, optimized, states, self.optimize.references)
         return scores
 
     def _scores(
-        self, questions: list[Question], tails: list[PromptSuffix], pathways: Pathways
+        self, requests: list[ScoringRequest], suffixes: list[PromptSuffix], pathways: Pathways
     ) -> list[Scores]:
         settings = self.settings
-        documents = [question.document for question in questions]
-        rows = rows_around(
-            pathways, tails, documents, n=settings.n, temperature=settings.temperature, seed=self.seed
+        samples = samples_around(
+            pathways,
+            suffixes,
+            [request.noise_key for request in requests],
+            n=settings.n,
+            temperature=settings.temperature,
+            seed=self.seed,
         )
-        return self.tails.score(tails, *rows)
+        return self.replay.score(suffixes, *samples)
 
     def _read(
         self,
@@ -143,17 +140,17 @@ class PathwayEngine(Engine):
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> list[PromptSuffix]:
         for prompt, text in zip(prompts, texts, strict=True):
-            check_length(self.tails.span, prompt, text)
-        return self.tails.read(prompts, self.budget, continuations)
+            check_length(self.replay.span, prompt, text)
+        return self.replay.read(prompts, self.budget, continuations)
 
     def _with_right_answers(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[tuple[str, str | None]]
     ) -> list[PromptSuffix] | None:
-        """The prompts read with their right answers alone; None unless this is the oracle.
+        """The prompts, each read with its right answer alone. None unless this is the oracle.
 
         Args:
-            texts: of each prompt: its text, and one of its choices.
+            texts: of each prompt: its text and one of its choices.
         """
         if self._right_answer is None:
             return None
-        return self.tails.read(prompts, self.budget, [[self._right_answer(*asked)] for asked in texts])
+        return self.replay.read(prompts, self.budget, [[self._right_answer(*pair)] for pair in texts])

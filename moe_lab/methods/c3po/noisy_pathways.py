@@ -1,4 +1,4 @@
-"""C3PO and RoE together: rows of Gumbel noise around optimized pathways. Beyond both papers.
+"""C3PO combined with RoE: routing samples with Gumbel noise around optimized pathways. Not in either paper.
 
 N = questions, W = re-routed tokens of each, L = optimized MoE layers, E = experts.
 """
@@ -16,41 +16,41 @@ from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.remix import Remix
 
 
-def rows_around(
+def samples_around(
     pathways: Pathways,
-    tails: Sequence[PromptSuffix],
-    documents: Sequence[int],
+    suffixes: Sequence[PromptSuffix],
+    noise_keys: Sequence[int],
     *,
     n: int,
     temperature: float,
     seed: int,
 ) -> list[Remix]:
-    """n routings of N questions: the pathways as they are, then n - 1 that choose experts with noise.
+    """n routing samples of N questions: the pathways themselves, then n - 1 samples that choose experts with noise.
 
-    As in RoE (equation 1), but at the re-routed tokens and layers alone: top-k of the scores plus `temperature` times
-    keyed Gumbel noise, weighed as without it.
+    The noise is that of RoE (equation 1) at the re-routed tokens and layers only: top-k of the scores plus
+    `temperature` times keyed Gumbel noise. The weights are those without noise.
 
     Args:
-        documents: the noise's key of each question (`document_key`).
+        noise_keys: `document_key` of each question.
     """
     return [pathways.remix("topk")] + [
         pathways.noisy({layer: temperature * noise for layer, noise in noises.items()})
-        for noises in (_noise(pathways, tails, documents, row, seed) for row in range(1, n))
+        for noises in (_noise(pathways, suffixes, noise_keys, sample, seed) for sample in range(1, n))
     ]
 
 
 def _noise(
-    pathways: Pathways, tails: Sequence[PromptSuffix], documents: Sequence[int], row: int, seed: int
+    pathways: Pathways, suffixes: Sequence[PromptSuffix], noise_keys: Sequence[int], sample: int, seed: int
 ) -> dict[int, Tensor]:
     """[N, W, E] of each optimized layer."""
     N, W, _, E = pathways.clean_NWLE.shape
-    document_T = torch.tensor(documents).repeat_interleave(W)
-    position_T = torch.tensor([tail.position + w for tail in tails for w in range(W)])
+    key_T = torch.tensor(noise_keys).repeat_interleave(W)
+    position_T = torch.tensor([suffix.position + w for suffix in suffixes for w in range(W)])
     noise_LTE = gumbel_for_tokens(
         seed,
-        document_T,
-        torch.zeros_like(document_T),
-        torch.full_like(document_T, row),
+        key_T,
+        torch.zeros_like(key_T),
+        torch.full_like(key_T, sample),
         position_T,
         torch.tensor(pathways.layers),
         E,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.methods.virtual_tokens.past import prefix_past, soft_prompt_past
 
 
@@ -46,7 +46,7 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int) -> Itera
             parameter.requires_grad = flag
 
 
-def stored_past(folder: Path, model: Any) -> RowCache:
+def stored_past(folder: Path, model: Any) -> KVCache:
     """What a model remembers of an adapter in peft's format (`adapter_model.safetensors`, `adapter_config.json`)."""
     from peft import PeftConfig, PeftType
     from safetensors.torch import load_file

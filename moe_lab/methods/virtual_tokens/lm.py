@@ -17,10 +17,10 @@ from torch import Tensor
 
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.kv_engine import KVEngine
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
-from moe_lab.engine.row_engine import RowEngine
 from moe_lab.engine.tokenization import Encoder
 from moe_lab.methods.base import engine_options
 
@@ -49,9 +49,9 @@ class VirtualTokensLM(EngineLM):
         past: keys and values of the virtual tokens, of one sequence.
     """
 
-    def __init__(self, model: LoadedModel, config: Config, past: RowCache):
-        def make_engine(lm: EngineLM) -> RowEngine:
-            return RowEngine(VirtualTokensForward(model.model, past), lm.budget)
+    def __init__(self, model: LoadedModel, config: Config, past: KVCache):
+        def make_engine(lm: EngineLM) -> KVEngine:
+            return KVEngine(VirtualTokensForward(model.model, past), lm.budget)
 
         options = _options(model, config, past.length)
         super().__init__(model.model, model.tokenizer, **options, make_engine=make_engine)
@@ -72,35 +72,34 @@ class _BehindPlaceholders(Encoder):
         return self.placeholders + context_ids, ids
 
 
-class VirtualTokensForward(RowForward):
-    """A `RowForward` of the plain model; the first V tokens of every sequence are placeholders of `past`."""
+class VirtualTokensForward(EnsembleForward):
+    """A `EnsembleForward` of the plain model; the first V tokens of every sequence are placeholders of `past`."""
 
-    def __init__(self, model: Any, past: RowCache):
+    def __init__(self, model: Any, past: KVCache):
         super().__init__(model, Ensemble())
         self.past = past
 
-    def __call__(
-        self, tokens: Tokens, cache: RowCache, counted: int | None = None, noise: bool = True
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
         if cache.length:
-            return super().__call__(tokens, cache, counted, noise)
+            return super().__call__(tokens, cache)
         B, S = tokens.ids_BS.shape
         V = self.past.length
         for own, new in zip(self.past.layers, cache.layers, strict=True):
             new.update(own.keys.expand(B, -1, -1, -1), own.values.expand(B, -1, -1, -1))
         if S == V:
             return torch.empty(0, 1, self.model.config.get_text_config().vocab_size, device=self.device)
-        return super().__call__(_behind(tokens, V), cache, counted and counted - B * V, noise)
+        return super().__call__(_behind(tokens, V), cache)
 
 
 def _behind(tokens: Tokens, V: int) -> Tokens:
     """All but the first V tokens of each sequence, none of which is wanted."""
-    S = tokens.ids_BS.shape[1]
+    B, S = tokens.ids_BS.shape
     return replace(
         tokens,
         ids_BS=tokens.ids_BS[:, V:],
         position_BS=tokens.position_BS[:, V:],
         visible_BSK=None if tokens.visible_BSK is None else tokens.visible_BSK[:, V:],
-        wanted_M=tokens.wanted_M // S * (S - V) + tokens.wanted_M % S - V,
+        logit_positions_M=tokens.logit_positions_M // S * (S - V) + tokens.logit_positions_M % S - V,
+        count=tokens.count and tokens.count - B * V,
         real_BS=None if tokens.real_BS is None else tokens.real_BS[:, V:],
     )

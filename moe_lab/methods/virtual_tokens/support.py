@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.kv_cache import RowCache, RowLayer
-from moe_lab.engine.forward.layers import decoder_layers, runs_rows
+from moe_lab.engine.forward.kv_cache import KVCache, KVLayer
+from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 
 Shape = tuple[int, int]
@@ -24,7 +24,7 @@ def refusal(config: Any, kind: str) -> str | None:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    if not runs_rows(model):
+    if not runs_on_kv_cache(model):
         return "it keeps more than keys and values of what it read, or does not address them by a mask"
     try:
         with with_adapter(model, kind, 1, seed=0) as wrapped:
@@ -74,12 +74,12 @@ class _Remembered(Exception):
     """Raised with the shapes of the keys and the values, once they are known."""
 
 
-class _Watch(RowCache):
+class _Watch(KVCache):
     def __init__(self, num_layers: int):
         super().__init__(num_layers)
         self.layers = [_WatchedLayer(0) for _ in range(num_layers)]
 
 
-class _WatchedLayer(RowLayer):
+class _WatchedLayer(KVLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> Any:
         raise _Remembered(*((part.shape[1], part.shape[3]) for part in (key_states, value_states)))

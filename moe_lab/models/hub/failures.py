@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 
-from moe_lab.config.catalog import options
+from moe_lab.config.catalog import option_files, read_option
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.validators import did_you_mean
 
@@ -114,12 +114,13 @@ def _close(source: str, what: str) -> str:
     """The option of conf/model whose id is like this one."""
     if what != "model":
         return ""
-    folder = resource_folder("conf")
-    ids = {}
-    for name in options("model", [folder]):
-        found = re.search(r"^path: (\S+)$", (folder / "model" / f"{name}.yaml").read_text("utf-8"), re.M)
-        if found:
-            ids[found[1]] = name
+    files = option_files("model", [resource_folder("conf")])
+    ids = {
+        key.default: name
+        for name, file in files.items()
+        for key in read_option(file).keys
+        if key.name == "path"
+    }
     near = did_you_mean(source, ids)
     close = None if source in ids else re.search(r"'(.+)'", near)
     return f" Did you mean model={ids[close[1]]} ({close[1]})?" if close else ""

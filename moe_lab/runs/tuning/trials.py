@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import optuna
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
+from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.stored import damaged, tidy
 from moe_lab.runs.tuning.search import Search
 
@@ -175,25 +176,16 @@ class Trials:
 
     def _register(self) -> tuple[int, FileLock]:
         for worker in range(MAX_WORKERS):
-            lock = FileLock(self._worker_file(worker), is_singleton=False)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            return worker, lock
+            lock = acquire(self._worker_file(worker))
+            if lock is not None:
+                return worker, lock
         raise RuntimeError(f"{self.folder}: more than {MAX_WORKERS} processes share this study.")
 
     def _workers(self) -> list[int]:
         return [int(file.stem) for file in (self.folder / ".workers").glob("*.lock")]
 
     def _alive(self, worker: int) -> bool:
-        lock = FileLock(self._worker_file(worker), is_singleton=False)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return True
-        lock.release()
-        return False
+        return is_locked(self._worker_file(worker))
 
     def _worker_file(self, worker: int) -> Path:
         return self.folder / ".workers" / f"{worker}.lock"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache
 
-from moe_lab.engine.forward.kv_cache import RowCache
+from moe_lab.engine.forward.kv_cache import KVCache
 from tests.support.families import VOCAB
 
 IDS = torch.arange(11)[None] * 13 % VOCAB
@@ -22,7 +22,7 @@ def columns(cache, layer):
 
 
 def test_holds_the_same_as_transformers_cache(moe_model):
-    ours = filled(moe_model, RowCache(4, capacity=3))
+    ours = filled(moe_model, KVCache(4, capacity=3))
     filled(moe_model, ours, IDS[:, :4])
     theirs = DynamicCache(config=moe_model.config)
     filled(moe_model, theirs)
@@ -32,7 +32,7 @@ def test_holds_the_same_as_transformers_cache(moe_model):
 
 
 def test_keep_forgets_and_the_buffer_stays(olmoe):
-    cache = filled(olmoe, RowCache(4, capacity=32))
+    cache = filled(olmoe, KVCache(4, capacity=32))
     before, place = columns(cache, 2)[:, :, :6].clone(), cache.layers[2].keys.data_ptr()
     cache.keep(6)
     filled(olmoe, cache, IDS[:, :2])
@@ -42,7 +42,7 @@ def test_keep_forgets_and_the_buffer_stays(olmoe):
 
 
 def test_expanded_is_a_copy_for_each_sequence(olmoe):
-    cache = filled(olmoe, RowCache(4))
+    cache = filled(olmoe, KVCache(4))
     copy = cache.expanded(3, capacity=20)
     assert copy.length == cache.length and copy.layers[0].keys.shape[0] == 3
     copy.layers[0].keys.zero_()
@@ -50,8 +50,8 @@ def test_expanded_is_a_copy_for_each_sequence(olmoe):
 
 
 def test_right_aligned_ends_together(olmoe):
-    parts = [filled(olmoe, RowCache(4), IDS[:, :n]) for n in (5, 9)]
-    joined = RowCache.right_aligned(parts, capacity=12)
+    parts = [filled(olmoe, KVCache(4), IDS[:, :n]) for n in (5, 9)]
+    joined = KVCache.right_aligned(parts, capacity=12)
     assert joined.length == 9
     for layer in range(4):
         assert torch.equal(joined.layers[layer].keys[0, :, 4:9], columns(parts[0], layer)[0])

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.layers import runs_rows
-from moe_lab.engine.forward.recurrent import StateForward
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.sampling import Decoder, generation_config
+from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.engine.forward.recurrent import RecurrentForward
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, generation_config
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.recurrent_engine import StateEngine
-from moe_lab.engine.scoring.scoring import Question
+from moe_lab.engine.recurrent_engine import RecurrentEngine
+from moe_lab.engine.scoring.scoring import ScoringRequest
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import attention_kinds, rounding
 from tests.support import roe_reference as reference
@@ -48,17 +48,17 @@ def double(model):
 
 
 def scores_of(model, questions, ensemble):
-    engine = StateEngine(StateForward(model, ensemble))
+    engine = RecurrentEngine(RecurrentForward(model, ensemble))
     found = {}
     engine.score(questions, found.__setitem__)
     return found, engine
 
 
 def answers_of(model, prompts, ensemble, steps, repeat=0):
-    answers = [Answer(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts)]
+    answers = [GenerationState(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts)]
     ended = []
-    decoder = Decoder(model, generation_config(model, {}), 0)
-    StateEngine(StateForward(model, ensemble)).generate(
+    decoder = Sampler(model, generation_config(model, {}), 0)
+    RecurrentEngine(RecurrentForward(model, ensemble)).generate(
         answers, decoder, lambda generated: False, steps, ended.append
     )
     assert list(map(id, ended)) == list(map(id, answers))
@@ -66,7 +66,7 @@ def answers_of(model, prompts, ensemble, steps, repeat=0):
 
 
 def test_models_here_are_not_run_by_rows(model):
-    assert not runs_rows(model)
+    assert not runs_on_kv_cache(model)
 
 
 def test_one_row_equals_the_untouched_model(model):
@@ -83,8 +83,8 @@ def test_scores_equal_the_slow_reference(model, double, history):
     # Continuations that begin alike: their states part where they do.
     context = [3, 7, 9, 100, 20, 21, 22, 23, 24, 25, 26]
     questions = [
-        Question(context, [[5, 6, 7], [5, 8, 9], [4, 3, 2], [5, 6, 1], [11]], document_key(context)),
-        Question([4], [[1, 2]], document_key([4])),
+        ScoringRequest(context, [[5, 6, 7], [5, 8, 9], [4, 3, 2], [5, 6, 1], [11]], document_key(context)),
+        ScoringRequest([4], [[1, 2]], document_key([4])),
     ]
     switches = dict(seed=SEED, cache=history[0], prefill=history[1])
     expected = [
@@ -114,7 +114,7 @@ def test_tokens_equal_the_slow_reference(model, double, history):
 
 def test_tokens_that_are_counted(model):
     # 3 context tokens, of them the last with 4 rows; nodes 5 and 6 with 4 rows each.
-    question = Question([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0)
+    question = ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0)
     clean = scores_of(model, [question], ensemble_for(model, ("clean", "noisy")))
     assert clean[1].tokens_in == 2 + N + 2 * N
     standard = scores_of(model, [question], ensemble_for(model, ("standard", "noisy")))
@@ -142,7 +142,7 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
     found = []
     for batch_size in ("auto", 1, 2):
         lm = EngineLM(model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False)
-        assert isinstance(lm.engine, StateEngine)
+        assert isinstance(lm.engine, RecurrentEngine)
         found.append(ask(lm))
         assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
     tuned = EngineLM(model, tokenizer, ensemble=ensemble(0.1), reuse=True, progress=False)

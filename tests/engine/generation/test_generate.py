@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.sampling import StopCondition, generation_config
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import StoppingCriteria, generation_config
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
@@ -73,11 +73,17 @@ def test_the_cache_keeps_the_clean_rows_only(olmoe):
         lengths.append([layer.length for layer in caches[0].layers])
         return log_probs.argmax(-1).tolist()
 
-    with RowForward(olmoe, Ensemble(8, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), 1)) as forward:
+    with EnsembleForward(olmoe, Ensemble(8, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), 1)) as forward:
         new_cache = forward.new_cache
         forward.new_cache = lambda capacity=0: caches.append(new_cache(capacity)) or caches[-1]
         generate(
-            forward, [Answer(0, [1, 2, 3, 4], 9)], Budget(100), choose, lambda g: False, 3, lambda a: None
+            forward,
+            [GenerationState(0, [1, 2, 3, 4], 9)],
+            Budget(100),
+            choose,
+            lambda g: False,
+            3,
+            lambda a: None,
         )
     assert lengths == [[4] * 4, [5] * 4, [6] * 4]
 
@@ -91,7 +97,7 @@ def test_stop_strings_and_end_tokens(olmoe, tokenizer):
     for tokens, unstopped in zip(stopped, free, strict=True):
         assert tokens == unstopped[: len(tokens)]
     config = generation_config(olmoe, {"eos_token_id": free[0][0]})
-    assert StopCondition(tokenizer, [], config)([free[0][0]])
+    assert StoppingCriteria(tokenizer, [], config)([free[0][0]])
 
 
 @pytest.mark.parametrize("ensemble", [None, (3, [0.0, 0.4, 0.4, 0.0])])

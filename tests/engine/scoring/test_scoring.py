@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from moe_lab.engine.forward.batch import TreeRow
+from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.scoring.scoring import Budget, Question
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
 from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import roe_reference as reference
@@ -36,14 +36,14 @@ def test_the_greedy_continuation_is_called_greedy(olmoe):
     context = [1, 2, 3]
     with torch.no_grad():
         best = int(olmoe(torch.tensor([context])).logits[0, -1].argmax())
-    found, _ = scores_of(olmoe, [Question(context, [[best], [(best + 1) % 256]], 0)], Budget(100))
+    found, _ = scores_of(olmoe, [ScoringRequest(context, [[best], [(best + 1) % 256]], 0)], Budget(100))
     assert [greedy for _, greedy in found[0]] == [True, False]
 
 
 def test_nothing_is_computed_twice(olmoe):
     # 30 shared tokens once, then per question its own context, and its choices without their last tokens.
     shared = list(range(30))
-    questions = [Question([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)]
+    questions = [ScoringRequest([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)]
     _, forward = scores_of(olmoe, questions, Budget(4000))
     assert forward.tokens_in == 30 + 4 * (2 + len([1, 2]))
 
@@ -51,7 +51,7 @@ def test_nothing_is_computed_twice(olmoe):
 def test_unlike_questions_share_a_pass(olmoe):
     passes = []
     handle = olmoe.register_forward_pre_hook(lambda module, args: passes.append(1))
-    questions = [Question([i, i + 1, i + 2], [[5], [6, 7]], i) for i in range(0, 60, 10)]
+    questions = [ScoringRequest([i, i + 1, i + 2], [[5], [6, 7]], i) for i in range(0, 60, 10)]
     scores_of(olmoe, questions, Budget(4000))
     handle.remove()
     assert len(passes) == 1
@@ -100,7 +100,7 @@ def test_roe_equals_the_slow_reference(family):
 
 def test_perturbed_weights_equal_the_slow_reference(olmoe):
     double = reference.in_float64(olmoe)
-    question = Question([5, 6, 7, 8], [[9, 10]], document_key([5, 6, 7, 8]))
+    question = ScoringRequest([5, 6, 7, 8], [[9, 10]], document_key([5, 6, 7, 8]))
     expected, _ = reference.score(double, question.context, [9, 10], 3, [0.6] * 4, perturbed=True)
     found, _ = scores_of(
         olmoe, [question], Budget(500), Ensemble(3, GumbelTopK([0.6] * 4, 0, perturbed_weights=True))
@@ -171,8 +171,8 @@ def test_nan_is_an_error_not_a_score():
 
 
 def test_tree_shares_nodes_of_continuations_that_begin_alike():
-    row = TreeRow([1, 2, 3], [[7, 8, 9], [7, 8, 5], [7, 1], [4]], cached=1)
+    row = TokenTree([1, 2, 3], [[7, 8, 9], [7, 8, 5], [7, 1], [4]], cached=1)
     assert row.ids == [2, 3, 7, 8]
     assert row.positions == [1, 2, 3, 4]
     assert row.paths == [[1, 2, 3], [1, 2, 3], [1, 2], [1]]
-    assert row.wanted == [1, 2, 3]
+    assert row.logit_nodes == [1, 2, 3]

@@ -131,7 +131,7 @@ def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
 def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
     expected = [ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), kind) for kind in KINDS]
-    monkeypatch.setattr("moe_lab.engine.row_engine.store_on", lambda device: Store(0))
+    monkeypatch.setattr("moe_lab.engine.kv_engine.store_on", lambda device: Store(0))
     lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
     for _ in range(2):
         for kind, answers in zip(KINDS, expected, strict=True):

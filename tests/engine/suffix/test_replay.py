@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.token_span import TokenSpan
@@ -242,7 +242,7 @@ def test_every_family_that_chooses_by_logits(family):
     """Biases, scales, groups and seams of its own: nothing changes at its own probabilities, and a token's core experts
     are its own whatever else is in the batch, with gradients."""
     model = small_model(family)
-    if not runs_rows(model):
+    if not runs_on_kv_cache(model):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):
             SuffixReplay(model, 0)
         return

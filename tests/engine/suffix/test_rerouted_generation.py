@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.sampling import Decoder, generation_config
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Sampler, generation_config
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.rerouted_generation import PERSISTENCE, ReroutedForward
 from moe_lab.engine.suffix.token_span import TokenSpan
@@ -80,7 +80,7 @@ def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
     model = small_model(family)
     asked = prompts(least=span.size)
     probs = pathways(model, len(asked), span)
-    answers = [Answer(i, prompt, document_key(prompt)) for i, prompt in enumerate(asked)]
+    answers = [GenerationState(i, prompt, document_key(prompt)) for i, prompt in enumerate(asked)]
     seen = {}
 
     def choose(scores_AV, going):
@@ -88,7 +88,7 @@ def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
             seen[answer.index, len(answer.generated)] = scores_V
         return decoder(scores_AV, going)
 
-    decoder = Decoder(model, generation_config(model, {}), 0)
+    decoder = Sampler(model, generation_config(model, {}), 0)
     budget = Budget(64)
     with ReroutedForward(model, answers, probs, span, persistence) as forward:
         generate(forward, answers, budget, choose, lambda generated: False, STEPS, lambda answer: None)

@@ -9,7 +9,7 @@ import torch
 
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.token_span import TokenSpan
-from moe_lab.methods.c3po.noisy_pathways import rows_around
+from moe_lab.methods.c3po.noisy_pathways import samples_around
 from moe_lab.routing.noise import gumbel
 from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
@@ -61,7 +61,7 @@ def test_scores_are_the_mean_of_rows_with_keyed_noise(family, span):
     torch.manual_seed(1)
     with torch.no_grad():
         pathways.theta += torch.randn_like(pathways.theta)
-    rows = rows_around(pathways, tails, DOCUMENTS, n=3, temperature=0.7, seed=SEED)
+    rows = samples_around(pathways, tails, DOCUMENTS, n=3, temperature=0.7, seed=SEED)
     found = setting.tails.score(tails, *rows)
     for n, prompt in enumerate(asked):
         start = span.start(len(prompt))
@@ -84,7 +84,7 @@ def test_without_noise_rows_are_one(olmoe):
     pathways = olmoe.pathways()
     one = olmoe.tails.score(tails, pathways.remix("topk"))
     for n, temperature in ((1, 5.0), (4, 0.0)):
-        rows = rows_around(pathways, tails, DOCUMENTS, n=n, temperature=temperature, seed=SEED)
+        rows = samples_around(pathways, tails, DOCUMENTS, n=n, temperature=temperature, seed=SEED)
         again = olmoe.tails.score(tails, *rows)
         assert [score for [(score, _)] in again] == rounding.approx([score for [(score, _)] in one])
-    assert len(rows_around(pathways, tails, DOCUMENTS, n=4, temperature=1.0, seed=0)) == 4
+    assert len(samples_around(pathways, tails, DOCUMENTS, n=4, temperature=1.0, seed=0)) == 4

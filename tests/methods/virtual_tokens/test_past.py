@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import DynamicCache
 
-from moe_lab.engine.forward.layers import decoder_layers, runs_rows
-from moe_lab.engine.scoring.scoring import Budget, Question, score
+from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest, score
 from moe_lab.methods.virtual_tokens.adapters import stored_past, with_adapter
 from moe_lab.methods.virtual_tokens.lm import PLACEHOLDER, VirtualTokensForward
 from moe_lab.methods.virtual_tokens.support import refusal
@@ -46,7 +46,8 @@ def questions() -> list[tuple[list[int], list[list[int]]]]:
 
 def engine_scores(model, past, budget: int = 2048) -> list[list[float]]:
     asked = [
-        Question((PLACEHOLDER,) * past.length + tuple(prompt), answers, 0) for prompt, answers in questions()
+        ScoringRequest((PLACEHOLDER,) * past.length + tuple(prompt), answers, 0)
+        for prompt, answers in questions()
     ]
     found = {}
     with VirtualTokensForward(model, past) as forward:
@@ -70,7 +71,7 @@ def saved(model, kind: str, folder, count: int = 5):
 def test_every_family_scores_as_in_training_or_is_refused(family, kind, tmp_path):
     model = small_model(family)
     if refusal(small_config(family), kind):
-        assert not runs_rows(model) or family in REFUSED[kind]
+        assert not runs_on_kv_cache(model) or family in REFUSED[kind]
         return
     past, expected = saved(model, kind, tmp_path)
     for mine, theirs in zip(engine_scores(model, past), expected, strict=True):

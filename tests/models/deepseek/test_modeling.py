@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.engine.forward.layers import runs_rows
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.errors import ModelError
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
@@ -148,7 +148,7 @@ def test_it_is_loaded_like_any_other_model(folder):
     assert [router.name for router in find_routers(loaded.model)] == [
         f"model.layers.{i}.mlp.gate" for i in (1, 2, 3)
     ]
-    assert runs_rows(loaded.model)
+    assert runs_on_kv_cache(loaded.model)
 
 
 def test_the_published_tokenizer_is_byte_level_and_begins_with_its_token(tmp_path):

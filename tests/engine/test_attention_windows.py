@@ -1,5 +1,5 @@
 """Layers that attend to a window or a chunk, or whose attention is unusual: the engine equals the untouched model, and
-RoE its slow reference, with prompts that are longer than what a layer reaches.
+RoE its slow reference, with prompts that are longer than what a layer windows.
 
 What would break these: a window that counts padding, other branches or rows as tokens, a layer with another's mask, rows
 parted where the layer cannot take them.
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.layers import decoder_layers, runs_rows
-from moe_lab.engine.forward.masks import FULL, Reach, layer_reaches
+from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
+from moe_lab.engine.forward.masks import FULL, AttentionWindow, attention_windows
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
@@ -64,7 +64,7 @@ def long_prompts(count):
 
 
 def test_models_here_are_run_by_rows(model):
-    assert runs_rows(model)
+    assert runs_on_kv_cache(model)
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
@@ -97,10 +97,10 @@ def test_scores_equal_the_slow_reference(model, double, history):
         assert_scores(scores_of(model, questions, budget, ensemble)[0], expected)
         assert ensemble.routing.decisions[0] > 0
         if history[0] == "clean":
-            assert_scores(kept_scores(model, ensemble, questions, budget), expected)
+            assert_scores(two_phase_scores(model, ensemble, questions, budget), expected)
 
 
-def kept_scores(model, ensemble, questions, budget):
+def two_phase_scores(model, ensemble, questions, budget):
     found = {}
     TwoPhaseScorer(model, ensemble.first_noisy, Store(0)).score(
         ensemble, questions, budget, found.__setitem__
@@ -135,19 +135,19 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(model):
     with torch.no_grad():
         model(ids, attention_mask=padding)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    for i, reach in enumerate(layer_reaches(model)):
+    for i, reach in enumerate(attention_windows(model)):
         mask = given[i][1, 0]
         assert (mask if mask.dtype == torch.bool else mask == 0).equal(reach.of(causal[None])[0]), i
     for layer in decoder_layers(model):
         layer._forward_pre_hooks.clear()
 
 
-def test_reaches():
+def test_attention_windows():
     visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)  # positions 0, -, 1, 2, -, 3, 4
-    assert Reach(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
-    assert Reach(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
-    assert Reach(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]
-    assert Reach(window=9).of(visible).equal(visible) and FULL.of(visible).equal(visible)
+    assert AttentionWindow(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
+    assert AttentionWindow(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
+    assert AttentionWindow(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]
+    assert AttentionWindow(window=9).of(visible).equal(visible) and FULL.of(visible).equal(visible)
 
 
 def test_sinks_count_in_attention():
@@ -167,4 +167,4 @@ def test_rows_at_temperature_zero_are_copies(model):
     expected, _ = scores_of(model, questions, Budget(4000))
     still = ensemble_for(model, ("clean", "noisy"), temperatures=[0.0] * len(find_routers(model)))
     assert isinstance(still, Ensemble) and still.noiseless
-    assert_scores(kept_scores(model, still, questions, Budget(4000)), [expected[i] for i in range(3)])
+    assert_scores(two_phase_scores(model, still, questions, Budget(4000)), [expected[i] for i in range(3)])

@@ -6,26 +6,27 @@ from collections.abc import Callable
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import RowForward
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.memory_bound import store_on
-from moe_lab.engine.generation.generate import Choose, Finished, generate
-from moe_lab.engine.generation.prefill import Answer
-from moe_lab.engine.generation.prefix_cache import CleanPasts
-from moe_lab.engine.scoring.scoring import Budget, Question, Scores, score
+from moe_lab.engine.generation.generate import generate
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.prefix_cache import PrefixCache
+from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest, score
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
 
-class RowEngine(Engine):
-    """Batches of prompts and questions, over pasts that they share.
+class KVEngine(Engine):
+    """Batches of prompts and requests, over pasts that they share.
 
     Args:
         reuse: keep clean work between calls, within a share of the free memory.
     """
 
-    def __init__(self, forward: RowForward, budget: Budget, reuse: bool = False):
+    def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
         self.forward, self.budget = forward, budget
         ensemble, device = forward.ensemble, forward.device
-        self._pasts = CleanPasts(store_on(device)) if reuse else None
+        self._pasts = PrefixCache(store_on(device)) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
             store = store_on(device) if reuse else None
@@ -43,25 +44,25 @@ class RowEngine(Engine):
                 f"first_noisy={ensemble.first_noisy}, but cached activations begin at MoE layer "
                 f"{two_phase.first_noisy}."
             )
-        forward = RowForward(self.forward.model, ensemble)
+        forward = EnsembleForward(self.forward.model, ensemble)
         forward.tokens_in = self.forward.tokens_in
         self.forward = forward
 
-    def score(self, questions: list[Question], on_scores: Callable[[int, Scores], None]) -> None:
+    def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
         ensemble = self.forward.ensemble
         if self.two_phase and ensemble.cache == "clean":
-            self.two_phase.score(ensemble, questions, self.budget, on_scores)
+            self.two_phase.score(ensemble, requests, self.budget, on_scores)
         else:
             with self.forward as forward:
-                score(forward, questions, self.budget, on_scores)
+                score(forward, requests, self.budget, on_scores)
 
     def generate(
         self,
-        answers: list[Answer],
-        choose: Choose,
-        finished: Finished,
+        states: list[GenerationState],
+        sampler: Sampler,
+        stop: StoppingCriteria,
         max_new_tokens: int,
-        on_done: Callable[[Answer], None],
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
-            generate(forward, answers, self.budget, choose, finished, max_new_tokens, on_done, self._pasts)
+            generate(forward, states, self.budget, sampler, stop, max_new_tokens, on_done, self._pasts)

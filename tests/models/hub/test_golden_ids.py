@@ -1,0 +1,24 @@
+"""Breaks if runs of a hub's model get another id."""
+
+from __future__ import annotations
+
+import pytest
+
+from moe_lab.cli.main import compose_or_explain
+from moe_lab.runs.config import to_config
+from moe_lab.runs.prepare import prepare
+from tests.support.runs import small_data
+
+HUB = {
+    "method=roe model=olmoe task=addsub method.skip_layers=0": "717a29eb8720c4e7b75da7203349ba0b1ae90e3aa770bd60f2403354c1e585a1",
+    "method=base model=olmoe model.revision=main task=arc_easy limit=3": "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794",
+}
+"""Run ids by command line: the hub's id and the revision as it is typed count, and no commit."""
+
+
+@pytest.mark.parametrize("line", HUB)
+def test_a_run_of_a_hubs_model_keeps_its_id(line, hub, client, tmp_path):
+    data = small_data(tmp_path / "data")
+    common = ["device=cpu", "dtype=float32", f"data_dir={data}", f"output_dir={tmp_path}"]
+    (cell,) = compose_or_explain([*line.split(), *common])
+    assert prepare(to_config(cell)).run_id == HUB[line]

@@ -18,7 +18,7 @@ UNTESTED = {
     "engine/forward": "batch clean_history ensemble forward layers "
     "masks memory_bound observer own_history suffix_forward token_hash",
     "engine/generation": "prefill prefix_cache",
-    "engine": "engine hf recurrent_engine row_engine tokenization",
+    "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/suffix": "recorder",
     "methods": "base prefix_tuning soft_prompt trainer training_method",
     "methods/c2r": "lm profiles",

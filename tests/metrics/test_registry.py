@@ -18,7 +18,7 @@ from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.pool import ModelPool
 from moe_lab.reports.figures.epochs import training_rows
 from moe_lab.reports.loggers.expert_tables import expert_layers, expert_scores
-from moe_lab.reports.papers.expert_rows import expert_row, unit_of
+from moe_lab.reports.papers.expert_scores import expert_score, unit_of
 from moe_lab.reports.terminal.expert_metrics import lines
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
@@ -70,7 +70,7 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
     assert found is not None and evaluations() == 6
     assert found["used_experts"]["all"]["value"] <= 3 and found["redrawn"]["tasks"]["arc_easy"]
     for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
-        row = expert_row(outcome.results, found, f"expert.{name}")
+        row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
     shown = {(line[0], line[1]) for line in lines(found)}
     assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown

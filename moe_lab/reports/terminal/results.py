@@ -1,4 +1,4 @@
-"""The table on the terminal that a run, a grid or a report ends with."""
+"""The tables of results on the terminal, at the end of a run, a grid or a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from moe_lab.reports.scores import MARKS, Row, against, marks_of, rows_of, shown_rows
+from moe_lab.reports.scores import MARKS, Score, against, marks_of, scores_of, shown_scores
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.results.folder import version_marks
 from moe_lab.results.verdicts import unjudged_lines
@@ -32,7 +32,7 @@ def print_outcomes(results: Sequence[dict[str, Any]], footnotes: Sequence[str]) 
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
-    """What tells each run of a grid from the others of its method, beside its model and task.
+    """The overrides by which each run of a grid differs from the others of its method, model and task aside.
 
     `seeds` are None for methods without randomness; the others are shown unless all are 0.
     """
@@ -68,17 +68,17 @@ def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Tab
         table.add_column(heading, justify="right")
     table.add_column("marks")
     for result, label in zip(results, labels, strict=True):
-        for row in shown_rows(result):
+        for row in shown_scores(result):
             table.add_row(row.model, row.method, row.task, label, row.metric, *_scores(row))
     return without_empty(table, 3)
 
 
-def _scores(row: Row) -> list[str]:
+def _scores(row: Score) -> list[str]:
     shown = ["-" if row.n is None else f"{row.n:,}", number(row.value), number(row.stderr)]
     return [*shown, interval(row.interval), *_comparison(row), " ".join(row.marks)]
 
 
-def _comparison(row: Row) -> list[str]:
+def _comparison(row: Score) -> list[str]:
     return [
         number(row.baseline),
         number(row.difference, sign=True),
@@ -96,7 +96,7 @@ def compared_table(results: Sequence[dict[str, Any]], labels: Sequence[str], oth
         table.add_column(heading, justify="right")
     for result, label in zip(results, labels, strict=True):
         if other in result["moe_lab"].get("compared", {}):
-            for row in rows_of(against(result, other)):
+            for row in scores_of(against(result, other)):
                 names = (row.model, row.method, row.task, label, row.metric)
                 table.add_row(*names, number(row.value), *_comparison(row))
     return without_empty(table, 3)
@@ -139,7 +139,7 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
 
 
 def without_empty(table: Table, index: int) -> Table:
-    """The table without a column in which no row says anything."""
+    """The table without a column whose cells are all empty."""
     if not any(table.columns[index].cells):
         del table.columns[index]
     return table

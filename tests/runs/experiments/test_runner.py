@@ -632,3 +632,10 @@ def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_pa
     assert ended.code == 2
     assert "Traceback" not in ended.err
     assert not runs.executed
+
+
+@pytest.mark.slow
+def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path):
+    """Broken by a method that is made with the name `profile` for a file of temperatures."""
+    ended = run_command(capsys, "experiment=roe/figure4", "mode=plan", f"output_dir={tmp_path}")
+    assert ended.code == 0 and "method.temperature=profile" in ended.out

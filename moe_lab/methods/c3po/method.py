@@ -1,7 +1,8 @@
 """`method=c3po`: Critical-layer, Core-expert, Collaborative Pathway Optimization (arXiv 2504.07964).
 
-For every question its pathway, the routing weights of one or some of the prompt's tokens, is re-mixed in a few layers,
-guided by the nearest reference questions that the untouched model answered correctly. Answers are scored with it.
+A question's pathway is the routing weights of one or some of its prompt's tokens. C3PO re-mixes it in a few layers,
+guided by the nearest reference questions that the untouched model answered correctly. Answers are scored with the new
+pathway.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_one_process
+from moe_lab.reports.scores import without_neighbour
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.c3po.lm import C3POLM, GoldOf
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.estimate import Asked
+    from moe_lab.tasks.estimate import Workload
 
 
 class C3PO(Method):
-    """Pathways of test questions, optimized on their neighbours."""
+    """Optimizes the pathways of test questions on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 3
@@ -84,7 +86,7 @@ class C3PO(Method):
         named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
         return {key: value for key, value in named.items() if key not in self.config.unread}
 
-    def forward_tokens(self, asked: Asked) -> float:
+    def forward_tokens(self, workload: Workload) -> float:
         """With what the optimization reads: the neighbours once, then the tails of their prompts, pass by pass.
 
         A ball (`epsilon`) is counted with k neighbours: how many it holds is known when it is looked at.
@@ -93,13 +95,13 @@ class C3PO(Method):
 
         settings = self.config
         neighbours = 1 if settings.optimizer == "oracle" else settings.k
-        answer = min(ANSWER_TOKENS, asked.answer)
-        read = neighbours * (asked.prompt + answer)
+        answer = min(ANSWER_TOKENS, workload.answer)
+        read = neighbours * (workload.prompt + answer)
         span = named_tokens(settings.tokens)
-        length = max(round(asked.prompt), span.size)
+        length = max(round(workload.prompt), span.size)
         tail = length - span.start(length) + answer - 1
         passed = neighbours * settings.passes * tail
-        return super().forward_tokens(asked) + asked.documents * (read + passed)
+        return super().forward_tokens(workload) + workload.documents * (read + passed)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.documents import reference_documents
@@ -159,9 +161,18 @@ class C3PO(Method):
         }
         return {"c3po": block}
 
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        if (counts := without_neighbour(block)) is None:
+            return []
+        return [
+            f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and kept "
+            "their pathway."
+        ]
+
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
-    """Raise ConfigError for tasks that cannot be answered so."""
+    """Raise ConfigError for tasks that C3PO cannot answer."""
     from moe_lab.tasks.loading import load_tasks
 
     kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
@@ -184,13 +195,13 @@ def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
 
 
 def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
-    """The mean over the questions that it was counted for; None where there were none."""
+    """The mean of a counter over the questions that were counted; None without any."""
     questions = counters.get("flops_questions", 0)
     return counters[name] / questions if questions else None
 
 
 def right_answers(config: RunConfig) -> GoldOf:
-    """The right answers of what lm-eval has built for this run: test labels, for the oracle alone.
+    """The right answers of this run's test documents, for the oracle alone.
 
     Where two documents have the same prompt and choice, and other right answers, the first one's stands.
     """

@@ -18,7 +18,7 @@ UNTESTED = {
     "engine/forward": "batch clean_history ensemble forward layers "
     "masks memory_bound observer own_history suffix_forward token_hash",
     "engine/generation": "prefill prefix_cache",
-    "engine": "engine hf recurrent_engine row_engine tokenization",
+    "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/suffix": "recorder",
     "methods": "base prefix_tuning soft_prompt trainer training_method",
     "methods/c2r": "lm profiles",
@@ -28,12 +28,12 @@ UNTESTED = {
     "methods/icl": "lm",
     "methods/references": "checks questions sources store",
     "methods/virtual_tokens": "adapters lm store support",
-    "metrics": "accuracy_drop capacity collaboration correlations documents entropy load_balance metric registry routes "
+    "metrics": "accuracy_drop capacity collaboration correlations documents entropy load_balance metric routes "
     "specialization stored training_metrics",
     "models": "chat distributed experts_per_token facts memory pool probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
-    "reports": "csv_rows figure_kinds",
+    "reports": "csv_rows",
     "reports/figures": "accuracy activation coactivation control epochs equivalent flops forest heatmap history "
     "lines overhead retained sample schedules steps stored_study stored_traces style sweep",
     "reports/loggers": "logger",

@@ -135,3 +135,11 @@ class Method(ABC):
             session_info: `EngineLM.session_info` of the latest session.
         """
         return {}
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        """Lines below the table of a run's results; `block` is the `moe_lab` part of its results.json.
+
+        A method whose own block has `changed_fraction` fills the table's column `changed`: its footnote says of what.
+        """
+        return []

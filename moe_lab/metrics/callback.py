@@ -20,7 +20,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from moe_lab.metrics.correlations import correlations, values_of
-from moe_lab.metrics.teacher_forcing import Row
+from moe_lab.metrics.teacher_forcing import TokenizedExample
 from moe_lab.results.atomic import plain, write_atomically, writing
 from moe_lab.results.stored import read_lines
 
@@ -31,7 +31,7 @@ Plot = Callable[[Sequence[dict[str, Any]], Path], Any]
 class ExpertMetrics(TrainerCallback):
     """Measures a Trainer's model on held-out rows. A resumed training continues the file."""
 
-    def __init__(self, rows: Sequence[Row], folder: Path, plot: Plot):
+    def __init__(self, rows: Sequence[TokenizedExample], folder: Path, plot: Plot):
         self.rows = rows
         self.plot = plot
         self.folder = Path(folder)

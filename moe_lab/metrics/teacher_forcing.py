@@ -25,11 +25,11 @@ NO_LABEL = -100
 PASS_TOKENS = 2048
 """Of a pass with its padding, unless one row is longer."""
 
-Row = Mapping[str, Sequence[int]]
+TokenizedExample = Mapping[str, Sequence[int]]
 """`input_ids`, and `labels`, as many: the tokens themselves, or NO_LABEL."""
 
 
-def right_tokens(model: nn.Module, rows: Sequence[Row], policy: Observer) -> np.ndarray:
+def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Observer) -> np.ndarray:
     """int64 [N]: how many labels of each row are the most probable token under the policy.
 
     The model reads in evaluation mode, without gradients or random numbers, and is left in the modes it had.
@@ -54,7 +54,7 @@ def right_tokens(model: nn.Module, rows: Sequence[Row], policy: Observer) -> np.
     return right_N
 
 
-def labelled_tokens(rows: Sequence[Row]) -> np.ndarray:
+def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
     """int64 [N]: how many tokens of each row are to be predicted; a first token cannot be."""
     labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set may have no end by itself
     return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
@@ -113,7 +113,7 @@ class PairCounts(Observer):
         self._index = {}
 
 
-def _passes(rows: Sequence[Row]) -> Iterator[list[int]]:
+def _passes(rows: Sequence[TokenizedExample]) -> Iterator[list[int]]:
     """Numbers of rows that are read together, the longest first."""
     numbers: list[int] = []
     for number in sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"])):

@@ -18,11 +18,11 @@ from torch import nn
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.metrics.entropies import entropies_of
 from moe_lab.metrics.registry import intervention_metrics
-from moe_lab.metrics.teacher_forcing import PairCounts, Row, labelled_tokens, right_tokens
+from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
 from moe_lab.results.statistics import LEVEL
 
 
-def measure(model: nn.Module, rows: Sequence[Row]) -> dict[str, Any]:
+def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
     """Load Balance, Collaboration, Capacity, Specialization and accuracy on the rows, with 95% intervals over them.
 
     Four passes over the rows. Each value stands as {"value", "ci95"}; Load Balance and Collaboration with their largest

@@ -1,4 +1,4 @@
-"""The numbers of a results.json as rows: value, interval, comparison with the untouched model, marks."""
+"""The scores of a results.json: value, interval, comparison with the untouched model, marks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MARKS = {
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
-"""What has to be said wherever a number of such a run appears."""
+"""Marks that stand beside every number of such a run, with their meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One task's headline metric in one run. Rates are fractions; None where a number does not exist."""
+class Score:
+    """One metric of a task in one run. Rates are fractions; a number that does not exist is None."""
 
     model: str
     method: str
@@ -46,48 +46,50 @@ class Row:
     difference_interval: tuple[float, float] | None = None
     p_mcnemar: float | None = None
     flips: tuple[int, int] | None = None
-    """Documents that base got wrong and this right, and the other way round."""
+    """Documents that only this run has right, and documents that only the untouched model has right."""
     marks: tuple[str, ...] = field(default=())
 
 
-def rows_of(results: dict[str, Any], metric: str | None = None) -> list[Row]:
-    """One row per group and task of a run: its headline metric, or `metric` (lm-eval's `metric,filter`).
+def scores_of(results: dict[str, Any], metric: str | None = None) -> list[Score]:
+    """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's `metric,filter`).
 
-    What was asked for comes first: the group of that name, then those within it.
+    The tasks that `task.name` lists come first, then the groups within them.
     """
     block = results["moe_lab"]
-    wanted, asked = metric or block["task"].get("metric"), block["task"]["name"]
+    metric, requested = metric or block["task"].get("metric"), block["task"]["name"]
     names = [
-        *([asked] if isinstance(asked, str) else asked),
+        *([requested] if isinstance(requested, str) else requested),
         *results.get("groups", {}),
         *block["task"]["tasks"],
     ]
     return [
-        _named_row(results, block, name, wanted)
+        _named_score(results, block, name, metric)
         for name in dict.fromkeys(names)
         if name in results["results"]
     ]
 
 
 def against(results: dict[str, Any], other: str) -> dict[str, Any]:
-    """The same results, compared with another run (`compared` of the block) in the place of the untouched model."""
+    """The results with another run (a key of `compared` in the block) in place of the untouched model."""
     block = results["moe_lab"]
     compared = block.get("compared", {}).get(other, {})
     swapped = {"baseline": compared, "paired": compared.get("paired", {})}
     return results | {"moe_lab": block | swapped}
 
 
-def shown_rows(results: dict[str, Any]) -> list[Row]:
-    """The rows of the headline metric, and of every judge's first one."""
+def shown_scores(results: dict[str, Any]) -> list[Score]:
+    """The scores of the headline metric and of every judge's first metric."""
     block = results["moe_lab"]
     metrics = [block["task"].get("metric"), *(judge["metrics"][0] for judge in judges_in(block))]
-    found = [row for metric in dict.fromkeys(metrics) for row in rows_of(results, metric)]
-    return list({(row.task, row.metric): row for row in found}.values())
+    scores = [score for metric in dict.fromkeys(metrics) for score in scores_of(results, metric)]
+    return list({(score.task, score.metric): score for score in scores}.values())
 
 
 def without_neighbour(block: dict[str, Any]) -> tuple[int, int] | None:
-    """(questions of a C3PO run that had no neighbour and kept their pathway, all its questions); None for runs in which
-    every question has the k nearest, and for the oracle, which asks for none.
+    """(questions without a neighbour, all questions) of a C3PO run.
+
+    A question without a neighbour keeps its pathway. None where every question has its k nearest neighbours, and for
+    the oracle, which has no neighbours.
 
     Args:
         block: `moe_lab` of a results.json.
@@ -100,7 +102,7 @@ def without_neighbour(block: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def marks_of(block: dict[str, Any], task: str | None = None, metric: str | None = None) -> tuple[str, ...]:
-    """The keys of MARKS that hold for a run, or for one of its scores; `block` is `moe_lab` of its results.json."""
+    """The marks of a run, or of one of its scores; `block` is the `moe_lab` part of its results.json."""
     judges = [judge for judge in judges_in(block) if metric in (None, *judge["metrics"])]
     holds = {
         "PARTIAL": block.get("partial"),
@@ -123,19 +125,19 @@ def _tuned_elsewhere(block: dict[str, Any]) -> bool:
     return (tuned["model"], tuned["n"]) != (block["model"]["name"], block["method"]["config"]["n"])
 
 
-def _named_row(results: dict[str, Any], block: dict[str, Any], name: str, wanted: str | None) -> Row:
-    """The row of a task, or of a group: where that is the mean over its documents, they are one sample."""
-    row = _row(results, block, name, wanted)
+def _named_score(results: dict[str, Any], block: dict[str, Any], name: str, metric: str | None) -> Score:
+    """The score of a task or a group. The documents of a group are one sample where its score is their mean."""
+    score = _score(results, block, name, metric)
     if name in block["samples"]:
-        return row
-    tasks = [_row(results, block, task, wanted) for task in _tasks_of(results, block["samples"], name)]
+        return score
+    tasks = [_score(results, block, task, metric) for task in _tasks_of(results, block["samples"], name)]
     counts = [round((task.value or 0.0) * (task.n or 0)) for task in tasks]
     shares = [count / (task.n or 1) for count, task in zip(counts, tasks, strict=True)]
-    right, total = sum(counts), row.n or 0
-    told = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), row.value)]
-    if any(value is None or abs(share - value) > 1e-9 for share, value in told):
-        return row  # scores that are no shares of documents, or a group that counts its tasks alike
-    pooled = replace(row, interval=wilson(right, total) if total > 1 else None)
+    right, total = sum(counts), score.n or 0
+    pairs = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), score.value)]
+    if any(value is None or abs(share - value) > 1e-9 for share, value in pairs):
+        return score  # scores that are no shares of documents, or a group that counts its tasks alike
+    pooled = replace(score, interval=wilson(right, total) if total > 1 else None)
     if any(task.flips is None for task in tasks):
         return pooled
     won, lost = (sum(task.flips[side] for task in tasks if task.flips) for side in (0, 1))
@@ -149,14 +151,14 @@ def _named_row(results: dict[str, Any], block: dict[str, Any], name: str, wanted
     )
 
 
-def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str | None) -> Row:
+def _score(results: dict[str, Any], block: dict[str, Any], task: str, metric: str | None) -> Score:
     scores = results["results"][task]
-    metric = headline(scores, wanted)
+    metric = headline(scores, metric)
     paired = block.get("paired", {}).get(task, {}).get(metric, {})
     baseline = (block.get("baseline") or {}).get("results", {}).get(task, {})
     interval = block.get("intervals", {}).get(task, {}).get(metric)
     judged = judged_documents(block, task, metric)
-    return Row(
+    return Score(
         model=block["model"]["name"],
         method=block["method"]["name"],
         task=task,
@@ -175,11 +177,11 @@ def _row(results: dict[str, Any], block: dict[str, Any], task: str, wanted: str 
     )
 
 
-def headline(scores: dict[str, Any], wanted: str | None) -> str:
-    """The headline metric, `metric,filter`: the task's own, else the first reported; a dash with predict_only."""
+def headline(scores: dict[str, Any], metric: str | None) -> str:
+    """`metric` where the task reports it, else the first reported `metric,filter`; a dash with predict_only."""
     known = reported(scores)
-    if wanted in known:
-        return str(wanted)
+    if metric in known:
+        return str(metric)
     return known[0] if known else "-"
 
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from moe_lab.errors import ResultsError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-REFUSED = ("I/O error", "inline_container", "PytorchStreamWriter", "iostream error")
-"""Parts of safetensors' and torch.save's messages for a failed write of the system."""
+REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "iostream error")
+"""Parts of the messages of safetensors, tokenizers and torch.save for a failed write of the system."""
 
 
 @contextmanager
@@ -27,15 +27,23 @@ def writing(path: Path) -> Iterator[None]:
     """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-        elif any(sign in str(error) for sign in REFUSED):
-            number = re.search(r"os error (\d+)", str(error))
-            reason = os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
-        else:
+    except Exception as error:
+        reason = _refusal(error)
+        if reason is None:
             raise
         raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
+
+
+def _refusal(error: Exception) -> str | None:
+    """Why the system did not write; None for any other error."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # tokenizers raises Exception itself
+    ours = isinstance(error, RuntimeError | SafetensorError) or type(error) is Exception
+    if not ours or not any(sign in str(error) for sign in REFUSED):
+        return None
+    number = re.search(r"os error (\d+)", str(error))
+    return os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

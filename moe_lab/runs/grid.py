@@ -29,7 +29,6 @@ def run_grid(configs: Sequence[Config]) -> int:
 
 def _run(configs: Sequence[Config]) -> int:
     from moe_lab.models.pool import ModelPool
-    from moe_lab.reports.terminal.results import print_outcomes
     from moe_lab.reports.terminal.seeds import print_summaries
     from moe_lab.reports.terminal.study import print_studies
     from moe_lab.runs.summaries import summarize
@@ -40,8 +39,7 @@ def _run(configs: Sequence[Config]) -> int:
     outcomes, failures = run_all(jobs, ModelPool())
     print_studies([study.folder for job in jobs for study in job.studies])
     if outcomes:
-        print_outcomes(beside_baselines(outcomes))
-        print_metrics(outcomes)
+        print_results(outcomes)
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     report_failures(failures, alone)
     if any(config.num_seeds > 1 for config in configs):
@@ -64,7 +62,6 @@ def plan_grid(configs: Sequence[Config]) -> int:
 def report_grid(configs: Sequence[Config]) -> int:
     """Print the table of what is stored. Raises ConfigError where nothing is."""
     from moe_lab.models.pool import ModelPool
-    from moe_lab.reports.terminal.results import print_outcomes
     from moe_lab.reports.terminal.seeds import print_summaries
     from moe_lab.runs.execute import execute
     from moe_lab.runs.summaries import summarize
@@ -77,8 +74,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool()) for run in stored]
-    print_outcomes(beside_baselines(outcomes))
-    print_metrics(outcomes)
+    print_results(outcomes)
     if any(config.num_seeds > 1 for config in configs):
         print_summaries(summarize(outcomes, repeated_studies(jobs)))
     for name in missing:
@@ -112,10 +108,15 @@ def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return list(ordered.values())
 
 
-def print_metrics(outcomes: Sequence[Outcome]) -> None:
-    """Print the expert metrics of runs with metrics=expert, each after the runs that it is compared with."""
+def print_results(outcomes: Sequence[Outcome]) -> None:
+    """Print the tables of results and of expert metrics, each run after those that it is compared with."""
     from moe_lab.reports.terminal.expert_metrics import print_expert_metrics
+    from moe_lab.reports.terminal.results import print_outcomes
 
+    shown = beside_baselines(outcomes)
+    blocks = [results["moe_lab"] for results in shown]
+    lines = [line for block in blocks for line in get_method(block["method"]["name"]).footnotes(block)]
+    print_outcomes(shown, list(dict.fromkeys(lines)))
     measured = [one for one in outcomes if one.run.config.metrics == "expert"]
     runs = [run for one in measured for run in (*one.run.compared_runs.values(), one.run)]
     folders = {run.run_id: run.folder for run in runs}

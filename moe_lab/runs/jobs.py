@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
 
+PROFILE = "profile"
+"""As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
+
 
 @dataclass
 class Job:

@@ -14,7 +14,7 @@ from moe_lab.methods.training_method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.reports.terminal.results import settings, without_empty
-from moe_lab.runs.jobs import Job, distinct_runs
+from moe_lab.runs.jobs import PROFILE, Job, distinct_runs
 from moe_lab.runs.state import run_state
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     for job in jobs:
         if not job.runs:
             runs_later = f"{job.config.num_seeds} after tuning"
-            names = [*_names(job.config)[:3], runs_later]
+            names = [*_place(job.config), runs_later]
             rows.append(("-", job.config, names, ["-", "-", "missing"]))
             missing += job.config.num_seeds
     runs = with_baselines(distinct_runs(jobs))
@@ -112,10 +112,15 @@ def task_name(config: Config) -> str:
 
 
 def _names(config: Config) -> list[str]:
-    random = get_method(config.method.name)(config.method).random
-    return [
-        config.model.name,
-        config.method.name,
-        task_name(config),
-        str(config.seed) if random else "-",
-    ]
+    return [*_place(config), _seed(config)]
+
+
+def _place(config: Config) -> list[str]:
+    return [config.model.name, config.method.name, task_name(config)]
+
+
+def _seed(config: Config) -> str:
+    """The seed; a dash for a method without randomness."""
+    if getattr(config.method, "temperature", None) == PROFILE:
+        return str(config.seed)  # no method is made before the study has found its temperatures
+    return str(config.seed) if get_method(config.method.name)(config.method).random else "-"

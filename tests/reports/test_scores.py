@@ -5,7 +5,7 @@ Broken by: a wrong metric, a group without its documents, a missing value shown 
 
 from __future__ import annotations
 
-from moe_lab.reports.scores import headline, marks_of, rows_of
+from moe_lab.reports.scores import headline, marks_of, scores_of
 from moe_lab.reports.terminal.results import interval, number, settings
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
@@ -43,7 +43,7 @@ def test_groups_come_first_with_all_their_documents():
     results = results_of(
         scores, ["a", "b"], groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []}
     )
-    assert [(row.task, row.n, row.value) for row in rows_of(results)] == [
+    assert [(row.task, row.n, row.value) for row in scores_of(results)] == [
         ("g", 4, 0.5),
         ("a", 2, 0.25),
         ("b", 2, 0.75),
@@ -51,10 +51,10 @@ def test_groups_come_first_with_all_their_documents():
 
 
 def test_what_does_not_exist_is_a_dash():
-    (row,) = rows_of(results_of({"a": {"alias": "a"}}, ["a"]))
+    (row,) = scores_of(results_of({"a": {"alias": "a"}}, ["a"]))
     assert (row.value, row.interval, row.difference, row.p_mcnemar) == (None, None, None, None)
     assert number(None) == interval(None) == "-"
-    (row,) = rows_of(results_of({"a": {"acc,none": None}}, ["a"]))
+    (row,) = scores_of(results_of({"a": {"acc,none": None}}, ["a"]))
     assert row.value is None
 
 

@@ -11,9 +11,11 @@ import pytest
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
+from moe_lab.models.facts import ModelFacts
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
 from moe_lab.tasks.estimate import Workload
+from tests.support.runs import facts
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class FakeRun:
     compared_runs: dict = field(default_factory=dict)
     num_documents: int = 10
     judges: tuple = ()
-    facts: None = None
+    facts: ModelFacts = field(default_factory=facts)
     tasks: None = None
     samples: None = None
 

@@ -119,6 +119,10 @@ class C2R(Method):
         }
         return {"c2r": block | dict(session_info)}
 
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        return ["changed (c2r): routing decisions in which an expert was no partner of the first one."]
+
 
 def _check_groups(config: RunConfig, facts: ModelFacts) -> None:
     """Raise ConfigError for routers that choose within groups of experts, which partners would have to fit into."""

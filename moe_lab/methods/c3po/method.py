@@ -18,6 +18,7 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.layers import named_layers
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_one_process
+from moe_lab.reports.scores import without_neighbour
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -158,6 +159,15 @@ class C3PO(Method):
             },
         }
         return {"c3po": block}
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        if (counts := without_neighbour(block)) is None:
+            return []
+        return [
+            f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and kept "
+            "their pathway."
+        ]
 
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:

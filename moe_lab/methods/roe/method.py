@@ -180,6 +180,10 @@ class RoE(Method):
             },
         }
 
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        return ["changed: noisy routing decisions whose experts are not the clean ones."]
+
 
 def _check_noise_on_logits(model_type: str) -> None:
     """Raise ConfigError for a family whose noise is added to something else than what weights are made of."""

@@ -37,8 +37,8 @@ def write_run_figures(folder: Path, results: dict[str, Any]) -> list[Path]:
     from moe_lab.reports.figures.coactivation import write_coactivation
 
     block = results["moe_lab"]
-    found = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
-    return _trace_figures(folder, results) + (write_coactivation(folder, found) if found else [])
+    metrics = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
+    return _trace_figures(folder, results) + (write_coactivation(folder, metrics) if metrics else [])
 
 
 def _trace_figures(folder: Path, results: dict[str, Any]) -> list[Path]:

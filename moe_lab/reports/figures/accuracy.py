@@ -32,7 +32,7 @@ def accuracy_rows(table: CellTable) -> DataFrame:
     """COLUMNS of every measured cell."""
     frame = table.frame()
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
-    frame["task"] = [task + ", chat" * asked for task, asked in zip(frame["task"], chat, strict=True)]
+    frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
     frame["method"] = coordinates(frame, "method")
     return frame[COLUMNS]
 
@@ -55,12 +55,12 @@ def _draw_model(axis: Axes, model: str, rows: DataFrame) -> None:
     for index, ((method, own), colour) in enumerate(zip(methods, [GREY, BLUE, *COLOURS[1:]], strict=False)):
         places = [tasks.index(task) + (index - (len(methods) - 1) / 2) * width for task in own["task"]]
         bars = axis.bar(places, own["value"], width * 0.94, color=colour, label=method)
-        known = own.assign(place=places).dropna(subset=["low"])
-        if len(known):
-            bounds = [list(known["value"] - known["low"]), list(known["high"] - known["value"])]
+        measured = own.assign(place=places).dropna(subset=["low"])
+        if len(measured):
+            bounds = [list(measured["value"] - measured["low"]), list(measured["high"] - measured["value"])]
             axis.errorbar(
-                known["place"],
-                known["value"],
+                measured["place"],
+                measured["value"],
                 yerr=bounds,
                 fmt="none",
                 ecolor="black",

@@ -22,15 +22,15 @@ PANELS = 24
 """Layers that are still legible on a page; of more, as many are shown, evenly spaced."""
 
 
-def write_coactivation(folder: Path, found: dict[str, Any]) -> list[Path]:
+def write_coactivation(folder: Path, metrics: dict[str, Any]) -> list[Path]:
     """`coactivation` and `selections` in a run's `figures/`, from its counts; returns PNG, CSV, PNG, CSV.
 
-    `found` is the content of its expert_metrics.json. Prompts and answers together.
+    `metrics` is the content of its expert_metrics.json. Prompts and answers together.
     """
     from safetensors.numpy import load_file
 
     counts = load_file(folder / FOLDER / COUNTS)
-    experts = found["experts"]
+    experts = metrics["experts"]
     pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
     share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
     rows = selection_rows(share_LE, experts)

@@ -136,8 +136,8 @@ def _texts(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]]) -> str
         f"question: {run.prompts[index]}",
         f"answered {first!r} before and {last!r} after; right is {run.golds[index]!r}",
     ]
-    told = {row["of"]: row for row in rows if row["distance"] is not None}
-    for name, row in told.items():
+    neighbours = {row["of"]: row for row in rows if row["distance"] is not None}
+    for name, row in neighbours.items():
         parts.append(
             f"{name} (distance {row['distance']:.2f}, share {row['kernel_share']:.2f}): {row['text']}"
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import shown_cells
 from moe_lab.reports.papers.cell_table import CellTable
-from moe_lab.reports.papers.expert_rows import EXPERT
+from moe_lab.reports.papers.expert_scores import EXPERT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -52,8 +52,8 @@ def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
     return rows
 
 
-def _share(held: list[bool]) -> float | None:
-    return sum(held) / len(held) if held else None
+def _share(flags: list[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
 
 
 def _draw(runs: Sequence[StoredTraces], title: str) -> Figure:
@@ -99,8 +99,8 @@ def _flips(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _loss(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    known = [row for row in rows if row["loss"] is not None]
+    measured = [row for row in rows if row["loss"] is not None]
     axis.plot(
-        [row["step"] for row in known], [row["loss"] for row in known], "s-", color=ORANGE, label="loss"
+        [row["step"] for row in measured], [row["loss"] for row in measured], "s-", color=ORANGE, label="loss"
     )
     axis.set(title="loss on the neighbours", ylabel="mean loss")

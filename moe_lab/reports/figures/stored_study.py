@@ -102,8 +102,8 @@ def read_study(folder: Path) -> StoredStudy:
 
 
 def _trial(row: dict[str, str]) -> StoredTrial:
-    known = float(row["value"]) if row["value"] else math.nan
-    value = known if math.isfinite(known) else None
+    number = float(row["value"]) if row["value"] else math.nan
+    value = number if math.isfinite(number) else None
     temperature = row.get("params_temperature")
     return StoredTrial(
         number=int(row["number"]),

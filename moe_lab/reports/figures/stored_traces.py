@@ -96,37 +96,37 @@ def read_traces(folder: Path, results: dict[str, Any]) -> StoredTraces | None:
     traces = read_lines(path, "The run's command with rerun=true makes it again.")
     if traces is None:
         return None
-    by_prompt = {trace.get("prompt"): trace for trace in traces}  # of doubled lines the last
+    by_prompt = {trace.get("prompt"): trace for trace in traces}  # of repeated lines the last one holds
     samples = read_samples(folder, results)
-    found = StoredTraces(results, [], [], [], [])
+    run = StoredTraces(results, [], [], [], [])
     for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one["doc_id"])):
-        asked = [(given["arg_0"], given["arg_1"]) for given in sample["arguments"].values()]
-        gold = _gold(sample["target"], asked)
+        choices = [(argument["arg_0"], argument["arg_1"]) for argument in sample["arguments"].values()]
+        gold = _gold(sample["target"], choices)
         try:
             traces = [
                 by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
-                for prompt, _ in asked
+                for prompt, _ in choices
             ]
             scores = [
                 [state[trace["continuations"].index(text)] for state in trace["scores"]]
-                for trace, (_, text) in zip(traces, asked, strict=True)
+                for trace, (_, text) in zip(traces, choices, strict=True)
             ]
         except (KeyError, ValueError) as error:
             raise ResultsError(
                 f"{path} has no trace of document {sample['doc_id']}. The run's command with rerun=true makes all."
             ) from error
-        found.traces.append(traces[gold])
-        found.prompts.append(asked[gold][0])
-        found.golds.append(asked[gold][1].strip())
-        found.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
-    return found
+        run.traces.append(traces[gold])
+        run.prompts.append(choices[gold][0])
+        run.golds.append(choices[gold][1].strip())
+        run.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
+    return run
 
 
-def _gold(target: str, asked: list[tuple[str, str]]) -> int:
+def _gold(target: str, choices: list[tuple[str, str]]) -> int:
     """Index of the right answer: what lm-eval logs is that, or the answer's text."""
-    if target.isdigit() and int(target) < len(asked):
+    if target.isdigit() and int(target) < len(choices):
         return int(target)
-    return [text.strip() for _, text in asked].index(target.strip())
+    return [text.strip() for _, text in choices].index(target.strip())
 
 
 def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is logged of results and studies, as plain keys and tables; knows nothing of W&B."""
+"""Results and studies as plain keys and tables, for any logger."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"
 def scores(results: dict[str, Any]) -> dict[str, Any]:
     """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
 
-    A group's headline is its own. `difference` is the gain over the untouched model, where that was evaluated.
+    The headline of a group is the group's own score. `difference` is the gain over the untouched model, where that was
+    evaluated.
     """
     block = results["moe_lab"]
     values: dict[str, Any] = {}
-    for task, found in results["results"].items():
-        errors = [key.replace(",", "_stderr,", 1) for key in reported(found)]
+    for task, task_scores in results["results"].items():
+        errors = [key.replace(",", "_stderr,", 1) for key in reported(task_scores)]
         values |= {
-            f"{task}/{key}": found[key] for key in (*reported(found), *errors) if _number(found.get(key))
+            f"{task}/{key}": task_scores[key]
+            for key in (*reported(task_scores), *errors)
+            if _number(task_scores.get(key))
         }
-    asked, metric = block["task"]["name"], block["task"]["metric"]
-    of_group = isinstance(asked, str) and asked in results["results"]
-    task = asked if of_group else block["task"]["tasks"][0]
+    requested, metric = block["task"]["name"], block["task"]["metric"]
+    of_group = isinstance(requested, str) and requested in results["results"]
+    task = requested if of_group else block["task"]["tasks"][0]
     if metric is not None:
         headline = {
             "score": results["results"].get(task, {}).get(metric),
@@ -40,18 +43,20 @@ def scores(results: dict[str, Any]) -> dict[str, Any]:
         values |= {key: value for key, value in headline.items() if _number(value)}
     before = block.get("baseline", {}).get("results", {})
     values |= {
-        f"baseline/{task}/{key}": value for task, found in before.items() for key, value in found.items()
+        f"baseline/{task}/{key}": value
+        for task, task_scores in before.items()
+        for key, value in task_scores.items()
     }
     return values | {f"cost/{key}": value for key, value in block["cost"].items() if _number(value)}
 
 
 def marks(results: dict[str, Any]) -> list[str]:
-    """What a reader has to know of the run: "partial" documents, "untuned" values."""
+    """The marks of a run: "partial" documents, "untuned" values."""
     return [mark for mark in ("partial", "untuned") if results["moe_lab"].get(mark)]
 
 
 def samples(results: dict[str, Any], folder: Path) -> dict[str, Table]:
-    """A table per task of what lm-eval logged: `samples/<task>`. Raises DamagedError where a log is damaged."""
+    """lm-eval's log of samples as one table per task: `samples/<task>`. Raises DamagedError where a log is damaged."""
     logs = read_samples(folder, results)
     return {f"samples/{task}": _samples_table(lines) for task, lines in logs.items()}
 
@@ -81,7 +86,7 @@ def trial(number: int, value: float | None, temperatures: Sequence[float], state
 
 
 def study(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """study.json, and of best.yaml what belongs into a summary: scores and the temperature of every layer."""
+    """The content of study.json, and the scores and temperatures of best.yaml."""
     content = read_mapping(folder / "study.json") or {}
     best = read_mapping(folder / "best.yaml") or {}
     names = ("score", "untuned_score", "trial", "trials", "temperature")
@@ -89,7 +94,7 @@ def study(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def csv_table(path: Path) -> Table:
-    """A CSV file; what reads as a number is one."""
+    """The columns and rows of a CSV file, numbers as numbers."""
     with path.open(encoding="utf-8", newline="") as file:
         columns, *rows = csv.reader(file)
     return columns, [[_cell(text) for text in row] for row in rows]
@@ -105,7 +110,7 @@ def _cell(text: str) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """A value as a table's cell: numbers and texts as they are, what is nested as JSON."""
+    """A value as a cell of a table: nested values as JSON."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)

@@ -1,6 +1,7 @@
-"""W&B: one W&B run per evaluated run and one per study, told once what went wrong and then left alone.
+"""The W&B logger: one W&B run per evaluated run and one per study.
 
-A W&B run begins with the first value that is logged, so that nothing appears there for a run that was refused.
+The first failure is printed on stderr and ends the logging. A W&B run begins with the first logged value, so a refused
+run leaves none.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 PROJECT = "moe_lab"
 INIT_SECONDS = 30.0
-"""How long the server may take to answer before the run is logged offline."""
+"""Timeout of the server; after it the run is logged offline."""
 FINISH_SECONDS = 300.0
-"""How long an upload may take at the end of a run; what is missing then can be uploaded with `wandb sync`."""
-_told: set[str] = set()
-"""What was told on stderr already ("offline", "failed"): a grid of twenty runs tells it once."""
+"""Timeout of the upload at the end of a run; `wandb sync` uploads the rest."""
+_printed: set[str] = set()
+"""Messages that this process has printed ("offline", "failed"): each is printed once."""
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def wandb_logger(config: Config, *, kind: str, name: str, group: str | None) -> 
 
 
 class WandbLogger(Logger):
-    """Logs to one W&B run. No method raises: the first failure is told on stderr and ends the logging."""
+    """Logs to one W&B run. No method raises: the first failure is printed on stderr and ends the logging."""
 
     def __init__(self, config: Config, *, kind: str, name: str, group: str | None, mode: str | None):
         self._config = config
@@ -63,9 +64,9 @@ class WandbLogger(Logger):
             run.log(tables.scores(results))
             for key, table in tables.samples(results, folder).items():
                 run.log({key: self._table(*table)})
-            if (found := expert_tables.expert_metrics(results, folder)) is not None:
-                run.log(expert_tables.expert_scores(found))
-                run.log({"expert/layers": self._table(*expert_tables.expert_layers(found))})
+            if (metrics := expert_tables.expert_metrics(results, folder)) is not None:
+                run.log(expert_tables.expert_scores(metrics))
+                run.log({"expert/layers": self._table(*expert_tables.expert_layers(metrics))})
 
         self._guarded(log)
 
@@ -107,20 +108,20 @@ class WandbLogger(Logger):
             return
         try:
             action(self._run)
-        except Exception as error:  # whatever a logger raises, the result is worth more; it is told
+        except Exception as error:  # no failure of a logger may cost a result; it is printed
             self._failed = True
             reason = _reason(error)
-            _tell_once(
+            _print_once(
                 "failed", f"W&B: {self._name} is logged no further ({reason}). Results are not affected."
             )
 
     @cached_property
     def _run(self) -> Any:
-        """The W&B run; offline where there is no key, or where the server cannot be reached."""
+        """The W&B run; offline without a key, or without a connection to the server."""
         folder = Path(self._config.output_dir).absolute()
         prepare_environment(folder)
         mode, why = self._mode or "online", ""
-        if mode == "online" and "offline" in _told:  # this process does not wait for the server twice
+        if mode == "online" and "offline" in _printed:  # wait for the server once per process
             mode = "offline"
         if mode == "online" and not has_key():
             mode, why = "offline", " (no API key: wandb login, or WANDB_API_KEY)"
@@ -129,10 +130,12 @@ class WandbLogger(Logger):
                 run = self._init(mode, folder)
                 print(f"W&B: {run.url}", file=sys.stderr)
                 return run
-            except Exception as error:  # told below; whatever stands in the way, nothing is lost offline
+            except Exception as error:  # printed below; the run is logged offline
                 mode, why = "offline", f" ({_reason(error)})"
         run = self._init(mode, folder)
-        _tell_once("offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*")
+        _print_once(
+            "offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*"
+        )
         return run
 
     def _init(self, mode: Any, folder: Path) -> Any:
@@ -168,7 +171,7 @@ class WandbLogger(Logger):
 
 
 def prepare_environment(folder: Path) -> None:
-    """Keep what W&B writes under `folder`, whatever part of it writes, and send no error reports."""
+    """Let W&B write under `folder` alone, and send no error reports."""
     (folder / "wandb").mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
     os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
@@ -192,7 +195,7 @@ def _reason(error: Exception) -> str:
     return line.replace(key, "...") if key else line
 
 
-def _tell_once(subject: str, line: str) -> None:
-    if subject not in _told:
-        _told.add(subject)
+def _print_once(subject: str, line: str) -> None:
+    if subject not in _printed:
+        _printed.add(subject)
         print(line, file=sys.stderr)

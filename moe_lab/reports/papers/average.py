@@ -14,35 +14,35 @@ NOTE = (
 
 
 def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
-    """One cell for each line of cells that differ in `experiment.average` alone; none without that axis.
+    """One average for each line of cells that differ in `experiment.average` alone; none without that axis.
 
-    A line that lacks a value of that axis has an average without a number.
+    The average of an incomplete line has no score.
     """
     axis = experiment.average
     if axis is None:
         return []
-    wanted = list(dict.fromkeys(cell.coordinates[axis] for cell in cells))
-    if len(wanted) == 1:
+    values = list(dict.fromkeys(cell.coordinates[axis] for cell in cells))
+    if len(values) == 1:
         return []  # it would repeat the one cell
     lines: dict[tuple[str, ...], dict[str, TableCell]] = {}
     for cell in cells:
         place = tuple(cell.coordinates[key] for key in experiment.keys if key != axis)
         lines.setdefault(place, {})[cell.coordinates[axis]] = cell
-    return [_average(line, axis, wanted) for line in lines.values()]
+    return [_average(line, axis, values) for line in lines.values()]
 
 
 def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
-    """What a table shows: its cells, then their averages; these alone where their axis is neither row nor column."""
+    """The cells of a table and their averages; the averages alone where their axis is neither row nor column."""
     means = averages(experiment, cells)
     alone = experiment.average not in [*experiment.rows, *experiment.columns]
     return means if means and alone else [*cells, *means]
 
 
-def _average(line: dict[str, TableCell], axis: str, wanted: Sequence[str]) -> TableCell:
+def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> TableCell:
     some = next(iter(line.values()))
     absent = TableCell(coordinates={}, run_id=None)
     return TableCell(
         coordinates={**some.coordinates, axis: AVERAGE},
         run_id=None,
-        parts=[line.get(name, absent) for name in wanted],
+        parts=[line.get(name, absent) for name in values],
     )

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.papers.expert_rows import EXPERT, expert_row, unit_of
-from moe_lab.reports.papers.means import mean_row, task_mean
+from moe_lab.reports.papers.expert_scores import EXPERT, expert_score, unit_of
+from moe_lab.reports.papers.means import mean_score, task_mean
 from moe_lab.reports.papers.spec import Experiment, Published
-from moe_lab.reports.scores import Row, against, rows_of, without_neighbour
+from moe_lab.reports.scores import Score, against, scores_of, without_neighbour
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """One cell of a table: where it stands, and its stored results, or why there are none."""
+    """One cell of a table: its coordinates, and its stored results or the reason why there are none."""
 
     coordinates: dict[str, str]
     run_id: str | None
     """Of its first seed."""
     metric: str = "headline"
-    """`headline`, an lm-eval `metric,filter`, or an expert metric (`reports/expert_rows.py`)."""
+    """`headline`, an lm-eval `metric,filter`, or an expert metric (`reports/expert_scores.py`)."""
     results: list[dict[str, Any]] = field(default_factory=list)
     """One results.json per seed that is stored."""
     expert: list[dict[str, Any] | None] = field(default_factory=list)
@@ -31,49 +31,52 @@ class TableCell:
     studies: Sequence[Path] = ()
     """The folders of the studies that tuned it: one, or one per seed."""
     config: Any = None
-    """The `moe_lab.config.schema.Config` that it was composed to."""
+    """Its `moe_lab.config.schema.Config`."""
     problem: str | None = None
     folder: Path | None = None
     """Of its first run."""
     parts: Sequence[TableCell] = ()
     """The cells whose mean it is; such a cell has no results of its own."""
 
-    def row(self, other: str | None = None) -> Row | None:
-        """The numbers of the cell's first task: of its one run, the mean over its seeds, or the mean of its parts.
+    def score(self, other: str | None = None) -> Score | None:
+        """The score of the cell's first task: of its run, the mean over its seeds, or the mean of its parts.
 
-        Compared with the untouched model, or with another run (`compared` of results.json) by its name.
+        Args:
+            other: the run that it is compared with, a key of `compared` in results.json; None: the untouched model.
         """
         if self.parts:
-            return task_mean([part.row(other) for part in self.parts])
+            return task_mean([part.score(other) for part in self.parts])
         if self.metric.startswith(EXPERT):
             measured = zip(self.results, self.expert, strict=True)
-            rows = [expert_row(results, found, self.metric) for results, found in measured if found]
+            scores = [expert_score(results, found, self.metric) for results, found in measured if found]
         else:
-            wanted = None if self.metric == "headline" else self.metric
+            metric = None if self.metric == "headline" else self.metric
             compared = [results if other is None else against(results, other) for results in self.results]
-            rows = [own[0] for results in compared if (own := rows_of(results, wanted))]
-            rows = [row for row in rows if wanted in (None, row.metric)]  # else it is the task's first one
-        if len(rows) < 2:
-            return rows[0] if rows else None
-        scores = (self.summary or {}).get("scores", {})
-        return mean_row(rows, scores if other is None else _compared_scores(scores, other))
+            scores = [own[0] for results in compared if (own := scores_of(results, metric))]
+            scores = [
+                score for score in scores if metric in (None, score.metric)
+            ]  # else it is the task's first one
+        if len(scores) < 2:
+            return scores[0] if scores else None
+        summary = (self.summary or {}).get("scores", {})
+        return mean_score(scores, summary if other is None else _compared_scores(summary, other))
 
     def shows(self) -> str | None:
-        """What its number is: the metric, its unit, and where lower is better; None without a number of its own."""
-        row = None if self.parts else self.row()
-        if row is None:
+        """The metric of the cell, with its unit, and whether lower is better; None without a score of its own."""
+        score = None if self.parts else self.score()
+        if score is None:
             return None
-        if row.metric.startswith(EXPERT):
-            return unit_of(row.metric)
-        better = self.results[0].get("higher_is_better", {}).get(row.task, {})
+        if score.metric.startswith(EXPERT):
+            return unit_of(score.metric)
+        better = self.results[0].get("higher_is_better", {}).get(score.task, {})
         return (
-            f"{row.metric}, lower is better"
-            if better.get(row.metric.partition(",")[0]) is False
-            else row.metric
+            f"{score.metric}, lower is better"
+            if better.get(score.metric.partition(",")[0]) is False
+            else score.metric
         )
 
     def without_neighbour(self) -> tuple[int, int] | None:
-        """As `numbers.without_neighbour`, of its first seed; the sums over the parts of an average."""
+        """`scores.without_neighbour` of the first seed; the sums over the parts of an average."""
         blocks = [results["moe_lab"] for each in self.parts or [self] for results in each.results[:1]]
         known = [counts for block in blocks if (counts := without_neighbour(block)) is not None]
         return (sum(none for none, _ in known), sum(all for _, all in known)) if known else None
@@ -85,13 +88,13 @@ class TableCell:
 
 
 def _compared_scores(scores: dict[str, Any], other: str) -> dict[str, Any]:
-    """A summary's scores with the difference to another run in the place of that to the untouched model."""
+    """A summary's scores with the difference to another run in place of the untouched model."""
     return {
         task: {
             metric: {"ci95_documents": one["ci95_documents"]} | one.get("compared", {}).get(other, {})
-            for metric, one in found.items()
+            for metric, one in metrics.items()
         }
-        for task, found in scores.items()
+        for task, metrics in scores.items()
     }
 
 
@@ -104,6 +107,6 @@ def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
 
 
 def compared_names(cells: Sequence[TableCell]) -> list[str]:
-    """What any of the cells is compared with beside the untouched model."""
+    """The runs that any of the cells is compared with, beside the untouched model."""
     blocks = [results["moe_lab"] for cell in cells for results in cell.results]
     return list(dict.fromkeys(name for block in blocks for name in block.get("compared", {})))

@@ -48,13 +48,19 @@ class CellTable:
 
         rows = []
         for cell in self.cells if cells is None else cells:
-            row, published = cell.row(), published_of(self.experiment, cell)
-            if row is None or row.value is None:
+            score, published = cell.score(), published_of(self.experiment, cell)
+            if score is None or score.value is None:
                 continue
-            numbers = (row.value, row.stderr, row.std, *(row.interval or (None, None)), row.baseline)
-            names = (cell, row.model, row.method, row.task, row.metric)
+            numbers = (
+                score.value,
+                score.stderr,
+                score.std,
+                *(score.interval or (None, None)),
+                score.baseline,
+            )
+            names = (cell, score.model, score.method, score.task, score.metric)
             paper = None if published is None else published.fraction
-            rows.append((*names, *numbers, row.n, row.seeds, " ".join(row.marks), paper))
+            rows.append((*names, *numbers, score.n, score.seeds, " ".join(score.marks), paper))
         return DataFrame(rows, columns=list(COLUMNS), dtype=object)
 
 

@@ -2,8 +2,8 @@
 
 `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
 `without_neighbour` counts the questions of a C3PO run that had no neighbour; `run_id` lists the runs of all seeds,
-`study` is the folder of the study that tuned them. Averages come last. What a run is compared with beside base
-(`compared` of results.json) has columns of its own.
+`study` is the folder of the study that tuned them. Averages come last. Runs that a run is
+compared with beside base (`compared` of results.json) have columns of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
 from moe_lab.reports.papers.spec import Experiment, Published
-from moe_lab.reports.scores import Row
+from moe_lab.reports.scores import Score
 
 COMPARED_COLUMNS = ("difference", "difference_low", "difference_high", "p_mcnemar")
 CSV_COLUMNS = (
@@ -51,40 +51,40 @@ def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
     for cell in [*cells, *averages(experiment, cells)]:
         line = {**cell.coordinates, **_csv_numbers(cell), **_csv_published(published_of(experiment, cell))}
         for other in others:
-            line |= {f"{other}_{column}": value for column, value in _comparison(cell.row(other)).items()}
+            line |= {f"{other}_{column}": value for column, value in _comparison(cell.score(other)).items()}
         writer.writerow(line)
     return stream.getvalue()
 
 
-def _comparison(row: Row | None) -> dict[str, Any]:
-    """The COMPARED_COLUMNS of a row."""
-    if row is None:
+def _comparison(score: Score | None) -> dict[str, Any]:
+    """The COMPARED_COLUMNS of a score."""
+    if score is None:
         return {}
-    low, high = row.difference_interval or (None, None)
-    return dict(zip(COMPARED_COLUMNS, (row.difference, low, high, row.p_mcnemar), strict=True))
+    low, high = score.difference_interval or (None, None)
+    return dict(zip(COMPARED_COLUMNS, (score.difference, low, high, score.p_mcnemar), strict=True))
 
 
 def _csv_numbers(cell: TableCell) -> dict[str, Any]:
     study = " ".join(folder.name for folder in cell.studies) or None
     numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
-    row = cell.row()
-    if row is None:
+    score = cell.score()
+    if score is None:
         return numbers
-    low, high = row.interval or (None, None)
+    low, high = score.interval or (None, None)
     return {
         **numbers,
-        "run_id": row.run_id,
-        "metric": row.metric,
-        "value": row.value,
-        "stderr": row.stderr,
-        "std": row.std,
+        "run_id": score.run_id,
+        "metric": score.metric,
+        "value": score.value,
+        "stderr": score.stderr,
+        "std": score.std,
         "low": low,
         "high": high,
-        "n": row.n,
-        "seeds": row.seeds,
+        "n": score.n,
+        "seeds": score.seeds,
         "without_neighbour": without[0] if (without := cell.without_neighbour()) else None,
-        **_comparison(row),
-        "marks": " ".join(row.marks),
+        **_comparison(score),
+        "marks": " ".join(score.marks),
     }
 
 

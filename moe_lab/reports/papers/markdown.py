@@ -11,7 +11,7 @@ from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
 from moe_lab.reports.papers.csv_table import csv_text
 from moe_lab.reports.papers.spec import MEASURE, Experiment, Published
 from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_file
-from moe_lab.reports.scores import MARKS, Row
+from moe_lab.reports.scores import MARKS, Score
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
@@ -31,11 +31,11 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
     lines = [f"# {title(experiment, scale)}", "", experiment.source, "", *typed_lines(experiment)]
     if scale in NOT_COMPARABLE:
         lines += [NOT_COMPARABLE[scale], ""]
-    measured = [row for cell in cells if (row := cell.row())]
+    measured = [score for cell in cells if (score := cell.score())]
     lines += [
         f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
         "(in brackets) and 95% intervals over documents."
-        + (" ±: standard deviation over seeds." if any(row.seeds > 1 for row in measured) else ""),
+        + (" ±: standard deviation over seeds." if any(score.seeds > 1 for score in measured) else ""),
         "",
     ]
     lines += [NOTE, ""] if averages(experiment, cells) else []
@@ -64,22 +64,26 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
             line += _texts(experiment, by_place.get((row, column)), others)
         body.append(line)
     if not any(published_of(experiment, cell) for cell in cells):
-        kept = [index for index, name in enumerate(header) if not name.endswith(", published")]
-        header, body = _only(kept, header, body)
-    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
-    header, body = _only(kept, header, body)  # base has no difference to itself
+        columns_left = [index for index, name in enumerate(header) if not name.endswith(", published")]
+        header, body = _only(columns_left, header, body)
+    columns_left = [index for index in range(len(header)) if any(line[index] for line in body)]
+    header, body = _only(columns_left, header, body)  # base has no difference to itself
     return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
 
 
 def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    """What the numbers of each column are."""
+    """The metric of each column."""
     across = [key for key in experiment.keys if key not in experiment.rows]
-    told = {_column_name(across, _key(cell, across)): what for cell in cells if (what := cell.shows())}
-    return ["What is shown:", "", *(f"- {name}: {what}" for name, what in told.items()), ""] if told else []
+    metrics = {_column_name(across, _key(cell, across)): metric for cell in cells if (metric := cell.shows())}
+    return (
+        ["What is shown:", "", *(f"- {name}: {metric}" for name, metric in metrics.items()), ""]
+        if metrics
+        else []
+    )
 
 
 def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
-    """Options by their name, dotted keys as `n=8`; what a cell does not have is left out."""
+    """Options by their name, dotted keys as `n=8`; a dash is left out."""
     parts = [
         f"{key.rpartition('.')[2]}={value}" if "." in key else value
         for key, value in zip(keys, column, strict=True)
@@ -88,39 +92,39 @@ def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
     return " ".join(parts)
 
 
-def _only(kept: list[int], header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    return [header[index] for index in kept], [[line[index] for index in kept] for line in body]
+def _only(columns: list[int], header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    return [header[index] for index in columns], [[line[index] for index in columns] for line in body]
 
 
 def _texts(experiment: Experiment, cell: TableCell | None, others: Sequence[str]) -> list[str]:
-    """What stands in a cell's columns: measured, published, difference to base and to each other run."""
+    """The texts of a cell's columns: measured, published, difference to base and to each other run."""
     if cell is None:
         return [""] * (3 + len(others))
-    row, published = cell.row(), published_of(experiment, cell)
+    score, published = cell.score(), published_of(experiment, cell)
     shown = (
         ""
         if published is None
         else f"{published.fraction:.4g}{f' {published.mark}' if published.mark else ''}"
     )
-    if row is None:
+    if score is None:
         return ["failed" if cell.problem else "missing", shown or "-", *[""] * (1 + len(others))]
-    value = " ".join([_value(row), *row.marks])
-    return [value, shown or "-", *(_difference(cell.row(other)) for other in (None, *others))]
+    value = " ".join([_value(score), *score.marks])
+    return [value, shown or "-", *(_difference(cell.score(other)) for other in (None, *others))]
 
 
-def _value(row: Row) -> str:
-    if row.value is None:
+def _value(score: Score) -> str:
+    if score.value is None:
         return "-"
-    error = "" if row.stderr is None else f" ({row.stderr:.4f})"
-    spread = "" if row.std is None else f" ± {row.std:.4f}"
-    return f"{row.value:.4f}{error}{spread}{_bounds(row.interval)}"
+    error = "" if score.stderr is None else f" ({score.stderr:.4f})"
+    spread = "" if score.std is None else f" ± {score.std:.4f}"
+    return f"{score.value:.4f}{error}{spread}{_bounds(score.interval)}"
 
 
-def _difference(row: Row | None) -> str:
-    if row is None or row.difference is None:
+def _difference(score: Score | None) -> str:
+    if score is None or score.difference is None:
         return ""
-    p = "" if row.p_mcnemar is None else f" (p={row.p_mcnemar:.3g})"
-    return f"{row.difference:+.4f}{_bounds(row.difference_interval, '+')}{p}"
+    p = "" if score.p_mcnemar is None else f" (p={score.p_mcnemar:.3g})"
+    return f"{score.difference:+.4f}{_bounds(score.difference_interval, '+')}{p}"
 
 
 def _bounds(bounds: tuple[float, float] | None, sign: str = "") -> str:
@@ -128,20 +132,20 @@ def _bounds(bounds: tuple[float, float] | None, sign: str = "") -> str:
 
 
 def _counts(cells: Sequence[TableCell | None]) -> list[str]:
-    """Documents, seeds and questions without a neighbour of a line's cells, of averages where they stand alone.
+    """Documents, seeds, and questions without a neighbour of a line; those of its averages where they stand alone.
 
-    No seeds where all are one run, and no such questions where every one has the k nearest.
+    The seeds are empty where every cell is one run, the questions where each one has its k nearest neighbours.
     """
     present = [cell for cell in cells if cell is not None]
     single = [cell for cell in present if not cell.parts]
-    rows = [row for cell in single or present if (row := cell.row())]
-    documents = dict.fromkeys(str(row.n) for row in rows if row.n is not None)
-    seeds = dict.fromkeys(str(row.seeds) for row in rows)
+    scores = [score for cell in single or present if (score := cell.score())]
+    documents = dict.fromkeys(str(score.n) for score in scores if score.n is not None)
+    seeds = dict.fromkeys(str(score.seeds) for score in scores)
     alone = [counts for cell in single or present if (counts := cell.without_neighbour()) is not None]
     none, questions = (sum(numbers) for numbers in zip(*alone, strict=True)) if alone else (0, 0)
     return [
         "/".join(documents) or "-",
-        "/".join(seeds) if any(row.seeds > 1 for row in rows) else "",
+        "/".join(seeds) if any(score.seeds > 1 for score in scores) else "",
         f"{none} of {questions}" if alone else "",
     ]
 
@@ -157,19 +161,19 @@ def _published_list(experiment: Experiment) -> list[str]:
 
 
 def _columns(experiment: Experiment, each: Published) -> list[str]:
-    """What tells a number from the others of its line in the paper's table."""
+    """The coordinates by which a number differs from the others of its line in the paper's table."""
     return [each.cell[key] for key in (experiment.average, MEASURE) if key in each.cell]
 
 
 def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
-    """What numbers of one line of the paper's table have in common."""
+    """Place, unit, mark and coordinates that the numbers of one line of the paper's table share."""
     own = (experiment.average, MEASURE)
     where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
     return each.place, each.unit, each.mark, where
 
 
-def _marks(rows: Sequence[Row]) -> list[str]:
-    seen = {mark for row in rows for mark in row.marks}
+def _marks(scores: Sequence[Score]) -> list[str]:
+    seen = {mark for score in scores for mark in score.marks}
     lines = [f"- {text}" for mark, text in MARKS.items() if mark in seen]
     return [*lines, ""] if lines else []
 

@@ -1,4 +1,4 @@
-"""Several rows of numbers as one: the mean over seeds, and the mean over tasks."""
+"""The mean of several scores: over seeds, and over tasks."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moe_lab.reports.scores import Row, pair
+from moe_lab.reports.scores import Score, pair
 from moe_lab.results.statistics import Interval, interval_of_mean_of_tasks, over_seeds
 
 
-def mean_row(rows: Sequence[Row], scores: Mapping[str, Any]) -> Row:
-    """One run with several seeds as one row: means, and the intervals over documents of those means.
+def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
+    """The score of a run with several seeds: means, and their intervals over documents.
 
-    `scores` are those of `moe_lab.runs.summaries.summary`. McNemar's test is one of two runs, so there is no p.
+    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. McNemar's test compares two runs, so p is None.
     """
-    first = rows[0]
-    told = scores.get(first.task, {}).get(first.metric, {})
-    values = [row.value for row in rows if row.value is not None]
-    differences = [row.difference for row in rows if row.difference is not None]
-    spread = over_seeds(values) if len(values) == len(rows) else {"mean": None, "std": None}
+    first = scores[0]
+    mean = summary.get(first.task, {}).get(first.metric, {})
+    values = [score.value for score in scores if score.value is not None]
+    differences = [score.difference for score in scores if score.difference is not None]
+    spread = over_seeds(values) if len(values) == len(scores) else {"mean": None, "std": None}
     return replace(
         first,
-        run_id=" ".join(row.run_id for row in rows),
-        seeds=len(rows),
+        run_id=" ".join(score.run_id for score in scores),
+        seeds=len(scores),
         value=spread["mean"],
         stderr=None,
         std=spread["std"],
-        interval=pair(told.get("ci95_documents")),
-        difference=sum(differences) / len(rows) if len(differences) == len(rows) else None,
-        difference_interval=pair(told.get("difference_ci95_documents")),
+        interval=pair(mean.get("ci95_documents")),
+        difference=sum(differences) / len(scores) if len(differences) == len(scores) else None,
+        difference_interval=pair(mean.get("difference_ci95_documents")),
         p_mcnemar=None,
         flips=None,
-        marks=tuple(dict.fromkeys(mark for row in rows for mark in row.marks)),
+        marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
     )
 
 
-def task_mean(rows: Sequence[Row | None]) -> Row | None:
-    """The mean of several tasks' scores as one row, every task counting alike; None where one is missing."""
-    known = [row for row in rows if row is not None]
-    values = [row.value for row in known]
-    if not known or len(known) < len(rows) or None in values:
+def task_mean(scores: Sequence[Score | None]) -> Score | None:
+    """The mean of the scores of several tasks, each with the same weight; None where one is missing."""
+    known = [score for score in scores if score is not None]
+    values = [score.value for score in known]
+    if not known or len(known) < len(scores) or None in values:
         return None
     first = known[0]
     return replace(
         first,
         task="average",
-        run_id=" ".join(dict.fromkeys(row.run_id for row in known)),
-        n=sum(row.n or 0 for row in known),
+        run_id=" ".join(dict.fromkeys(score.run_id for score in known)),
+        n=sum(score.n or 0 for score in known),
         value=_mean(values),
-        stderr=_mean_error([row.stderr for row in known]),
+        stderr=_mean_error([score.stderr for score in known]),
         std=None,
-        interval=_mean_interval(values, [row.interval for row in known]),
-        baseline=_mean([row.baseline for row in known]),
-        difference=_mean([row.difference for row in known]),
+        interval=_mean_interval(values, [score.interval for score in known]),
+        baseline=_mean([score.baseline for score in known]),
+        difference=_mean([score.difference for score in known]),
         difference_interval=_mean_interval(
-            [row.difference for row in known], [row.difference_interval for row in known]
+            [score.difference for score in known], [score.difference_interval for score in known]
         ),
         p_mcnemar=None,
         flips=None,
-        marks=tuple(dict.fromkeys(mark for row in known for mark in row.marks)),
+        marks=tuple(dict.fromkeys(mark for score in known for mark in score.marks)),
     )
 
 

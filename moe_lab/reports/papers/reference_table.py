@@ -1,4 +1,4 @@
-"""Table 7 of the C3PO paper: benchmarks and reference sets, what was asked and kept here beside the paper's sizes."""
+"""Table 7 of the C3PO paper: benchmarks and reference sets with their sizes here and in the paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.spec import Experiment
 from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_rows_table
-from moe_lab.reports.scores import rows_of
+from moe_lab.reports.scores import scores_of
 
 COLUMNS = {
     "model": "model",
@@ -41,18 +41,18 @@ def write_references(
 def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     """One row per benchmark and reference set: documents evaluated, and references available, asked and kept.
 
-    None where a number does not exist: no published one, or a run all of whose answers were stored when it was made.
+    A number that does not exist is None: an unpublished one, or the counts of a run whose answers were all stored.
     """
     rows = []
     for cell in cells:
         block = cell.results[0]["moe_lab"] if cell.results else {}
-        found = (block.get("c3po", {}).get("reference") or {}).get("set") or {}
-        for source in found.get("sources", []):
+        reference_set = (block.get("c3po", {}).get("reference") or {}).get("set") or {}
+        for source in reference_set.get("sources", []):
             rows.append(
                 {
                     "model": block["model"]["name"],
                     "task": cell.coordinates["task"],
-                    "documents": rows_of(cell.results[0])[0].n,
+                    "documents": scores_of(cell.results[0])[0].n,
                     "published_documents": _published(experiment, cell.coordinates["task"], "documents"),
                     "reference": source["title"],
                     "available": source["documents"],

@@ -17,14 +17,14 @@ from moe_lab.reports.figure_kinds import FIGURES, TABLES
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
 SETTINGS = "settings"
-"""The axis that tells cells apart which what was typed puts in one place."""
+"""The axis that separates cells whose coordinates the typed overrides made equal."""
 AVERAGE = "average"
-"""What an averaged cell is called on the axis that it averages over."""
+"""The coordinate of an average on the axis that it averages over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Which cells a scale runs, as overrides of the ordinary command."""
+    """The cells of a scale, as overrides of the ordinary command."""
 
     grid: dict[str, list[Any]] | list[dict[str, list[Any]]] = field(default_factory=list)
     """Options by key, one grid or several. An option may be a list: its name, then overrides that go with it."""
@@ -33,7 +33,7 @@ class Scale:
     profile: list[str] = field(default_factory=list)
     """Overrides of the study whose profile `method.temperature=profile` means in this scale's cells."""
     metric: str | dict[str, str] | None = None
-    """What its cells show instead of the experiment's `metric`: where other judges stand in, say."""
+    """Replaces the experiment's `metric` at this scale, for example where other judges are used."""
 
     def overrides(self) -> list[list[str]]:
         """One list of overrides per cell: the grids' combinations, then the single cells."""
@@ -56,7 +56,7 @@ def _listed(option: Any) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A number of the paper: of which cell, in which unit, its place, a mark where it is doubtful."""
+    """A number of the paper: its cell, unit and place, and a mark where it is doubtful."""
 
     cell: dict[str, str]
     value: float
@@ -66,13 +66,13 @@ class Published:
 
     @property
     def fraction(self) -> float:
-        """The value as results have it: rates are fractions."""
+        """The value as in results.json, where rates are fractions."""
         return self.value / 100 if self.unit == "percent" else self.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One table: what its rows and columns are, what runs at each scale, what the paper says."""
+    """One table: its rows and columns, its cells at each scale, and the paper's numbers."""
 
     name: str
     title: str
@@ -80,8 +80,8 @@ class Experiment:
     rows: list[str]
     columns: list[str]
     metric: str | dict[str, str]
-    """`headline`, an lm-eval `metric,filter` or an expert metric (`expert.load_balance`); several by what they are
-    called on the axis MEASURE."""
+    """`headline`, an lm-eval `metric,filter` or an expert metric (`expert.load_balance`); several by their names on the
+    axis MEASURE."""
     scales: dict[str, Scale]
     paper: list[Published]
     figure: str | None = None
@@ -89,9 +89,9 @@ class Experiment:
     average: str | None = None
     """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
     typed: list[str] = field(default_factory=list)
-    """What was typed beside `experiment=` and changes what it shows."""
+    """Overrides beside `experiment=` that change the table."""
     merged: int = 0
-    """How many cells that made equal to others."""
+    """Number of cells that these overrides make equal to others."""
 
     def __post_init__(self) -> None:
         kinds = sorted([*FIGURES, *TABLES])
@@ -100,8 +100,8 @@ class Experiment:
                 f"figure={self.figure} is not drawn.{did_you_mean(self.figure, kinds)} "
                 f"Choices: {', '.join(kinds)}."
             )
-        told = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
-        if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in told):
+        metrics = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
+        if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in metrics):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
 
     def metrics(self, scale: str) -> dict[str, str]:
@@ -176,13 +176,13 @@ def _single_numbers(entry: dict[str, Any], place: str) -> list[dict[str, Any]]:
     ]
 
 
-def _full_name(name: str, known: list[str]) -> str:
-    matches = [full for full in known if name in (full, full.rpartition("/")[2])]
+def _full_name(name: str, names: list[str]) -> str:
+    matches = [full for full in names if name in (full, full.rpartition("/")[2])]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise ConfigError(f"experiment={name} is ambiguous. Choose one of: {', '.join(matches)}.")
-    shown = known if "/" in name else [full.rpartition("/")[2] for full in known]
+    shown = names if "/" in name else [full.rpartition("/")[2] for full in names]
     raise ConfigError(
-        f"Unknown experiment {name!r}.{did_you_mean(name, shown)}\nChoices: {', '.join(known)}, all."
+        f"Unknown experiment {name!r}.{did_you_mean(name, shown)}\nChoices: {', '.join(names)}, all."
     )

@@ -1,4 +1,4 @@
-"""The files of an experiment's table: how they are called, which of them stay, and the index of all."""
+"""The files of an experiment's table: their names, which files stay, and the index."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from moe_lab.results.identity import RUNTIME
 from moe_lab.results.stored import damaged
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
-"""Keys that change neither the numbers of a table nor what it shows."""
+"""Keys that change neither the numbers nor the contents of a table."""
 SAME_NUMBERS = ("model.device_map", "model.experts_implementation", "model.tp_plan")
 LONGEST = 60
 """Characters of what was typed in a file's name."""
 
 
 def typed_settings(overrides: Sequence[str]) -> list[str]:
-    """Those of the typed overrides that change what a table shows, sorted, none twice."""
+    """The typed overrides that change a table, sorted, each once."""
     return sorted({text for text in (each.lstrip("+") for each in overrides) if _changes(text)})
 
 
@@ -36,8 +36,7 @@ def _changes(override: str) -> bool:
 
 
 def file_stem(experiment: Experiment, scale: str) -> str:
-    """What the files of an experiment are called: `<folder>-<name>-<scale>`, then what was typed beside it and a hash
-    of that."""
+    """The name of an experiment's files: `<folder>-<name>-<scale>`, then the typed overrides and a hash of them."""
     plain = f"{experiment.name.replace('/', '-')}-{scale}"
     if not experiment.typed:
         return plain
@@ -48,12 +47,12 @@ def file_stem(experiment: Experiment, scale: str) -> str:
 
 
 def title(experiment: Experiment, scale: str) -> str:
-    """The title of a table: the experiment's, its scale, and what was typed beside it."""
+    """The title of a table: the experiment's title, the scale, and the typed overrides."""
     return f"{experiment.title} ({', '.join([f'scale {scale}', *experiment.typed])})"
 
 
 def typed_lines(experiment: Experiment) -> list[str]:
-    """What a table says of the settings that were typed, as Markdown lines; nothing without one."""
+    """Markdown lines about the typed overrides; none without one."""
     if not experiment.typed:
         return []
     typed = ", ".join(f"`{text}`" for text in experiment.typed)
@@ -61,7 +60,7 @@ def typed_lines(experiment: Experiment) -> list[str]:
 
 
 def merged_text(experiment: Experiment) -> str:
-    """How many cells became equal to others; nothing where all differ."""
+    """The number of cells that became equal to others; empty where all differ."""
     if not experiment.merged:
         return ""
     equal = (
@@ -71,7 +70,7 @@ def merged_text(experiment: Experiment) -> str:
 
 
 def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableCell]:
-    """Those of some cells without results of which the CSV `table` has numbers. Raises DamagedError."""
+    """The cells without results whose numbers stand in the CSV `table`. Raises DamagedError."""
     if not table.is_file():
         return []
     try:
@@ -88,7 +87,7 @@ def _stands_in(row: dict[str, str], cell: TableCell) -> bool:
 
 
 def remove_figure(folder: Path, stem: str, kind: str) -> None:
-    """Remove the picture of an earlier table, and the numbers behind it, where there is one."""
+    """Remove an earlier figure: its picture and its CSV."""
     for suffix in (".png", ".csv"):
         (folder / f"{stem}-{kind}{suffix}").unlink(missing_ok=True)
 
@@ -121,7 +120,7 @@ def write_rows_table(
 
 
 def write_file(path: Path, text: str) -> Path:
-    """Write a table's file atomically, its folder made where needed. Raises ResultsError."""
+    """Write a file atomically and create its folder. Raises ResultsError."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)

@@ -1,4 +1,4 @@
-"""Tables on stdout, whole: one that is wider than the terminal is printed in parts, as pandas does."""
+"""Tables on stdout: a table wider than the terminal is printed in parts, as in pandas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BESIDE_A_CELL = 3
 
 
 def print_table(table: Table) -> None:
-    """Print a table: as wide as the terminal, or wide enough where there is none.
+    """Print a table in the width of the terminal, or in 400 characters without one.
 
-    Cells are printed as they are: what a user typed may hold brackets and colons, which are no markup here.
+    Brackets and colons in cells are printed as they are: overrides may hold them.
     """
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     console = Console(file=sys.stdout, width=width, markup=False, emoji=False)
@@ -27,9 +27,9 @@ def print_table(table: Table) -> None:
 
 
 def fitting(table: Table, width: int) -> Iterator[Table]:
-    """The table, or parts of it that are no wider: each with the columns that name its rows, and some of the others.
+    """The table, or parts of it that fit: each part has the columns that name the rows, and some of the others.
 
-    Rows are named by the columns before the first one of numbers. They take at most half of the width: longer names
+    The columns before the first column of numbers name the rows. They take at most half of the width: longer names
     are folded. Numbers are never cut.
     """
     names = list(takewhile(lambda column: column.justify != "right", table.columns))

@@ -17,7 +17,7 @@ from moe_lab.reports.terminal.results import HEAD, interval, number, settings, w
 CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 Line = tuple[str, str, str, str, str, str]
-"""metric, of what, value, interval, base -> changed or the largest possible value, p."""
+"""Metric, subject, value, interval, accuracies or the largest possible value, p."""
 
 
 def print_expert_metrics(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
@@ -28,45 +28,45 @@ def print_expert_metrics(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     blocks = [results["moe_lab"] for results, _ in runs]
     labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
     for block, label, (_, folder) in zip(blocks, labels, runs, strict=True):
-        found = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
-        if found is None:
+        metrics = stored_metrics(folder, block["run_id"], block["model"].get("commit"))
+        if metrics is None:
             continue
         name = block["task"]["name"]
         task = name if isinstance(name, str) else ",".join(name)
-        for line in lines(found):
+        for line in lines(metrics):
             table.add_row(block["model"]["name"], block["method"]["name"], task, label, *line)
     if table.row_count:
         print_table(without_empty(without_empty(table, len(table.columns) - 1), 3))
         print(CORRECTED)
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(metrics: dict[str, Any]) -> list[Line]:
     """The rows of one expert_metrics.json."""
-    return [*_entropies(found), *_losses(found)]
+    return [*_entropies(metrics), *_losses(metrics)]
 
 
-def _entropies(found: dict[str, Any]) -> Iterator[Line]:
+def _entropies(metrics: dict[str, Any]) -> Iterator[Line]:
     for name, metric in counted_metrics().items():
         for phase, of in PHASES.items():
-            if (one := found[name][phase]) is not None:
+            if (one := metrics[name][phase]) is not None:
                 limits = interval(one["ci95"])
                 yield f"{metric.label}, bits", of, number(one["value"]), limits, number(one["maximum"]), ""
 
 
-def _losses(found: dict[str, Any]) -> Iterator[Line]:
+def _losses(metrics: dict[str, Any]) -> Iterator[Line]:
     for name, each in interventions():
-        if found[name] is not None:  # else the method lets no expert be masked or drawn at random
-            tasks = each.block(found[name])["tasks"]
-            yield from _of_tasks(METRICS[name].label, each.label, tasks, found["metric"])
+        if metrics[name] is not None:  # else the method lets no expert be masked or drawn at random
+            tasks = each.block(metrics[name])["tasks"]
+            yield from _of_tasks(METRICS[name].label, each.label, tasks, metrics["metric"])
 
 
-def _of_tasks(label: str, of: str, tasks: dict[str, Any], wanted: str | None) -> Iterator[Line]:
+def _of_tasks(label: str, of: str, tasks: dict[str, Any], metric_name: str | None) -> Iterator[Line]:
     """Each task's loss; of many tasks (a group) their documents together."""
     shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
     for task, losses in shown.items():
         if not losses:
             continue
-        metric = headline(losses, wanted)
+        metric = headline(losses, metric_name)
         one = losses[metric]
         where = of if len(shown) == 1 else f"{of}, {task}"
         p = one["runs"][0]["p_mcnemar"] if len(one["runs"]) == 1 else None

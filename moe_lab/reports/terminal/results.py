@@ -1,4 +1,4 @@
-"""The table on the terminal that a run, a grid or a report ends with."""
+"""The tables of results on the terminal, at the end of a run, a grid or a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from moe_lab.reports.scores import MARKS, Row, against, marks_of, rows_of, shown_rows, without_neighbour
+from moe_lab.reports.scores import MARKS, Score, against, marks_of, scores_of, shown_scores
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.results.folder import version_marks
 from moe_lab.results.verdicts import unjudged_lines
@@ -16,20 +16,23 @@ HEAD = ("model", "method", "task", "settings")
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
 
-def print_outcomes(results: Sequence[dict[str, Any]]) -> None:
-    """Print scores against the untouched model and what they cost, for one run or a whole grid."""
+def print_outcomes(results: Sequence[dict[str, Any]], footnotes: Sequence[str]) -> None:
+    """Print scores against the untouched model and what they cost, for one run or a whole grid.
+
+    `footnotes` are those of the runs' methods.
+    """
     blocks = [result["moe_lab"] for result in results]
     labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
     print_table(score_table(results, labels))
     for name in dict.fromkeys(name for block in blocks for name in block.get("compared", {})):
         print_table(compared_table(results, labels, name))
     print_table(cost_table(blocks, labels))
-    for line in notes(blocks):
+    for line in notes(blocks, footnotes):
         print(line)
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
-    """What tells each run of a grid from the others of its method, beside its model and task.
+    """The overrides by which each run of a grid differs from the others of its method, model and task aside.
 
     `seeds` are None for methods without randomness; the others are shown unless all are 0.
     """
@@ -65,17 +68,17 @@ def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Tab
         table.add_column(heading, justify="right")
     table.add_column("marks")
     for result, label in zip(results, labels, strict=True):
-        for row in shown_rows(result):
+        for row in shown_scores(result):
             table.add_row(row.model, row.method, row.task, label, row.metric, *_scores(row))
     return without_empty(table, 3)
 
 
-def _scores(row: Row) -> list[str]:
+def _scores(row: Score) -> list[str]:
     shown = ["-" if row.n is None else f"{row.n:,}", number(row.value), number(row.stderr)]
     return [*shown, interval(row.interval), *_comparison(row), " ".join(row.marks)]
 
 
-def _comparison(row: Row) -> list[str]:
+def _comparison(row: Score) -> list[str]:
     return [
         number(row.baseline),
         number(row.difference, sign=True),
@@ -93,7 +96,7 @@ def compared_table(results: Sequence[dict[str, Any]], labels: Sequence[str], oth
         table.add_column(heading, justify="right")
     for result, label in zip(results, labels, strict=True):
         if other in result["moe_lab"].get("compared", {}):
-            for row in rows_of(against(result, other)):
+            for row in scores_of(against(result, other)):
                 names = (row.model, row.method, row.task, label, row.metric)
                 table.add_row(*names, number(row.value), *_comparison(row))
     return without_empty(table, 3)
@@ -116,10 +119,10 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
         table.add_column(heading, justify="right")
     for block, label in zip(blocks, labels, strict=True):
         cost = block["cost"]
-        name = block["task"]["name"]
+        name, method = block["task"]["name"], block["method"]["name"]
         table.add_row(
             block["model"]["name"],
-            block["method"]["name"],
+            method,
             name if isinstance(name, str) else ",".join(name),
             label,
             seconds(cost.get("wall_seconds")),
@@ -129,36 +132,25 @@ def cost_table(blocks: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table
             count(cost.get("tokens_per_second")),
             mebibytes(cost.get("peak_memory_bytes")),
             str(cost.get("device", "-")),
-            percent(
-                next((block[name]["changed_fraction"] for name in ("roe", "c2r") if name in block), None)
-            ),
+            percent(block.get(method.replace("-", "_"), {}).get("changed_fraction")),
             count(cost["near_ties"]) if cost.get("near_ties") else "",
         )
     return without_empty(without_empty(table, -1), 3)
 
 
 def without_empty(table: Table, index: int) -> Table:
-    """The table without a column in which no row says anything."""
+    """The table without a column whose cells are all empty."""
     if not any(table.columns[index].cells):
         del table.columns[index]
     return table
 
 
-def notes(blocks: Sequence[dict[str, Any]]) -> list[str]:
-    """What the marks mean, for those that appear."""
+def notes(blocks: Sequence[dict[str, Any]], footnotes: Sequence[str]) -> list[str]:
+    """What the marks mean, for those that appear, and the methods' footnotes."""
     seen = {mark for block in blocks for mark in marks_of(block)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for block in blocks for line in [*version_marks(block), *unjudged_lines(block)]})
-    for block in blocks:
-        if (counts := without_neighbour(block)) is not None:
-            name = f"{block['method']['name']}, epsilon {block['c3po']['epsilon']}"
-            lines.append(
-                f"{name}: {counts[0]} of {counts[1]} questions had no neighbour and kept their pathway."
-            )
-    if any("roe" in block for block in blocks):
-        lines.append("changed: noisy routing decisions whose experts are not the clean ones.")
-    if any("c2r" in block for block in blocks):
-        lines.append("changed (c2r): routing decisions in which an expert was no partner of the first one.")
+    lines += footnotes
     if any(block["cost"].get("near_ties") for block in blocks):
         lines.append(
             "near ties: greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose "

@@ -1,4 +1,4 @@
-"""The tables over seeds on the terminal: what `moe_lab.runs.summaries` wrote."""
+"""The tables over seeds on the terminal, from the files of `moe_lab.runs.summaries`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ ONE_STUDY = (
     "tuning.seeds= repeats the study, too."
 )
 
-Row = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
-"""What it is called, the headline metric's scores, the summary."""
+Line = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
+"""Names, scores of the headline metric, summary."""
 
 
 def print_summaries(files: Sequence[Path]) -> None:
     """Print the summaries over seeds, each row's interval over documents and over seeds, and the files' paths."""
-    rows = list(_rows([summary for file in files if (summary := read_mapping(file)) is not None]))
-    if rows:
-        print_table(without_empty(_table(rows), HEAD.index("settings")))
-    for other in dict.fromkeys(other for _, score, _ in rows for other in score.get("compared", {})):
-        print_table(without_empty(_compared_table(rows, other), HEAD.index("settings")))
-    if any(len(summary.get("studies", [])) == 1 for _, _, summary in rows):
+    lines = list(_lines([summary for file in files if (summary := read_mapping(file)) is not None]))
+    if lines:
+        print_table(without_empty(_table(lines), HEAD.index("settings")))
+    for other in dict.fromkeys(other for _, score, _ in lines for other in score.get("compared", {})):
+        print_table(without_empty(_compared_table(lines, other), HEAD.index("settings")))
+    if any(len(summary.get("studies", [])) == 1 for _, _, summary in lines):
         print(ONE_STUDY)
     for file in files:
         print(file)
 
 
-def _rows(summaries: Sequence[dict[str, Any]]) -> Iterator[Row]:
+def _lines(summaries: Sequence[dict[str, Any]]) -> Iterator[Line]:
     labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
     for summary, label in zip(summaries, labels, strict=True):
         for task, scores in summary["scores"].items():
@@ -48,13 +48,13 @@ def _rows(summaries: Sequence[dict[str, Any]]) -> Iterator[Row]:
                 yield names, scores[metric], summary
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(lines: Sequence[Line]) -> Table:
     table = Table(*HEAD, title="Over seeds")
     headings = ("seeds", "mean", "std", "95% over seeds", "95% over documents", "base", "difference")
     for heading in (*headings, "95% over seeds", "95% over documents"):
         table.add_column(heading, justify="right")
     table.add_column("marks")
-    for names, score, summary in rows:
+    for names, score, summary in lines:
         table.add_row(
             *names,
             _seeds(summary),
@@ -70,24 +70,24 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _seeds(summary: dict[str, Any]) -> str:
-    """How many seeds, and of tuned runs how many studies their temperatures are from."""
+    """The number of seeds; for tuned runs the number of studies, too."""
     studies = len(summary.get("studies", []))
-    told = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
-    return f"{len(summary['seeds'])}{told}"
+    of_studies = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
+    return f"{len(summary['seeds'])}{of_studies}"
 
 
-def _compared_table(rows: Sequence[Row], other: str) -> Table:
-    """The rows that are compared with another run of each seed."""
+def _compared_table(lines: Sequence[Line], other: str) -> Table:
+    """The lines that are compared with another run of each seed."""
     name = other.replace("_", " ")
     table = Table(*HEAD, title=f"Over seeds, compared with {name}")
     for heading in ("mean", name, "difference", "95% over seeds", "95% over documents"):
         table.add_column(heading, justify="right")
-    for names, score, _ in rows:
-        if (found := score.get("compared", {}).get(other)) is not None:
-            table.add_row(*names, number(score["mean"]), number(found["mean"]), *_difference(found))
+    for names, score, _ in lines:
+        if (compared := score.get("compared", {}).get(other)) is not None:
+            table.add_row(*names, number(score["mean"]), number(compared["mean"]), *_difference(compared))
     return table
 
 
-def _difference(found: dict[str, Any]) -> list[str]:
-    bounds = [found.get(f"difference_ci95_{over}") for over in ("seeds", "documents")]
-    return [number(found.get("difference"), sign=True), *(interval(each, sign=True) for each in bounds)]
+def _difference(score: dict[str, Any]) -> list[str]:
+    bounds = [score.get(f"difference_ci95_{over}") for over in ("seeds", "documents")]
+    return [number(score.get("difference"), sign=True), *(interval(each, sign=True) for each in bounds)]

@@ -1,4 +1,4 @@
-"""What studies found, on the terminal."""
+"""The table of studies on the terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moe_lab.results.stored import read_mapping
 
 def print_studies(folders: Sequence[Path]) -> None:
     """One row per study that has a profile: the untuned and the best score on the tuning documents, and the profile."""
-    profiles = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
-    found = {file: profile for file in profiles if (profile := read_mapping(file)) is not None}
-    if not found:
+    files = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
+    profiles = {file: profile for file in files if (profile := read_mapping(file)) is not None}
+    if not profiles:
         return
     table = Table("model", "task", "metric", title="Tuning (on documents that the test leaves out)")
     for heading in ("documents", "trials", "best trial", "untuned", "tuned"):
         table.add_column(heading, justify="right")
     table.add_column("temperature per MoE layer")
-    for profile in found.values():
+    for profile in profiles.values():
         documents = f"{sum(map(len, profile['samples'].values())):,}"
         if references := profile.get("references"):
             documents = f"{references['correct']:,} solved of {references['asked']:,}"
@@ -38,5 +38,5 @@ def print_studies(folders: Sequence[Path]) -> None:
             " ".join(f"{value:.2f}" for value in profile["temperature"]),
         )
     print_table(table)
-    for file in found:
+    for file in profiles:
         print(file)

@@ -41,7 +41,7 @@ def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "
 
 
 def _quality(cell: TableCell) -> dict[str, Any]:
-    row, block = cell.row(), cell.results[0]["moe_lab"]
+    row, block = cell.score(), cell.results[0]["moe_lab"]
     assert row is not None and row.value is not None and row.baseline is not None
     base = row.baseline
     low, high = row.difference_interval or (math.nan, math.nan)

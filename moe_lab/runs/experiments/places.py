@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.expert_rows import EXPERT
+from moe_lab.reports.papers.expert_scores import EXPERT
 from moe_lab.reports.papers.spec import MEASURE, SETTINGS, Experiment
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.experiments.cells import PreparedCell

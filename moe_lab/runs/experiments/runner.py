@@ -21,13 +21,12 @@ from moe_lab.reports.papers.table_files import (
     remove_figure,
     write_index,
 )
-from moe_lab.reports.terminal.results import print_outcomes
 from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, prepare_cells
 from moe_lab.runs.experiments.places import placed, table_cells
-from moe_lab.runs.grid import NOTHING_STORED, beside_baselines, print_metrics
+from moe_lab.runs.grid import NOTHING_STORED, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import print_plan, task_name
 
@@ -120,8 +119,7 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: 
     jobs, models = prepared.jobs, ModelPool()
     outcomes, failures = _execute(jobs, models, only_stored=only_stored)
     if outcomes:
-        print_outcomes(beside_baselines(list(outcomes.values())))
-        print_metrics(list(outcomes.values()))
+        print_results(list(outcomes.values()))
     stored = outcomes | _stored_before(jobs, outcomes, models)
     filled = _filled(prepared.experiments, config.scale, stored, failures)
     _write(filled, config, models, only_stored=only_stored)

@@ -40,7 +40,7 @@ def _import_paths() -> list[str]:
     numpy = find_spec("numpy")
     assert numpy is not None and numpy.origin is not None, "a dependency of this package"
     standard = [sysconfig.get_path("stdlib"), str(sysconfig.get_config_var("DESTSHARED"))]
-    return list(dict.fromkeys([*standard, str(Path(numpy.origin).parents[2]), str(PACKAGE.parent)]))
+    return list(dict.fromkeys([*standard, str(Path(numpy.origin).parents[1]), str(PACKAGE.parent)]))
 
 
 def _shown(imports: list[str]) -> list[str]:

@@ -71,12 +71,12 @@ def test_what_does_not_fit_the_model_is_refused(keys, says):
 
 
 def test_report():
-    block = roe(n=4).report(FACTS, {"changed_decisions": 3, "noisy_decisions": 12})["roe"]
+    block = roe(n=4).report(FACTS, {"changed_decisions": 3, "noisy_decisions": 12}, {})["roe"]
     assert block == {
         "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "prefill": "noisy",
         "weights": "clean", "changed_fraction": 0.25,
     }  # fmt: skip
-    assert roe().report(FACTS, {})["roe"]["changed_fraction"] is None
+    assert roe().report(FACTS, {}, {})["roe"]["changed_fraction"] is None
 
 
 def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):

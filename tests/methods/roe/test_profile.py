@@ -49,7 +49,7 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
     assert method.temperatures(4) == PROFILE.temperature
     assert method.tuned_on == frozenset(PROFILE.documents)
     assert method.first_noisy(4) == 1
-    report = method.report(_facts(4), {})
+    report = method.report(_facts(4), {}, {})
     assert "untuned" not in report and report["tuning"]["study"] == PROFILE.study
     assert report["tuning"]["samples"] == {"toy_math": [1, 5]}
 

@@ -86,7 +86,7 @@ def test_an_average_without_its_axis_stands_alone():
 
 def replaced(one: TableCell, **coordinates) -> TableCell:
     return cell(
-        one.row().value, **{k.replace(".", "__"): v for k, v in (one.coordinates | coordinates).items()}
+        one.score().value, **{k.replace(".", "__"): v for k, v in (one.coordinates | coordinates).items()}
     )
 
 

@@ -167,7 +167,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ERROR_REPORTING", "WANDB_SILENT"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "")
-    monkeypatch.setattr(wandb, "_told", set())
+    monkeypatch.setattr(wandb, "_printed", set())
     return Config(logger=LoggerConfig(name="wandb"), output_dir=str(tmp_path))
 
 

@@ -17,7 +17,7 @@ from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.csv_table import csv_text
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.spec import Experiment, find_experiments, load_experiment
-from moe_lab.reports.scores import rows_of
+from moe_lab.reports.scores import scores_of
 from moe_lab.results.statistics import interval, interval_of_mean_of_tasks
 from tests.support.stored_results import results_of
 
@@ -68,13 +68,13 @@ def test_an_average_over_large_tasks_is_the_pooled_proportions() -> None:
 def test_an_average_needs_all_tasks(tmp_path: Path) -> None:
     experiment = experiment_of(tmp_path)
     (whole,) = averages(experiment, [cell_of("a", 0.4), cell_of("b", 0.6)])
-    row = whole.row()
+    row = whole.score()
     assert row is not None and row.value == pytest.approx(0.5) and row.n == 8
     assert row.interval == pytest.approx((0.5 - 0.1 / 2**0.5, 0.5 + 0.1 / 2**0.5))
     for missing in (None, cell_of("b", None)):
         cells = [cell_of("a", 0.4)] + ([missing] if missing else [])
         other = TableCell(coordinates={"method": "roe", "task": "b"}, run_id=None)
-        assert averages(experiment, [*cells, other])[0].row() is None
+        assert averages(experiment, [*cells, other])[0].score() is None
 
 
 def test_differences_are_averaged_with_their_intervals(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_differences_are_averaged_with_their_intervals(tmp_path: Path) -> None:
 
     base = {"run_id": "b", "results": {"t": {"acc,none": 0.3}}}
     cells = [cell_of(t, 0.5, paired=paired(d), baseline=base) for t, d in (("a", 0.2), ("b", 0.0))]
-    row = averages(experiment_of(tmp_path), cells)[0].row()
+    row = averages(experiment_of(tmp_path), cells)[0].score()
     assert row is not None and row.difference_interval is not None
     assert (row.difference, row.baseline, row.p_mcnemar) == (pytest.approx(0.1), pytest.approx(0.3), None)
     assert row.difference_interval == pytest.approx((0.1 - 0.1 / 2**0.5, 0.1 + 0.1 / 2**0.5))
@@ -145,7 +145,7 @@ def group_of(score: float) -> dict[str, Any]:
 
 
 def test_a_group_is_one_sample_of_its_documents() -> None:
-    rows = rows_of(group_of(11 / 16))
+    rows = scores_of(group_of(11 / 16))
     assert [row.task for row in rows] == ["g", "h", "x", "y"], (
         "what was asked for stands first, not its first part"
     )
@@ -160,12 +160,12 @@ def test_a_group_is_one_sample_of_its_documents() -> None:
 
 
 def test_a_cell_of_a_group_shows_the_group() -> None:
-    row = TableCell(coordinates={}, run_id="r", results=[group_of(11 / 16)]).row()
+    row = TableCell(coordinates={}, run_id="r", results=[group_of(11 / 16)]).score()
     assert row is not None and (row.task, row.value) == ("g", 11 / 16)
 
 
 def test_a_group_that_counts_its_tasks_alike_has_no_interval() -> None:
-    row = rows_of(group_of(0.625))[0]
+    row = scores_of(group_of(0.625))[0]
     assert (row.value, row.interval, row.difference) == (0.625, None, None)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from moe_lab.methods import get_method
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.csv_table import csv_text
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.spec import load_experiment
 from moe_lab.reports.scores import without_neighbour
-from moe_lab.reports.terminal.results import notes
 from tests.support.stored_traces import c3po_results
 
 EXPERIMENT = """
@@ -74,5 +74,5 @@ def test_a_question_that_abstains_counts_and_the_oracle_has_none() -> None:
 
 
 def test_it_is_said_below_a_runs_scores() -> None:
-    told = notes([cell_of("a", 0.3, 3).results[0]["moe_lab"]])
+    told = get_method("c3po").footnotes(cell_of("a", 0.3, 3).results[0]["moe_lab"])
     assert any("epsilon 0.3: 3 of 4 questions had no neighbour" in line for line in told)

@@ -12,7 +12,7 @@ import pytest
 
 from moe_lab.reports.papers.means import task_mean
 from moe_lab.reports.papers.spec import Experiment, find_experiments
-from moe_lab.reports.scores import Row
+from moe_lab.reports.scores import Score
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}
 REPEATS = {"1e-05": "experts", "5e-06": "router", "2e-06": "experts-router"}
@@ -84,7 +84,7 @@ def test_the_sweet_point_is_within_one_standard_error_of_full_fine_tuning():
     """+0.19 points between averages whose standard error is 0.47, as tables here compute it."""
     found = lines(table(4))
     rows = [
-        Row(model="m", method="f", task=task, metric="acc,none", run_id="r", value=share,
+        Score(model="m", method="f", task=task, metric="acc,none", run_id="r", value=share,
             stderr=math.sqrt(share * (1 - share) / (SIZES[task] - 1)))
         for task in SIZES
         for share in [found["none-router", "-"][task] / 100]

@@ -10,16 +10,16 @@ from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.registry import counted_metrics, interventions
-from moe_lab.reports.scores import Row, headline, rows_of
+from moe_lab.reports.scores import Score, headline, scores_of
 
 EXPERT = "expert."
 """What the names of expert metrics begin with."""
 
 
-def expert_row(results: dict[str, Any], found: dict[str, Any], metric: str) -> Row:
+def expert_score(results: dict[str, Any], found: dict[str, Any], metric: str) -> Score:
     """One metric of a run's expert_metrics.json, over all tokens and all of the run's tasks. Raises ConfigError."""
-    row = replace(
-        rows_of(results)[0],
+    score = replace(
+        scores_of(results)[0],
         metric=metric,
         value=None,
         stderr=None,
@@ -33,21 +33,21 @@ def expert_row(results: dict[str, Any], found: dict[str, Any], metric: str) -> R
     name = metric.removeprefix(EXPERT)
     if name in counted_metrics():
         block = found[name]["all"]
-        return _filled(row, block["value"], block["ci95"])
+        return _filled(score, block["value"], block["ci95"])
     for of, intervention in interventions():
         if intervention.name == name:
             if found[of] is None:
-                return row  # the method lets no expert be masked or drawn at random
+                return score  # the method lets no expert be masked or drawn at random
             loss = _loss(intervention.block(found[of])["tasks"], found["metric"])
-            return _filled(row, loss["difference"], loss["ci95"])
+            return _filled(score, loss["difference"], loss["ci95"])
     names = [*counted_metrics(), *(intervention.name for _, intervention in interventions())]
     raise ConfigError(
         f"metric: {metric} is no expert metric. Choices: {', '.join(EXPERT + each for each in names)}."
     )
 
 
-def _filled(row: Row, value: float | None, limits: list[float] | None) -> Row:
-    return replace(row, value=value, interval=(limits[0], limits[1]) if limits else None)
+def _filled(score: Score, value: float | None, limits: list[float] | None) -> Score:
+    return replace(score, value=value, interval=(limits[0], limits[1]) if limits else None)
 
 
 def _loss(tasks: dict[str, Any], metric: str | None) -> dict[str, Any]:

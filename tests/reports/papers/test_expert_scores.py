@@ -15,7 +15,7 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.csv_table import csv_text
-from moe_lab.reports.papers.expert_rows import expert_row
+from moe_lab.reports.papers.expert_scores import expert_score
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.spec import Experiment, Scale
 from tests.support.stored_results import EXPERT_METRICS, expert_results
@@ -32,13 +32,13 @@ from tests.support.stored_results import EXPERT_METRICS, expert_results
     ],
 )
 def test_each_metric_is_found(metric, value, interval):
-    row = expert_row(expert_results(), EXPERT_METRICS, f"expert.{metric}")
+    row = expert_score(expert_results(), EXPERT_METRICS, f"expert.{metric}")
     assert (row.value, row.interval, row.n, row.stderr) == (value, interval, 4, None)
 
 
 def test_an_unknown_metric_is_told():
     with pytest.raises(ConfigError, match="expert.load_balance, expert.collaboration"):
-        expert_row(expert_results(), EXPERT_METRICS, "expert.balance")
+        expert_score(expert_results(), EXPERT_METRICS, "expert.balance")
 
 
 def experiment(**more) -> Experiment:
@@ -72,7 +72,7 @@ def test_a_run_without_expert_metrics_has_none():
     cell = TableCell(
         coordinates={}, run_id="r1", metric="expert.capacity", results=[expert_results()], expert=[None]
     )
-    assert cell.row() is None
+    assert cell.score() is None
 
 
 def test_seeds_without_expert_metrics_are_left_out():
@@ -85,14 +85,14 @@ def test_seeds_without_expert_metrics_are_left_out():
         results=[expert_results(), second],
         expert=[None, EXPERT_METRICS],
     )
-    row = cell.row()
+    row = cell.score()
     assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
 
 
 def test_a_metric_that_the_task_does_not_have_is_missing():
     """Not its first metric in the place of, say, a judge that was not asked."""
     cell = TableCell(coordinates={}, run_id="r1", metric="llama_guard,none", results=[expert_results()])
-    assert cell.row() is None
+    assert cell.score() is None
 
 
 def test_a_scale_may_have_other_metrics():

@@ -1,0 +1,114 @@
+"""A metric is one module and one line. Broken by a second place that has to know its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moe_lab.metrics.correlations import values_of
+from moe_lab.metrics.interventions import RandomRouting
+from moe_lab.metrics.metric import CountedMetric, Evaluate, Intervention, InterventionMetric, Losses, Lost
+from moe_lab.metrics.registry import METRICS, evaluations
+from moe_lab.metrics.training_metrics import measure
+from moe_lab.models.pool import ModelPool
+from moe_lab.reports.figures.epochs import training_rows
+from moe_lab.reports.loggers.expert_tables import expert_layers, expert_scores
+from moe_lab.reports.papers.expert_scores import expert_score, unit_of
+from moe_lab.reports.terminal.expert_metrics import lines
+from moe_lab.runs.execute import execute
+from moe_lab.runs.prepare import prepare
+from tests.support.interventions import some_rows
+from tests.support.models import small_model
+from tests.support.runs import config, small_data
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def used_experts(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
+    return np.log2((selections > 0).sum(axis=-1))
+
+
+class Redrawn(InterventionMetric):
+    """One more random routing."""
+
+    label = "Redrawn"
+    interventions = (Intervention("redrawn", "redrawn", "random experts once more"),)
+    evaluations = 1
+
+    def evaluate(
+        self, selections_LE: np.ndarray, experts: Sequence[int], evaluate: Evaluate, losses: Losses
+    ) -> dict[str, Any]:
+        samples, cost = evaluate("redrawn", RandomRouting(7))
+        return {"tasks": losses([samples]), "cost": cost}
+
+    def measure(
+        self, selections_LE: np.ndarray, experts: Sequence[int], maskable: bool, lost: Lost
+    ) -> dict[str, Any] | None:
+        return lost(RandomRouting(7))
+
+
+@pytest.fixture
+def throw_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two metrics that are in the registry and nowhere else."""
+    used = CountedMetric("Used experts", used_experts, maximum=lambda experts: float(np.log2(experts)))
+    monkeypatch.setitem(METRICS, "used_experts", used)
+    monkeypatch.setitem(METRICS, "redrawn", Redrawn())
+
+
+def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
+    throw_away: None, tiny_olmoe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = small_data(tmp_path / "data")
+    run = prepare(config(tiny_olmoe_dir, data, tmp_path, limit=2, metrics="expert", baseline=False))
+    outcome = execute(run, ModelPool())
+    found = run.stored_metrics()
+    assert found is not None and evaluations() == 6
+    assert found["used_experts"]["all"]["value"] <= 3 and found["redrawn"]["tasks"]["arc_easy"]
+    for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
+        row = expert_score(outcome.results, found, f"expert.{name}")
+        assert row.value is not None and unit_of(row.metric) == unit
+    shown = {(line[0], line[1]) for line in lines(found)}
+    assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
+    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= expert_scores(found).keys()
+    assert "used_experts" in {row[0] for row in expert_layers(found)[1]}
+    monkeypatch.setitem(METRICS, "another", Redrawn())
+    assert run.stored_metrics() is None, "what lacks a metric is computed again"
+
+
+def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_away: None) -> None:
+    line = {"step": 0, "epoch": 0.0} | measure(small_model("olmoe"), some_rows(4))
+    values = values_of(line)
+    assert values["used_experts"] is not None and values["redrawn"] is not None
+    (row,) = training_rows([line])
+    assert row["redrawn"] == values["redrawn"] and "used_experts_high" in row
+
+
+@pytest.mark.parametrize("name", ["load_balance", "collaboration", "specialization"])
+def test_a_metric_is_named_in_its_module_and_the_registry_alone(name: str) -> None:
+    files = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "moe_lab").rglob("*.py")
+        if name in names_in(ast.parse(file.read_text(encoding="utf-8")))
+    }
+    assert files == {f"moe_lab/metrics/{name}.py", "moe_lab/metrics/registry.py"}
+    documented = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert "`moe_lab/metrics/registry.py`" in documented and f"`{name}.py`" not in documented
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Names and strings of a module, docstrings aside."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            found.add(node.value)
+    return found

@@ -1,0 +1,80 @@
+"""A kind of figure is one module and one line. Broken by a second place that has to know its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
+from moe_lab.models.pool import ModelPool
+from moe_lab.reports.figure_kinds import FIGURES
+from moe_lab.reports.figures.style import panels, write_figure
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.markdown import write_table
+from moe_lab.reports.papers.spec import Experiment, load_experiment
+from moe_lab.reports.papers.table_files import write_index
+from moe_lab.runs.experiments.figures import make_figure
+from tests.support.stored_results import results_of
+
+EXPERIMENT = """
+title: Table T
+source: A paper
+scales: {tiny: {cells: [[method=base]]}}
+rows: [method]
+columns: [task]
+figure: dots
+"""
+
+
+def write_dots(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    rows = table.frame()[["method", "value"]]
+
+    def draw():
+        figure, axes = panels(1)
+        axes[0].plot(rows["method"], rows["value"], "o")
+        axes[0].set_title(title)
+        return figure
+
+    return write_figure(draw, rows.to_dict("records"), folder, stem)
+
+
+def loaded(folder: Path) -> Experiment:
+    file = folder / "t.yaml"
+    file.write_text(EXPERIMENT)
+    return load_experiment("t", file)
+
+
+def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = ModuleType("moe_lab.reports.figures.dots")
+    module.write_dots = write_dots  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(FIGURES, "dots", "cells")
+    experiment = loaded(tmp_path)
+    cells = [
+        TableCell(coordinates={"method": name, "task": "t"}, run_id="r", results=[results_of(name)])
+        for name in ("base", "roe")
+    ]
+    folder = tmp_path / "tables"
+    write_table(experiment, "tiny", cells, folder)
+    png, table = make_figure(experiment, "tiny", cells, Config(), ModelPool(), folder)
+    assert (png.name, table.name) == ("t-tiny-dots.png", "t-tiny-dots.csv")
+    assert table.read_text() == "method,value\nbase,0.5\nroe,0.5\n"
+    assert "t-tiny-dots.png" in write_index(folder).read_text()
+
+
+def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="figure=dots is not drawn"):
+        loaded(tmp_path)
+
+
+def test_the_documentation_names_the_files_of_a_kind() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+    text = page.read_text(encoding="utf-8")
+    assert "`moe_lab/reports/figures/<kind>.py`" in text and "`moe_lab/reports/figure_kinds.py`" in text

@@ -89,12 +89,10 @@ def prepare_study(config: Config) -> Study:
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
     from moe_lab.models.facts import model_facts
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
     from moe_lab.results.identity import run_id
     from moe_lab.runs.identity import identity
     from moe_lab.runs.prepare import prepare
-    from moe_lab.tasks.documents import documents_digest, select_documents
+    from moe_lab.tasks.documents import select_documents
     from moe_lab.tasks.loading import load_tasks
     from moe_lab.tasks.tuning_split import Holdout, document_hashes
 
@@ -110,15 +108,8 @@ def prepare_study(config: Config) -> Study:
     select_documents(config, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
     samples = {name: dataset.numbers(task)}
-    content = identity(
-        config,
-        evaluation.method,
-        model=model_identity(model_source(config.model), config.model),
-        facts=facts,
-        tasks=tasks,
-        samples=samples,
-        documents=documents_digest(tasks, {name: list(range(len(task.task_docs)))}),
-    )
+    held_out = {name: list(range(len(task.task_docs)))}
+    content = identity(config, evaluation.method, facts, tasks, samples, held_out)
     worked = _worked_references(config, search, name, task, content, facts)
     searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
     content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}

@@ -125,7 +125,7 @@ def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: F
     if config.baseline and not config.predict_only:
         others = {name: get_method(other.name)(other) for name, (other, _) in method.comparisons().items()}
         methods |= {f"of {name} to compare with": other for name, other in others.items()}
-    wanted = {
+    sizes = {
         name: each.training_memory(config, facts)
         for name, each in methods.items()
         if isinstance(each, TrainingMethod)
@@ -133,6 +133,6 @@ def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: F
     free = free_memory(device)
     return [
         f"training {name}, model {config.model.name}: {training_text(size, free, device)}"
-        for name, size in wanted.items()
+        for name, size in sizes.items()
         if size is not None
     ]

@@ -157,8 +157,8 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
             continue
         seen.add(name)
         model = repr((config.model, config.method.name))  # a model without routers runs with method=base
-        asked = (config.method.name, getattr(config.method, "reference", None))
-        data = repr((config.task, config.data_dir, config.limit, config.samples, *asked))
+        read = (config.method.name, getattr(config.method, "reference", None))
+        data = repr((config.task, config.data_dir, config.limit, config.samples, *read))
         try:
             if known_error := unreadable.get(model) or unreadable.get(data):
                 raise known_error

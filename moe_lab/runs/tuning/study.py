@@ -142,10 +142,10 @@ def _worked_references(
 
     if search.metric != "perplexity" or not needs_worked_references(task):
         return None
-    asked = {key: value for key, value in content.items() if key not in ("method", "seed")}
+    shared = {key: value for key, value in content.items() if key not in ("method", "seed")}
     made_with = {"commit": facts.commit, "versions": decisive_versions()}
     graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}
-    digest = run_id(asked | graded)
+    digest = run_id(shared | graded)
     folder = _folder(config, "references", name, "worked", digest)
     references = WorkedReferences(folder=folder, id=digest, record=RECORD)
     check_solved(references, name)

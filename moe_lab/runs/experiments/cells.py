@@ -1,4 +1,4 @@
-"""The cells of an experiment: each composed with what the user typed, and checked."""
+"""The cells of an experiment, composed with the user's overrides and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OURS = ("experiment", "scale", "mode")
 
 @dataclass(frozen=True)
 class Composed:
-    """An experiment at one scale: the configurations of its cells, and of the study that its scale names."""
+    """An experiment at one scale: the configurations of its cells and of its scale's study."""
 
     experiment: Experiment
     cells: list[tuple[Cell, Config]]
@@ -37,7 +37,7 @@ class Composed:
 
 @dataclass
 class PreparedCell:
-    """A cell of an experiment, checked: its job, or why it cannot run."""
+    """A checked cell of an experiment: its job, or the error that prevents it."""
 
     cell: Cell
     config: Config
@@ -46,10 +46,10 @@ class PreparedCell:
 
 
 def compose_experiments(config: Config, base: Cell) -> list[Composed]:
-    """The experiments that `config.experiment` names, every cell composed with the user's own overrides last.
+    """The experiments in `config.experiment`, every cell composed with the user's overrides last.
 
-    `method.<key>=` reaches the cells whose method has that key. Raises ConfigError for a key that none has, and where
-    a cell cannot take the other overrides.
+    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, and for
+    other overrides that a cell does not accept.
     """
     assert config.experiment is not None
     experiments = find_experiments(config.experiment)
@@ -73,7 +73,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
 
 
 def _check_metrics(composed: Composed, scale: str) -> None:
-    """Raise ConfigError for a table of expert metrics none of whose cells measures them."""
+    """Raise ConfigError for a table of expert metrics if none of its cells measures them."""
     experiment, configs = composed.experiment, [config for _, config in composed.cells]
     shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
     if shown and configs and all(config.metrics == "none" for config in configs):
@@ -103,7 +103,7 @@ def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[
 
 
 def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[str, Any]:
-    """The keys of a cell's method, each with its default."""
+    """The keys of a cell's method with their defaults."""
     choices = [override for override in [*overrides, *_typed(base)] if _key(override) == "method"]
     with _naming(experiment, overrides):
         return _defaults(tuple(choices), tuple(base.config_dirs))
@@ -117,7 +117,7 @@ def _defaults(choices: tuple[str, ...], config_dirs: tuple[str, ...]) -> dict[st
 
 @contextmanager
 def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
-    """Let Hydra's errors name the cell."""
+    """Turn Hydra's errors into a ConfigError that names the cell."""
     try:
         yield
     except REQUEST_ERRORS as error:
@@ -141,15 +141,13 @@ def _method_key(override: str) -> str:
 
 
 def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCell]:
-    """Every cell of an experiment with its job; those that what the user typed made equal are one.
+    """The cells of an experiment with their jobs. Cells that the user's overrides make equal become one.
 
-    `known` has the jobs of earlier experiments by configuration: a cell that several have is one job. A cell without
-    data or model is kept.
+    `known` has the jobs of earlier experiments by configuration, which share them. A cell without data or model is kept
+    with its error.
     """
     study = cache(lambda: _study(composed.study))
-    unreadable: dict[
-        str, ModelError | TaskError
-    ] = {}  # a hub that does not answer is asked once, a file sought once
+    unreadable: dict[str, ModelError | TaskError] = {}  # missing models and data are looked up once
     cells: list[PreparedCell] = []
     seen: set[str] = set()
     for cell, config in composed.cells:
@@ -159,8 +157,8 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
             continue
         seen.add(name)
         model = repr((config.model, config.method.name))  # a model without routers runs with method=base
-        asked = (config.method.name, getattr(config.method, "reference", None))
-        data = repr((config.task, config.data_dir, config.limit, config.samples, *asked))
+        read = (config.method.name, getattr(config.method, "reference", None))
+        data = repr((config.task, config.data_dir, config.limit, config.samples, *read))
         try:
             if known_error := unreadable.get(model) or unreadable.get(data):
                 raise known_error
@@ -190,7 +188,7 @@ def _study(config: Config | None) -> Study:
 
 
 def experiment_configs(config: Config, base: Cell) -> list[Config]:
-    """The configuration of every cell of the experiments that `config.experiment` names, and of their studies."""
+    """The configurations of all cells of the experiments in `config.experiment`, and of their studies."""
     configs = []
     for composed in compose_experiments(config, base):
         configs += [typed for _, typed in composed.cells]

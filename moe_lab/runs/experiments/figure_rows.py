@@ -1,5 +1,4 @@
-"""Rows of figures that need more than stored results: measurements (RoE, Figure 5) and presets (Table 1 of RoE and of
-MoE-Bench)."""
+"""Rows of figures and tables from measurements (RoE, Figure 5) and presets (Table 1 of RoE and of MoE-Bench)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ ALPHA_N = 0.076
 
 
 def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
-    """One row per tuned cell on perplexity, by n: its equivalent size, and time and memory beside that size.
+    """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
 
     The interval of the size is that of the paired difference in perplexity, resampled over documents. With
     mode=report cells whose time was not measured yet are left out.
@@ -32,11 +31,11 @@ def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "
         if not cell.results or "paired" not in cell.results[0]["moe_lab"]:
             continue
         quality = _quality(cell)
-        found = measured(
+        measurement = measured(
             _at_its_temperatures(cell), models, quality["size_ratio"], stored_only=mode == "report"
         )
-        if found is not None:
-            rows.append(quality | _measured_columns(found))
+        if measurement is not None:
+            rows.append(quality | _measured_columns(measurement))
     return sorted(rows, key=lambda row: row["n"])
 
 
@@ -63,7 +62,7 @@ def _quality(cell: TableCell) -> dict[str, Any]:
 
 
 def size_ratio(loss: float, base_loss: float) -> float:
-    """How much larger the base model would have to be to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
+    """The factor by which the base model would have to grow to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
 
     Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
     cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
@@ -73,21 +72,21 @@ def size_ratio(loss: float, base_loss: float) -> float:
 
 
 def _ratio(perplexity: float, base: float) -> float | None:
-    """Losses are the logarithms of perplexities per word: in nats, and proportional to those per token."""
+    """The size ratio of two perplexities per word, whose logarithms are proportional to the losses per token."""
     return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
 
 
 def _at_its_temperatures(cell: TableCell) -> Config:
-    """The cell's configuration with the temperatures that its study found."""
+    """The cell's configuration with the temperatures of its study."""
     roe, config = cell.results[0]["moe_lab"]["roe"], cell.config
     assert config is not None
     method = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
     return replace(config, method=method, batch_size=1)
 
 
-def _measured_columns(found: dict[str, Any]) -> dict[str, Any]:
+def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
     columns = {
-        name: found[name]
+        name: measurement[name]
         for name in (
             "non_embedding_parameters",
             "equivalent_non_embedding_parameters",
@@ -101,14 +100,14 @@ def _measured_columns(found: dict[str, Any]) -> dict[str, Any]:
     for name in ("base", "roe", "equivalent"):
         for each in ("seconds", "fastest", "slowest"):
             label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
-            columns[f"{name}_{label}"] = 1000 * found[name][each] / found["new_tokens"]
-        columns[f"{name}_mebibytes"] = found[name]["memory_bytes"] / 2**20
-        columns[f"{name}_energy_joules"] = found[name]["energy_joules"]
+            columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]
+        columns[f"{name}_mebibytes"] = measurement[name]["memory_bytes"] / 2**20
+        columns[f"{name}_energy_joules"] = measurement[name]["energy_joules"]
     return columns
 
 
 def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """Table 1: for every number that the paper gives, what tuning uses here where nothing else is given."""
+    """RoE's Table 1: the default of tuning for every published number."""
     from moe_lab.runs.tuning.presets import preset
 
     rows = []
@@ -122,7 +121,7 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """MoE-Bench's Table 1: for every number that the paper gives, the default of the method's key."""
+    """MoE-Bench's Table 1: the default of the method's key for every published number."""
     from moe_lab.methods import get_method
 
     rows = []

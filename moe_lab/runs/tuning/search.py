@@ -1,4 +1,4 @@
-"""What a study searches: which temperatures a trial may have."""
+"""The search space of a study: the temperatures of a trial."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
 
 STEP = 0.05
-"""Between two temperatures of tuning=uniform (appendix B of the paper)."""
+"""Step between the temperatures of tuning=uniform (appendix B of the paper)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A resolved search: the presets of Table 1 where nothing else was given."""
+    """A search with all settings, by default those of Table 1."""
 
     tuning: str
     """tpe: one temperature per MoE layer; uniform: one for all, in steps."""
@@ -32,7 +32,7 @@ class Search:
 
     @property
     def direction(self) -> str:
-        """Optuna's: perplexity is minimized, accuracy maximized."""
+        """Optuna's direction: perplexity is minimized, accuracy maximized."""
         return "minimize" if self.metric == "perplexity" else "maximize"
 
     @property
@@ -41,18 +41,18 @@ class Search:
         return range(self.skip_layers, self.moe_layers - self.skip_layers)
 
     def fixed(self, number: int) -> dict[str, float] | None:
-        """The parameters of trial `number` where no sampler chooses them: trial 0 is the untuned model."""
+        """The parameters of a trial that no sampler chooses, else None. Trial 0 is the untuned model."""
         if self.tuning == "uniform":
             return {"temperature": round(number * STEP, 10)}
         return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
 
     @property
     def parameters(self) -> list[str]:
-        """Names of what a trial has: a temperature per searched layer, or one for all."""
+        """Parameter names: a temperature per searched layer, or one for all."""
         return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
 
     def temperatures(self, params: dict[str, float]) -> list[float]:
-        """One temperature per MoE layer of the model, those not searched included, of a trial's parameters."""
+        """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched."""
         if self.tuning == "uniform":
             given = dict.fromkeys(self.layers, params["temperature"])
         else:
@@ -61,7 +61,7 @@ class Search:
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
-    """The configuration with the preset's n and cache, and the search with every preset filled in.
+    """The configuration with n and cache of the preset, and the search with all settings.
 
     Raises ConfigError for settings that contradict a search.
     """
@@ -93,7 +93,7 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     )
 
     def chosen(key: str) -> Any:
-        """A key of the method as it was given, else the preset's."""
+        """The value of a method's key if it was given, else the preset's."""
         given = getattr(config.method, key)
         return given if f"method.{key}" in typed or given != getattr(default, key) else getattr(usual, key)
 

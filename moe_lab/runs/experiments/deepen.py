@@ -1,4 +1,4 @@
-"""A plain model of another depth, with random weights: it stands for a larger model's time and memory."""
+"""A plain model of another depth with random weights, for the time and memory of a larger model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def scaled_depth(layers: int, ratio: float) -> int:
-    """Number of layers of a model that is `ratio` times as large: at least one."""
+    """The number of layers of a model `ratio` times as large, at least one."""
     return max(1, round(layers * ratio))
 
 

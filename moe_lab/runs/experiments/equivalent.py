@@ -1,4 +1,4 @@
-"""RoE beside the plain model that the scaling law calls equivalent: time and memory, measured once and stored."""
+"""Time and memory of RoE and of the plain model that the scaling law calls equivalent, measured once and stored."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 def measured(
     config: Config, models: ModelPool, ratio: float, stored_only: bool = False
 ) -> dict[str, Any] | None:
-    """The stored measurement of a RoE configuration against a plain model `ratio` times as large, or a new one.
+    """The measurement of a RoE configuration beside a plain model `ratio` times as large; it is made where not stored.
 
-    None where it is not stored and `stored_only`. Returns its key's content, `non_embedding_parameters` of both
-    models, and `base`, `roe`, `equivalent`: what `Generation` has of the untouched model, of RoE, and of the model
-    with `equivalent_layers` layers and random weights.
+    None where `stored_only` and nothing is stored. It has the content of its key, `non_embedding_parameters` of both
+    models, and a `Generation` each of the untouched model (`base`), of RoE (`roe`), and of a model with
+    `equivalent_layers` layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
@@ -46,15 +46,15 @@ def measured(
         stored = None
     if stored is not None or stored_only:
         return stored
-    found = key | _measure(config, models.get(config), method, key["equivalent_layers"])
+    measurement = key | _measure(config, models.get(config), method, key["equivalent_layers"])
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, found)
-    return found
+    write_json(path, measurement)
+    return measurement
 
 
 def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
-    """What determines a measurement, told without loading weights."""
+    """Everything that determines a measurement; needs no weights."""
     from moe_lab.models.facts import model_facts, resolve_device
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import load_config, model_source
@@ -79,7 +79,7 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
     larger = of_depth(loaded, layers)
     plain = get_method("base")(get_method("base").Config(name="base"))
     untouched = Context(config=replace(config, method=plain.config))
-    found = measure_in_turns(
+    generations = measure_in_turns(
         {
             "base": partial(plain.open, loaded, untouched),
             "roe": partial(method.open, loaded, Context(config=config)),
@@ -90,7 +90,7 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
     return {
         "non_embedding_parameters": sizes[0],
         "equivalent_non_embedding_parameters": sizes[1],
-        **{name: one.plain() for name, one in found.items()},
+        **{name: one.plain() for name, one in generations.items()},
     }
 
 

@@ -1,5 +1,5 @@
-"""Rows of figures that need more than stored results: measurements (RoE, Figure 5) and presets (Table 1 of RoE and of
-MoE-Bench)."""
+"""Rows of figures and tables that need more than stored results: measurements (RoE, Figure 5) and presets (Table 1 of
+RoE and of MoE-Bench)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ALPHA_N = 0.076
 
 
 def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
-    """One row per tuned cell on perplexity, by n: its equivalent size, and time and memory beside that size.
+    """One row per cell that was tuned on perplexity, by n: its equivalent size, and time and memory beside that size.
 
-    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
-    mode=report cells whose time was not measured yet are left out.
+    The interval of the size follows from that of the paired difference in perplexity. With mode=report only stored
+    measurements are used.
     """
     from moe_lab.runs.experiments.equivalent import measured
 
@@ -32,33 +32,33 @@ def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "
         if not cell.results or "paired" not in cell.results[0]["moe_lab"]:
             continue
         quality = _quality(cell)
-        found = measured(
+        measurement = measured(
             _at_its_temperatures(cell), models, quality["size_ratio"], stored_only=mode == "report"
         )
-        if found is not None:
-            rows.append(quality | _measured_columns(found))
+        if measurement is not None:
+            rows.append(quality | _measured_columns(measurement))
     return sorted(rows, key=lambda row: row["n"])
 
 
 def _quality(cell: TableCell) -> dict[str, Any]:
-    row, block = cell.score(), cell.results[0]["moe_lab"]
-    assert row is not None and row.value is not None and row.baseline is not None
-    base = row.baseline
-    low, high = row.difference_interval or (math.nan, math.nan)
-    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
+    score, block = cell.score(), cell.results[0]["moe_lab"]
+    assert score is not None and score.value is not None and score.baseline is not None
+    base = score.baseline
+    low, high = score.difference_interval or (math.nan, math.nan)
+    ratios = [_ratio(base + difference, base) for difference in (score.value - base, high, low)]
     return {
-        "model": row.model,
-        "task": row.task,
-        "documents": row.n,
-        "seeds": row.seeds,
+        "model": score.model,
+        "task": score.task,
+        "documents": score.n,
+        "seeds": score.seeds,
         "n": block["roe"]["n"],
-        "metric": row.metric,
-        "perplexity": row.value,
+        "metric": score.metric,
+        "perplexity": score.value,
         "base_perplexity": base,
         "size_ratio": ratios[0],
         "size_ratio_low": ratios[1],
         "size_ratio_high": ratios[2],
-        "run_id": row.run_id,
+        "run_id": score.run_id,
     }
 
 
@@ -78,16 +78,16 @@ def _ratio(perplexity: float, base: float) -> float | None:
 
 
 def _at_its_temperatures(cell: TableCell) -> Config:
-    """The cell's configuration with the temperatures that its study found."""
+    """The cell's configuration with the temperatures of its study."""
     roe, config = cell.results[0]["moe_lab"]["roe"], cell.config
     assert config is not None
     method = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
     return replace(config, method=method, batch_size=1)
 
 
-def _measured_columns(found: dict[str, Any]) -> dict[str, Any]:
+def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
     columns = {
-        name: found[name]
+        name: measurement[name]
         for name in (
             "non_embedding_parameters",
             "equivalent_non_embedding_parameters",
@@ -101,14 +101,14 @@ def _measured_columns(found: dict[str, Any]) -> dict[str, Any]:
     for name in ("base", "roe", "equivalent"):
         for each in ("seconds", "fastest", "slowest"):
             label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
-            columns[f"{name}_{label}"] = 1000 * found[name][each] / found["new_tokens"]
-        columns[f"{name}_mebibytes"] = found[name]["memory_bytes"] / 2**20
-        columns[f"{name}_energy_joules"] = found[name]["energy_joules"]
+            columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]
+        columns[f"{name}_mebibytes"] = measurement[name]["memory_bytes"] / 2**20
+        columns[f"{name}_energy_joules"] = measurement[name]["energy_joules"]
     return columns
 
 
 def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """Table 1: for every number that the paper gives, what tuning uses here where nothing else is given."""
+    """RoE's Table 1: for every published number, the preset of this package."""
     from moe_lab.runs.tuning.presets import preset
 
     rows = []
@@ -122,7 +122,7 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """MoE-Bench's Table 1: for every number that the paper gives, the default of the method's key."""
+    """MoE-Bench's Table 1: for every published number, the default of the method's key."""
     from moe_lab.methods import get_method
 
     rows = []

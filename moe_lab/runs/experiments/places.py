@@ -1,4 +1,4 @@
-"""Where the cells of an experiment stand in its table, and what became of each."""
+"""The places of an experiment's cells in its table, and their results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 Place = dict[str, str]
 
 NULL = "temperature 0"
-"""Of a method whose rows all route as the untouched model does: what it changes is rounding."""
+"""RoE at temperature 0: all routing samples equal the untouched model but for rounding."""
 
 
 def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Experiment, list[Place]]:
     """The coordinates of every cell on the axes of the experiment.
 
-    Cells that what was typed puts in one place are told apart by one more axis, SETTINGS: their own overrides.
+    Where typed overrides give several cells the same coordinates, the axis SETTINGS separates them by their own
+    overrides.
     """
     axes = [key for key in experiment.keys if key != MEASURE]
     places = [{key: coordinate(one, key) for key in axes} for one in cells]
@@ -35,21 +36,21 @@ def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Exper
     if all(len(group) == 1 for group in shared):
         return experiment, places
     settings = [_own_settings(one, group) for one, group in zip(cells, shared, strict=True)]
-    told_apart = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
-    return replace(experiment, rows=[*experiment.rows, SETTINGS]), told_apart
+    separate = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
+    return replace(experiment, rows=[*experiment.rows, SETTINGS]), separate
 
 
 def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
-    """The overrides of a cell that not all of its group have; a dash for none."""
+    """The overrides of a cell that others of its group lack; a dash for none."""
     common = set.intersection(*(set(each.cell.overrides) for each in group))
     last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last of a key holds
     return " ".join(text for text in last.values() if text not in common) or "-"
 
 
 def coordinate(prepared: PreparedCell, key: str) -> str:
-    """What a cell is called on one axis: an option's name, or a dotted key's value.
+    """The coordinate of a cell on one axis: an option's name, or a dotted key's value.
 
-    A dash stands where it has none, or where it makes no difference.
+    A dash stands for a key that the cell lacks, or that changes nothing in it.
     """
     if key == "model":
         return prepared.config.model.name
@@ -77,7 +78,7 @@ def table_cells(
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> list[TableCell]:
-    """One cell for each of the experiment's metrics; none for expert metrics that this one does not ask for."""
+    """A TableCell per metric of the experiment; expert metrics only where the cell measures them."""
     runs = one.job.runs if one.job is not None else []
     ids = [run.run_id for run in runs]
     studies = [study.folder for study in one.job.studies] if one.job is not None else []

@@ -1,4 +1,4 @@
-"""`experiment=`: the tables of papers. What is not stored is run, past failed cells, then the tables are written."""
+"""`experiment=`: run what is not stored of the papers' tables, and write the tables."""
 
 from __future__ import annotations
 
@@ -152,12 +152,12 @@ def _execute(
 
 
 def _as_stored(run: Run) -> Run:
-    """A run of which nothing is computed, whatever is missing beside its results."""
+    """The run, so that nothing is computed, even where files beside its results are missing."""
     return replace(run, config=replace(run.config, mode="report", rerun=False))
 
 
 def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
-    """The stored results of runs that failed now, with rerun=true for example."""
+    """The stored results of runs that failed in this command, for example with rerun=true."""
     from moe_lab.runs.execute import execute
 
     return {
@@ -173,7 +173,7 @@ def _filled(
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> Filled:
-    """The cells of every table with what is measured of them."""
+    """The cells of every table with their results."""
     filled = []
     for experiment, cells in experiments:
         table, places = placed(experiment, cells)
@@ -186,8 +186,8 @@ def _filled(
 
 
 def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bool) -> None:
-    """Write the tables and figures. A table stays as it is where nothing of it is measured now, or where it has numbers
-    of a cell that failed; stderr says so.
+    """Write the tables and figures. A table without a measured cell, or with numbers of a cell that failed now, stays
+    as it is; a message on stderr gives the reason.
 
     Raises ConfigError where `only_stored` and nothing is stored of any.
     """
@@ -210,7 +210,7 @@ def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bo
 def _why_kept(
     experiment: Experiment, cells: Sequence[TableCell], scale: str, folder: Path, only_stored: bool
 ) -> str | None:
-    """Why the files of a table stay as they are; None where they are written."""
+    """The reason why the files of a table stay as they are; None where they are written."""
     if cells and not any(cell.results or cell.studies for cell in cells):
         if not only_stored:
             return "No cell is measured: no table is written."

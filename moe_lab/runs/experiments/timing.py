@@ -1,4 +1,4 @@
-"""Latency and memory of generating a fixed number of tokens, several settings in turns."""
+"""Latency and memory of generating a fixed number of tokens, for several settings in turns."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have 
 
 @dataclass(frozen=True)
 class Generation:
-    """What generating took."""
+    """Time, memory and energy of generating the tokens."""
 
     seconds: float
-    """Median over repetitions, of all tokens together."""
+    """Median over repetitions, for all tokens together."""
     fastest: float
     slowest: float
     memory_bytes: int
-    """Weights, and the most that generating added to them."""
+    """Weights, and the peak memory that generating adds."""
     energy_joules: float | None
     """Median over repetitions; None without a meter."""
 
@@ -49,7 +49,7 @@ def measure_in_turns(
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
 ) -> dict[str, Generation]:
-    """Every setting once per round, so that what else the machine does meets all alike; a first round warms up.
+    """Measure every setting once per round, so that other load affects all alike; the first round warms up.
 
     `settings` open a model by name. Batch 1, greedy, no end token.
     """
@@ -59,7 +59,7 @@ def measure_in_turns(
         for _ in range(repetitions + 1):
             for name, lm in models.items():
                 rounds[name].append(_generate_once(lm, new_tokens))
-    return {name: _summary(found[1:]) for name, found in rounds.items()}
+    return {name: _summary(measured[1:]) for name, measured in rounds.items()}
 
 
 def _summary(rounds: list[dict[str, Any]]) -> Generation:

@@ -1,6 +1,6 @@
-"""What a trial is measured by, on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1).
+"""The objective of a trial on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1).
 
-Everything that no temperature changes is done once: prompts and tokens here, clean passes in the engine.
+Work that does not depend on the temperatures is done once: prompts and tokens here, clean passes in the engine.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
 
 Report = Callable[[float, int], None]
-"""(perplexity of what is scored so far, requests scored)"""
+"""(perplexity of the scored answers, number of scored requests)"""
 
 
 class Pruned(Exception):
-    """A trial that is certain to be the worst so far."""
+    """Raised for a trial that is certain to be the worst so far."""
 
 
 class Perplexity:
     """exp of the mean negative log-likelihood per token of the reference answers, given their prompts.
 
     Args:
-        worked: (prompt, answer) of the references where the data's own answers are not what is scored.
+        worked: (prompt, answer) of worked references; None: the data's own answers are scored.
     """
 
     def __init__(self, study: Study, lm: EngineLM, worked: Sequence[tuple[str, str]] | None = None):
@@ -48,9 +48,9 @@ class Perplexity:
     def __call__(self, worst: float | None, report: Report) -> float:
         """The perplexity under the LM's present ensemble. Raises Pruned once it must exceed `worst`.
 
-        That is certain as soon as the answers scored so far cost more than all answers cost the worst trial: what is
-        left can only add to it. So no trial is lost that is better than any other, and the sampler, which ranks pruned
-        trials behind complete ones, ranks it as its perplexity would.
+        That is certain as soon as the scored answers cost more than all answers cost the worst trial, because further
+        answers only add cost. So pruning loses no trial that is better than another one. The sampler ranks pruned
+        trials behind complete ones, as their perplexities would.
         """
         limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
         cost, seen, tokens = 0.0, 0, 0
@@ -74,15 +74,15 @@ class Accuracy:
         self.study, self.lm = study, lm
         self.metric: str | None = study.config.task.metric
         _instances(study, lm)
-        study.task.build_all_requests = self._ask_again
+        study.task.build_all_requests = self._reuse_requests
 
-    def _ask_again(self, **_: Any) -> None:
-        """What `lm_eval.evaluate` calls to build prompts: the ones that are there, without their earlier answers."""
+    def _reuse_requests(self, **_: Any) -> None:
+        """Replaces the task's `build_all_requests`: keeps the requests and drops their earlier answers."""
         for instance in self.study.task.instances:
             instance.resps, instance.filtered_resps = [], {}
 
     def __call__(self, worst: float | None, report: Report) -> float:
-        """The metric under the LM's present ensemble; such trials are never pruned."""
+        """The metric under the LM's present ensemble; trials are never pruned."""
         from moe_lab.results.samples import reported
         from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 
@@ -93,7 +93,7 @@ class Accuracy:
 
 
 def objective(study: Study, lm: EngineLM, model: LoadedModel) -> Perplexity | Accuracy:
-    """The study's metric over its tuning documents. `model` solves them first where the data has no worked answers."""
+    """The study's metric over its tuning documents. `model` first solves them where worked references are needed."""
     if study.search.metric == "accuracy":
         return Accuracy(study, lm)
     return Perplexity(study, lm, worked_references(study, model) if study.worked else None)

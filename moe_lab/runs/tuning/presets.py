@@ -1,4 +1,4 @@
-"""Table 1 of the RoE paper, and section 3.1: what is tuned how, by task category and model."""
+"""Tuning presets by task category and model: Table 1 and section 3.1 of the RoE paper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Preset:
     cache: str
     """clean or standard (section 3.1)."""
     metric: str
-    """perplexity where the table's PPL is ticked, else accuracy."""
+    """perplexity where the table ticks PPL, else accuracy."""
     num_samples: int
     n_trials: int
 
@@ -43,15 +43,14 @@ CACHES = {"olmoe": "clean", "mixtral": "standard", "gpt-oss": "standard"}
 """Section 3.1: the clean cache for OLMoE, the standard cache for the other models."""
 
 OTHER_MODELS = (32, 0.5, 1)
-"""N, T and L of models that the table does not have: its values for OLMoE, with the smallest L. Their cache is clean
-as well."""
+"""N, T and L of models outside the table: the values of OLMoE with the smallest L. Their cache is clean, too."""
 
 _SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): "gpt-oss"}
 """(family, MoE layers) of the paper's models."""
 
 
 def preset(category: str | None, model_name: str | None) -> Preset:
-    """What is used where nothing else is given. Tasks without a category are tuned like math: on perplexity."""
+    """The preset of a task category and a model. Tasks without a category have the preset of math."""
     category = category or "math"
     n, max_temperature, skip_layers = SEARCHES.get(model_name or "", {}).get(category, OTHER_MODELS)
     metric, num_samples, n_trials = BUDGETS[category]
@@ -67,5 +66,5 @@ def preset(category: str | None, model_name: str | None) -> Preset:
 
 
 def paper_model(facts: ModelFacts) -> str | None:
-    """Which of the paper's models this one has the shape of, whatever it is called; None: none of them."""
+    """The model of the paper with the same family and number of MoE layers; None where there is none."""
     return _SHAPES.get((facts.family, facts.moe_layers))

@@ -1,4 +1,4 @@
-"""What a study searches: which temperatures a trial may have."""
+"""The search space of a study: the temperatures that a trial may have."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
 
 STEP = 0.05
-"""Between two temperatures of tuning=uniform (appendix B of the paper)."""
+"""Distance between two temperatures of tuning=uniform (appendix B of the paper)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A resolved search: the presets of Table 1 where nothing else was given."""
+    """A resolved search: given values, else the presets of Table 1."""
 
     tuning: str
     """tpe: one temperature per MoE layer; uniform: one for all, in steps."""
@@ -32,7 +32,7 @@ class Search:
 
     @property
     def direction(self) -> str:
-        """Optuna's: perplexity is minimized, accuracy maximized."""
+        """Optuna's direction: perplexity is minimized, accuracy maximized."""
         return "minimize" if self.metric == "perplexity" else "maximize"
 
     @property
@@ -41,29 +41,29 @@ class Search:
         return range(self.skip_layers, self.moe_layers - self.skip_layers)
 
     def fixed(self, number: int) -> dict[str, float] | None:
-        """The parameters of trial `number` where no sampler chooses them: trial 0 is the untuned model."""
+        """The parameters of trial `number` where they are fixed: trial 0 is the untuned model."""
         if self.tuning == "uniform":
             return {"temperature": round(number * STEP, 10)}
         return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
 
     @property
     def parameters(self) -> list[str]:
-        """Names of what a trial has: a temperature per searched layer, or one for all."""
+        """Names of a trial's parameters: a temperature per searched layer, or one for all."""
         return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
 
     def temperatures(self, params: dict[str, float]) -> list[float]:
-        """One temperature per MoE layer of the model, those not searched included, of a trial's parameters."""
+        """One temperature for every MoE layer, from a trial's parameters; 0 for layers outside the search."""
         if self.tuning == "uniform":
-            given = dict.fromkeys(self.layers, params["temperature"])
+            searched = dict.fromkeys(self.layers, params["temperature"])
         else:
-            given = {layer: params[f"layer_{layer}"] for layer in self.layers}
-        return [given.get(layer, 0.0) for layer in range(self.moe_layers)]
+            searched = {layer: params[f"layer_{layer}"] for layer in self.layers}
+        return [searched.get(layer, 0.0) for layer in range(self.moe_layers)]
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
-    """The configuration with the preset's n and cache, and the search with every preset filled in.
+    """The configuration with the preset's n and cache, and the search with its presets.
 
-    Raises ConfigError for settings that contradict a search.
+    Raises ConfigError for settings that rule out a search.
     """
     typed = {override.partition("=")[0].lstrip("+") for override in config.overrides}
     default = type(config.method)()
@@ -93,7 +93,7 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     )
 
     def chosen(key: str) -> Any:
-        """A key of the method as it was given, else the preset's."""
+        """The given value of a method's key, else the preset's."""
         given = getattr(config.method, key)
         return given if f"method.{key}" in typed or given != getattr(default, key) else getattr(usual, key)
 

@@ -1,4 +1,4 @@
-"""The untouched model's solutions of a study's tuning documents: asked once, graded, and stored (`worked.py`)."""
+"""The untouched model's solutions of a study's tuning documents: generated once, graded, and stored (`worked.py`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]:
     """(prompt, correct solution) of the tuning documents that the untouched model solves.
 
-    They are made once, by greedy decoding or as `gen_kwargs` say, and graded by the task's headline metric; another
-    process that makes them is waited for. Raises ConfigError where there are none.
+    They are generated once, greedily or by `gen_kwargs`, and graded by the task's headline metric. Waits for another
+    process that generates them. Raises ConfigError where there are none.
     """
     references, name = study.worked, study.task.task_name
     assert references is not None
@@ -32,7 +32,7 @@ def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]
 
 
 def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dict[str, Any]:
-    """Ask what is not asked yet, and grade all of it: the content of references.json."""
+    """Generate the missing answers and grade all of them; returns the content of references.json."""
     from moe_lab.models.tokenizer import prompt_tokenizer
 
     header = {"run_id": references.id, "versions": decisive_versions()}
@@ -61,14 +61,14 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dic
 
 
 def behind(prompt: str, text: str, tokenizer: Any) -> str:
-    """A generated text as it stands behind its prompt: decoders of SentencePiece models drop a first space."""
+    """A generated text with the space that follows its prompt: decoders of SentencePiece models drop it."""
     drops = not tokenizer.decode(tokenizer.encode(" a", add_special_tokens=False)).startswith(" ")
     dropped = drops and not prompt[-1:].isspace() and not text[:1].isspace()
     return f" {text}" if dropped else text
 
 
 def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str, Any]]:
-    """lm-eval's sample of every tuning document, with `correct` beside it: its headline metric is 1."""
+    """lm-eval's sample of every tuning document, with `correct`: whether its headline metric is 1."""
     from moe_lab.models.tokenizer import prompt_tokenizer
     from moe_lab.runs.evaluation.replay_lm import RecordedLM
     from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
@@ -85,9 +85,9 @@ def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str
         evaluated = evaluate_tasks(config, study.tasks, lm, None, bootstrap_iters=0)
     samples = evaluated["samples"][study.task.task_name]
     headline = config.task.metric or f"{samples[0]['metrics'][0]},{samples[0]['filter']}"
-    metric, _, wanted = headline.partition(",")
+    metric, _, filter_name = headline.partition(",")
     return [
         sample | {"correct": bool(sample["resps"][0][0]) and float(sample[metric]) == 1}
         for sample in samples
-        if sample["filter"] == wanted
+        if sample["filter"] == filter_name
     ]

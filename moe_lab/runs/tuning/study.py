@@ -1,4 +1,4 @@
-"""A study: what is tuned on which documents, checked and named before any weights load."""
+"""A study: a search on tuning documents, checked and named before weights load."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A search over temperatures, nothing computed."""
+    """A prepared search over temperatures."""
 
     config: Config
     """With the preset's n; its temperature is a placeholder."""
     search: Search
     study_id: str
-    """SHA-256 of what determines its trials, their number excepted: more trials continue the same study."""
+    """SHA-256 of everything that determines its trials, except their number: more trials continue the study."""
     folder: Path
     facts: ModelFacts
     method: Method
     tasks: TaskDict
     """The task, evaluating its tuning documents."""
     split: str
-    """Where those come from."""
+    """The split of the tuning documents."""
     samples: dict[str, list[int]]
-    """Their row numbers in that split."""
+    """Row numbers of the tuning documents in the split."""
     documents: list[str]
-    """Their `document_hashes`."""
+    """`document_hashes` of the tuning documents."""
     worked: WorkedReferences | None = None
-    """What perplexity is of where the data has no worked answers."""
+    """The answers that perplexity scores where the data has no worked answers."""
 
     @property
     def task(self) -> Any:
@@ -55,9 +55,9 @@ class Study:
         return next(iter(self.tasks["tasks"].values()))
 
     def references(self) -> dict[str, Any] | None:
-        """How many tuning documents the untouched model was asked and solved, and the folder that holds its solutions.
+        """How many tuning documents the untouched model was given and solved, and the folder of its solutions.
 
-        None where the data's own answers are scored, and before the model is asked.
+        None where the data's own answers are scored, and before the solutions exist.
         """
         stored = self.worked.stored() if self.worked is not None else None
         if self.worked is None or stored is None:
@@ -65,14 +65,14 @@ class Study:
         return {"asked": stored["asked"], "correct": stored["correct"], "folder": self.worked.folder.name}
 
     def profile(self) -> Profile | None:
-        """What has been found with all trials; None before the study is finished, its figures included."""
+        """The profile of all trials; None before the study and its figures are finished."""
         finished = (whole_mapping(self.folder / "status.json") or {}).get("trials")
         if not isinstance(finished, int) or finished < self.search.n_trials:
             return None
         try:
             return read_profile(self.folder / "best.yaml")
         except ConfigError:
-            return None  # absent or damaged: made again from the storage
+            return None  # absent or damaged: the storage makes it again
 
     def tuned_config(self) -> Config:
         """The configuration of the evaluation that follows, with the profile's path as its temperature."""
@@ -84,9 +84,9 @@ class Study:
 
 
 def prepare_study(config: Config) -> Study:
-    """Check everything that can be checked without weights, the evaluation that follows included. Makes no folder.
+    """Check a study and the evaluation that follows it, without weights. Creates no folder.
 
-    Raises what `moe_lab.runs.prepare.prepare` raises, and ConfigError for a search that cannot be.
+    Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
     from moe_lab.models.facts import model_facts
     from moe_lab.models.identity import model_identity
@@ -100,7 +100,7 @@ def prepare_study(config: Config) -> Study:
 
     _check(config)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
-    if facts.moe_layers:  # prepare refuses a model without routers in its own words
+    if facts.moe_layers:  # else prepare below refuses the model
         config, search = resolve(config, facts)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
     tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
@@ -122,7 +122,7 @@ def prepare_study(config: Config) -> Study:
     worked = _worked_references(config, search, name, task, content, facts)
     searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
     content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
-    if facts.commit is not None:  # trials of another state of the model are another study
+    if facts.commit is not None:  # trials of another commit are another study
         content["commit"] = facts.commit
     if worked is not None:
         content["references"] = worked.id
@@ -145,7 +145,7 @@ def prepare_study(config: Config) -> Study:
 def _worked_references(
     config: Config, search: Search, name: str, task: Any, content: dict[str, Any], facts: ModelFacts
 ) -> WorkedReferences | None:
-    """Of a study whose identity is `content`; None where the data's own answers are scored."""
+    """The worked references of a study with the identity `content`; None where the data's own answers are scored."""
     from moe_lab.results.identity import run_id
     from moe_lab.results.versions import decisive_versions
 

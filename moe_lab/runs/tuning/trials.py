@@ -1,7 +1,7 @@
-"""The trials of a study on disk: claimed one by one, by as many processes as like, and never lost or made twice.
+"""The trials of a study on disk. Any number of processes claim them one by one; no trial is lost or computed twice.
 
-A trial belongs to the process that claimed it, as long as that lives: every process holds a lock of its own, which its
-end or death sets free. A trial whose process is gone is taken over, with the parameters that it has.
+A trial belongs to the process that claimed it for as long as that process lives: every process holds a lock of its own,
+which is released when it ends or dies. Another process takes over the trials of a dead one, with their parameters.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from moe_lab.results.stored import damaged, tidy
 from moe_lab.runs.tuning.search import Search
 
 WORKER = "worker"
-"""User attribute of a trial: the number of the process that computes it."""
+"""User attribute of a trial: the number of its process."""
 STARTUP_TRIALS = 10
-"""Random trials before the sampler's model decides."""
+"""Random trials before the sampler uses its model."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
-"""Written after every trial, from the storage: a value that the two do not share is damaged."""
+"""Written from the storage after every trial. A value that differs from the storage's is damaged."""
 ANEW = "Move the study's folder away; the same command starts it again."
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
@@ -41,7 +41,7 @@ POLL_SECONDS = 0.5
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn what Optuna's storage cannot do (full disk, damaged file) into a ResultsError that names the file."""
+    """Turn errors of Optuna's storage (full disk, damaged file) into a ResultsError that names the file."""
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
@@ -53,7 +53,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 class Trials:
-    """The trials of the study in `folder`. Use as a context manager: one worker of it."""
+    """The trials of the study in `folder`. The context manager is one worker of the study."""
 
     def __init__(self, folder: Path, search: Search, seed: int):
         self.folder, self.search, self.seed = folder, search, seed
@@ -84,12 +84,12 @@ class Trials:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time."""
+        """Hold the study's lock: one process at a time."""
         with self._lock:
             yield
 
     def claim(self) -> tuple[Trial, list[float]] | None:
-        """A trial to compute now and its temperatures; None once all are done, waiting for those of others."""
+        """The next trial and its temperatures; None once all trials are done. Waits for those of other processes."""
         while True:
             with self.locked():
                 trial = self._abandoned() or self._next()
@@ -101,7 +101,7 @@ class Trials:
             time.sleep(POLL_SECONDS)
 
     def tell(self, trial: Trial, value: float | None) -> None:
-        """Store a trial's value; None: it was pruned."""
+        """Store a trial's value; None for a pruned trial."""
         with self.locked():
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
@@ -111,23 +111,23 @@ class Trials:
         return self._of(TrialState.COMPLETE, TrialState.PRUNED)
 
     def best(self) -> FrozenTrial | None:
-        """The complete trial with the best value; of equal ones the first, which may be the untuned model."""
+        """The first complete trial with the best value; it may be the untuned model."""
         complete = self._of(TrialState.COMPLETE)
         sign = 1 if self.search.direction == "minimize" else -1
         return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
 
     def worst(self) -> float | None:
-        """The worst value of a complete trial, once the sampler has the random ones it begins with."""
+        """The worst value of a complete trial; None before the sampler's random trials are complete."""
         values = [float(trial.value or 0) for trial in self._of(TrialState.COMPLETE)]
         if len(values) < STARTUP_TRIALS:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
 
     def _check(self, known: dict[int, float]) -> None:
-        """Raise DamagedError where a stored trial cannot be read, or has another value than is `known`."""
+        """Raise DamagedError where a stored trial cannot be read, or its value differs from trials.csv (`known`)."""
         try:
             values = {trial.number: trial.value for trial in self._of(TrialState.COMPLETE)}
-        except Exception as error:  # whatever Optuna makes of a damaged row
+        except Exception as error:  # Optuna raises many kinds for a damaged row
             raise damaged(self.folder / STORAGE, repr(error), ANEW) from error
         for number, value in known.items():
             if values.get(number) != value:
@@ -154,7 +154,7 @@ class Trials:
         return self.study.ask()
 
     def _temperatures(self, trial: Trial) -> list[float]:
-        """Draw what the trial does not have yet, one temperature per MoE layer."""
+        """One temperature per MoE layer; draws those that the trial lacks."""
         others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
         for place, name in enumerate(self.search.parameters):
             self.study.sampler = self._sampler([self.seed, trial.number, place], others)
@@ -162,9 +162,9 @@ class Trials:
         return self.search.temperatures(trial.params)
 
     def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
-        """The paper's, Optuna's defaults at its time written out.
+        """The paper's sampler: TPE with the defaults that Optuna had then.
 
-        Every temperature has a seed of its own, so that an interrupted study draws what an unbroken one does.
+        Every temperature has a seed of its own, so that an interrupted study draws the same values.
         """
         return optuna.samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS,
@@ -192,21 +192,21 @@ class Trials:
 
 
 def check_storage(path: Path) -> bool:
-    """Whether there is a storage. Raises DamagedError for a file that is no whole SQLite database."""
+    """Whether there is a storage. Raises DamagedError for an incomplete SQLite database."""
     if not path.exists():
         return False
     try:
         with closing(sqlite3.connect(path)) as connection:
-            [(found,), *_] = connection.execute("PRAGMA integrity_check").fetchall()
+            [(result,), *_] = connection.execute("PRAGMA integrity_check").fetchall()
     except sqlite3.Error as error:
         raise damaged(path, error, ANEW) from error
-    if found != "ok":
-        raise damaged(path, found, ANEW)
+    if result != "ok":
+        raise damaged(path, result, ANEW)
     return True
 
 
 def _values(table: Path) -> dict[int, float]:
-    """{number: value} of the complete trials of trials.csv; nothing where it is absent or damaged: it is derived."""
+    """{number: value} of the complete trials in trials.csv; empty where the file is absent or damaged."""
     try:
         with table.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["state"] == TrialState.COMPLETE.name]

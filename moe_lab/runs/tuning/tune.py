@@ -1,4 +1,4 @@
-"""Run a study: its missing trials with the model loaded once, then its profile, table and figures."""
+"""Run a study: the missing trials, then its profile, table and figures."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def tune(study: Study, models: ModelPool) -> Profile:
-    """Compute what is missing of a study and return its profile; a finished study is returned at once.
+    """Run the missing trials of a study and return its profile.
 
-    The same call after an interruption continues; several processes may call it at once and share the trials.
+    The same call continues an interrupted study. Several processes may call it at once and share the trials.
     """
-    found = study.profile()
-    return found if found is not None else _tune(study, models)
+    profile = study.profile()
+    return profile if profile is not None else _tune(study, models)
 
 
 def _tune(study: Study, models: ModelPool) -> Profile:
@@ -103,15 +103,12 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
-    """The value beyond which a trial is pruned; None where its whole value is wanted.
-
-    That is so of the untuned model, and of every step of a sweep, whose curve it is.
-    """
+    """The value beyond which a trial is pruned; None for the untuned model and for the steps of a sweep."""
     return trials.worst() if trial.number and study.search.tuning == "tpe" else None
 
 
 def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
-    """A trial's value; None: pruned."""
+    """The value of a trial; None where it is pruned."""
     try:
         return measure(limit, trial.report)
     except Pruned:
@@ -120,12 +117,12 @@ def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
 
 def _show(progress: Progress, trials: Trials) -> None:
     best = trials.best()
-    told = None if best is None else f"best={best.value:.5g} in trial {best.number}"
-    progress.at(len(trials.finished()), told)
+    message = None if best is None else f"best={best.value:.5g} in trial {best.number}"
+    progress.at(len(trials.finished()), message)
 
 
 def write_study(study: Study) -> None:
-    """study.json: what is searched, on which documents, and how many of them have worked references."""
+    """Write study.json: the search, its documents, and how many of them have worked references."""
     search, config = study.search, study.config
     content = {
         "study_id": study.study_id,
@@ -151,7 +148,7 @@ def write_study(study: Study) -> None:
 
 
 def write_trials(study: Study, trials: Trials) -> None:
-    """trials.csv (Optuna's columns) and, once the untuned model is known, best.yaml, of what is finished so far."""
+    """Write trials.csv (Optuna's columns) of the finished trials, and best.yaml once the untuned model is scored."""
     from moe_lab.runs.tuning.trials import TABLE
 
     table = trials.study.trials_dataframe()

@@ -20,6 +20,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.models.experts import NAME
@@ -49,7 +50,9 @@ def generation(model: torch.nn.Module, name: str, n: int, past: int, steps: int)
         with EnsembleForward(model, ensemble) as forward:
             answer = GenerationState(0, ids, noise_key=1)
             budget = Budget(PASS_TOKENS["cpu"])
-            generate(forward, [answer], budget, choose, lambda tokens: False, steps, lambda done: None)
+            generate(
+                forward, [answer], budget, Decoding(choose, lambda tokens: False, steps), lambda done: None
+            )
 
     return run
 

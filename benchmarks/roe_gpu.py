@@ -24,6 +24,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key
@@ -134,7 +135,9 @@ def by_roe(
 
         answers = [GenerationState(i, prompt, document_key(prompt)) for i, prompt in enumerate(prompts)]
         with EnsembleForward(model, ensemble) as forward:
-            generate(forward, answers, budget, choose, lambda tokens: False, steps, lambda answer: None)
+            generate(
+                forward, answers, budget, Decoding(choose, lambda tokens: False, steps), lambda answer: None
+            )
 
     return run
 

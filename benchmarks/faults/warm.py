@@ -18,7 +18,7 @@ def warm() -> Iterator[None]:
     import moe_lab.models.load as loading
     import moe_lab.tasks.loading as tasks
 
-    compose, load, keep = composing.compose, loading.load_model, tasks.keeping_tasks
+    compose, load, keep = composing.compose, loading.load_model, tasks.task_cache
     cells: dict[tuple[str, ...], Any] = {}
     models: dict[str, Any] = {}
 
@@ -39,12 +39,12 @@ def warm() -> Iterator[None]:
             models[key] = load(model, **options)
         return replace(models[key], model=copy.deepcopy(models[key].model))
 
-    composing.compose, loading.load_model, tasks.keeping_tasks = composed, loaded, contextlib.nullcontext
+    composing.compose, loading.load_model, tasks.task_cache = composed, loaded, contextlib.nullcontext
     try:
         with keep():
             yield
     finally:
-        composing.compose, loading.load_model, tasks.keeping_tasks = compose, load, keep
+        composing.compose, loading.load_model, tasks.task_cache = compose, load, keep
 
 
 def _with_output(cell: Any, output: str) -> Any:

@@ -99,9 +99,9 @@ def dispatch(cells: list[Cell]) -> int:
     """Do what `mode` says with the composed cells and return the exit code."""
     from moe_lab.config.compose import OWN_GRID
     from moe_lab.runs.config import to_configs
-    from moe_lab.tasks.loading import keeping_tasks
+    from moe_lab.tasks.loading import task_cache
 
-    with keeping_tasks():
+    with task_cache():
         configs = to_configs(cells)
         mode = configs[0].mode
         if any(config.mode != mode for config in configs):

@@ -1,5 +1,5 @@
-"""The engine: a shared past is computed once, then rows that hang off it.
+"""The engine: a shared prefix is computed once, then the branches behind it.
 
-Scoring answer choices, ensembles of routings and documents whose prompts begin alike are the same thing here: a tree
-of tokens over a cache. `EngineLM` is the engine behind lm-eval's interface.
+Answer choices, routing samples and prompts with a common prefix are trees of tokens over a KV cache. `EngineLM` is the
+engine behind lm-eval's interface.
 """

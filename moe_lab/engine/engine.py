@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.scoring.scoring import Scores, ScoringRequest
 
 
@@ -27,9 +27,7 @@ class Engine(ABC):
     def generate(
         self,
         states: list[GenerationState],
-        sampler: Sampler,
-        stop: StoppingCriteria,
-        max_new_tokens: int,
+        decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
         """Continue all prompts; `on_done(state)` is called as soon as a sequence ends, in any order."""

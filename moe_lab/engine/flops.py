@@ -1,9 +1,9 @@
-"""Counting floating-point operations: products of matrices and attention, forward and backward, as torch runs them.
+"""Counting of floating-point operations: matrix products and attention, forward and backward.
 
-`torch.utils.flop_counter` does the counting; the products of experts and a CPU's attention, which it does not know, are
-added here.
+`torch.utils.flop_counter` counts them. Its missing formulas are added here: grouped products of experts, and attention
+on a CPU.
 
-T = rows, D = columns of a row, E = experts, O = columns of the output.
+T = tokens, D = input size, E = experts, O = output size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 
 def _grouped_mm_flops(a_shape: Any, b_shape: Any, *args: Any, **kwargs: Any) -> int:
-    """[T, D] x [E, D, O], rows sorted by expert; or [D, T] x [T, O], a product for each of some parts of T."""
+    """[T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of T."""
     return 2 * a_shape[0] * a_shape[1] * b_shape[-1]
 
 
@@ -39,7 +39,7 @@ def _formulas() -> dict[Any, Any]:
 
 
 class FlopCount(FlopCounterMode):
-    """Counts what is computed inside the context.
+    """Counts the operations inside the context.
 
     >>> with FlopCount() as flops:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
@@ -52,5 +52,5 @@ class FlopCount(FlopCounterMode):
 
     @property
     def total(self) -> int:
-        """A product of [a, b] and [b, c] is 2 a b c."""
+        """Operations so far. A product of [a, b] and [b, c] has 2 a b c."""
         return self.get_total_flops()

@@ -1,4 +1,4 @@
-"""lm-eval's own `hf` model for models that only it can run, in portions and counted."""
+"""lm-eval's own `hf` model, which counts tokens and reports answers as they come."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from moe_lab.engine.forward.layers import reads_padding
 
 PORTION = 64
-"""Requests that lm-eval's code is given at a time, so that what is answered is known before the last one is."""
+"""Number of requests passed to lm-eval's code at a time. Answers are reported after each portion."""
 
 
 class Request(NamedTuple):
-    """What lm-eval asks: the arguments of one `Instance`, and which of several answers to it this is."""
+    """A request of lm-eval: the arguments of an `Instance`, and the index of this answer among several to it."""
 
     args: tuple
     repeat: int = 0
@@ -29,11 +29,11 @@ OnAnswer = Callable[[int, Any], None]
 
 
 class CountedHF(HFLM):
-    """`hf` that counts tokens and reports answers as they come."""
+    """lm-eval's `hf` model with a count of tokens."""
 
     def __init__(self, **options: Any):
         self._counted = Counter(tokens_in=0, tokens_out=0)
-        # Else log-probabilities have the model's dtype: in bfloat16 a step of an eighth at -20.
+        # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
         super().__init__(softmax_dtype="float32", **options)
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
@@ -69,7 +69,7 @@ class CountedHF(HFLM):
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         generated = super()._model_generate(context, **kwargs)
         new = generated.shape[1] - context.shape[1]
-        # The last new token is not read.
+        # The model does not read the last new token.
         self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
         self._counted["tokens_out"] += new * len(context)
         return generated

@@ -1,4 +1,4 @@
-"""Scoring and generation for models that are run as rows over a cache with columns (`rows.py`)."""
+"""The engine for models whose layers keep keys and values alone."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from moe_lab.engine.forward.memory_bound import store_on
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.prefix_cache import PrefixCache
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest, score
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
 
 class KVEngine(Engine):
-    """Batches of prompts and requests, over pasts that they share.
+    """Runs batches of requests over the prefixes that they share.
 
     Args:
-        reuse: keep clean work between calls, within a share of the free memory.
+        reuse: cache clean activations between calls, within a share of the free memory.
     """
 
     def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
         self.forward, self.budget = forward, budget
         ensemble, device = forward.ensemble, forward.device
-        self._pasts = PrefixCache(store_on(device)) if reuse else None
+        self._prefix_cache = PrefixCache(store_on(device)) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
             store = store_on(device) if reuse else None
@@ -59,10 +59,8 @@ class KVEngine(Engine):
     def generate(
         self,
         states: list[GenerationState],
-        sampler: Sampler,
-        stop: StoppingCriteria,
-        max_new_tokens: int,
+        decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
-            generate(forward, states, self.budget, sampler, stop, max_new_tokens, on_done, self._pasts)
+            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache)

@@ -1,7 +1,7 @@
 """The engine behind lm-eval's interface.
 
-`EngineLM` is an lm-eval model: `lm_eval.simple_evaluate(model=EngineLM(model, tokenizer), tasks=["gsm8k"])` works. Its
-tokenization, prompts, chat templates and truncation are lm-eval's own `hf` model's, which it extends.
+`EngineLM` is an lm-eval model: `lm_eval.simple_evaluate(model=EngineLM(model, tokenizer), tasks=["gsm8k"])` works. It
+extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates and truncation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.forward.recurrent import RecurrentForward
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.generation.sampling import Decoding, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
 from moe_lab.engine.kv_engine import KVEngine
 from moe_lab.engine.recurrent_engine import RecurrentEngine
@@ -34,25 +34,25 @@ PASS_TOKENS = {"cpu": 2048}
 
 
 class EngineLM(CountedHF):
-    """A causal language model for lm-eval that computes a shared past once, then rows.
+    """A causal language model for lm-eval that computes a shared prefix once.
 
-    `engine` runs the model: a `KVEngine` wherever its layers keep keys and values alone; else a `RecurrentEngine` for
-    ensembles, and None for the plain model, which lm-eval's own code runs.
+    `engine` runs the model. It is a `KVEngine` where the layers keep keys and values alone, else a `RecurrentEngine`
+    for ensembles. For a plain model with other layers it is None, and lm-eval's own code runs the model.
 
     Args:
-        model, tokenizer: of transformers; the model keeps its device and dtype.
-        ensemble: rows per token; the plain model by default.
-        batch_size: at most so many sequences per forward pass; "auto": as many as fit a number of tokens, which bounds
-            every pass.
-        max_batch_size: at most so many sequences with "auto".
-        max_length: longest input in tokens; longer ones lose their beginning.
+        model, tokenizer: of transformers. The model keeps its device and dtype.
+        ensemble: routing samples of each token; the plain model by default.
+        batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
+            limits every pass.
+        max_batch_size: maximum number of sequences with "auto".
+        max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
-        seed: of sampling, where `gen_kwargs` ask for it.
-        reuse: keep the clean work of every question and prompt, within a share of the free memory, for later calls of
-            `answer`; `set_ensemble` changes the temperatures between them. Answers are the same within float error.
-            `ensemble.first_noisy` says from which MoE layer on any of them may have noise.
-        progress: show a bar.
-        make_engine: called with this LM once its budget is known; returns the engine to use instead.
+        seed: seed of sampling, for `gen_kwargs` that sample.
+        reuse: cache the clean activations of all requests, within a share of the free memory, for later calls of
+            `answer` with other temperatures (`set_ensemble`). Answers are the same within float error. Noise of any
+            later ensemble begins at `ensemble.first_noisy` or behind it.
+        progress: whether a progress bar is shown.
+        make_engine: called with this LM once its budget is known. Returns the engine to use instead.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class EngineLM(CountedHF):
             self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        """Answer with another ensemble from now on; `cost` goes on counting.
+        """Use another ensemble from now on; `cost` goes on counting.
 
-        Raises ValueError where kept work parts at a later layer than the ensemble's first noisy one.
+        Raises ValueError where the ensemble's first noisy layer is before that of the cached activations.
         """
         assert self.engine is not None
         self.engine.set_ensemble(ensemble)
@@ -107,9 +107,9 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` see all that is read from now on. For plain models that keep nothing between calls.
+        """Call `observer` for all passes and requests from now on. For plain models without `reuse`.
 
-        Raises ConfigError for a model that does not run as rows.
+        Raises ConfigError for a model without a `KVEngine`.
         """
         if not isinstance(self.engine, KVEngine):
             raise ConfigError(
@@ -120,11 +120,11 @@ class EngineLM(CountedHF):
 
     @property
     def cost(self) -> dict[str, int]:
-        """What this LM has done so far.
+        """Counts of all work so far.
 
-        tokens_in: tokens put through the model (rows of ensembles included, padding excluded). tokens_out: tokens
-        generated. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`decoding.near`), which
-        other shapes or machines may choose otherwise. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
+        tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
+        tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
+        other shapes or machines may choose it. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -134,14 +134,14 @@ class EngineLM(CountedHF):
 
     @property
     def _decisions(self) -> dict[str, int]:
-        """What the present ensemble has counted."""
+        """Counts of the present ensemble."""
         if not self.ensemble.routing:
             return {}
         return dict(
             zip(("changed_decisions", "noisy_decisions"), self.ensemble.routing.decisions, strict=True)
         )
 
-    # What lm-eval calls ------------------------------------------------------------------------------------------
+    # lm-eval's interface -----------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return self._answers("loglikelihood", requests)
@@ -153,7 +153,7 @@ class EngineLM(CountedHF):
         return self._answers("generate_until", requests)
 
     def _answers(self, kind: str, instances: list[Any]) -> list[Any]:
-        """lm-eval asks for k answers to a prompt by k times the same instance."""
+        """lm-eval requests k answers to a prompt by k times the same instance."""
         seen: Counter[int] = Counter()
         requests = []
         for instance in instances:
@@ -166,7 +166,7 @@ class EngineLM(CountedHF):
     # The engine --------------------------------------------------------------------------------------------------
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        """Answer all requests, each reported at once by `on_answer(index, answer)`, in any order.
+        """Answer all requests; `on_answer(index, answer)` is called as soon as a request is answered, in any order.
 
         Args:
             kind: "loglikelihood" -> (log-likelihood, whether greedy), "loglikelihood_rolling" -> log-likelihood,
@@ -189,11 +189,11 @@ class EngineLM(CountedHF):
                 self.answer_by_hf(kind, requests, report)
 
     def encode_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids of a context and its continuation as they are scored: too long a context loses its beginning."""
+        """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
         return self._encoder.pair(context, continuation)
 
     def count_tokens(self, kind: str, request: Request) -> int:
-        """Tokens that a "loglikelihood" or "loglikelihood_rolling" request is scored on."""
+        """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""
         if kind == "loglikelihood":
             return len(self.encode_pair(*request.args)[1])
         if kind == "loglikelihood_rolling":
@@ -205,33 +205,31 @@ class EngineLM(CountedHF):
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
             by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
-        questions = [
-            self._question(requests, context, continuations) for context, continuations in by_context.items()
-        ]
+        scoring_requests = []
+        for context, continuations in by_context.items():
+            texts = [requests[indices[0]].args for indices in continuations.values()]
+            scoring_requests.append(
+                ScoringRequest(
+                    context,
+                    list(continuations),
+                    document_key(context),
+                    text=texts[0][0],
+                    texts=[continuation for _, continuation in texts],
+                )
+            )
 
         def on_scores(index: int, scores: Scores) -> None:
-            requesters = by_context[tuple(questions[index].context)].values()
+            requesters = by_context[tuple(scoring_requests[index].context)].values()
             for answer, indices in zip(scores, requesters, strict=True):
                 for i in indices:
                     report(i, answer)
                     self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])
 
         assert self.engine is not None
-        self.engine.score(questions, on_scores)
-
-    def _question(
-        self,
-        requests: Sequence[Request],
-        context: tuple[int, ...],
-        continuations: dict[tuple[int, ...], list[int]],
-    ) -> ScoringRequest:
-        """Of all requests with one context; `continuations` are their numbers by what is to be scored."""
-        texts = [requests[indices[0]].args for indices in continuations.values()]
-        key = document_key(context)
-        return ScoringRequest(context, list(continuations), key, texts[0][0], [text for _, text in texts])
+        self.engine.score(scoring_requests, on_scores)
 
     def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Each text in windows of at most `max_length` tokens; a text is done with its last window."""
+        """Score each text in windows of at most `max_length` tokens. A text is done with its last window."""
         windows: list[ScoringRequest] = []
         text_of: list[int] = []
         for i, request in enumerate(requests):
@@ -259,7 +257,7 @@ class EngineLM(CountedHF):
             self.engine.score(windows, on_scores)
 
     def _generate(self, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Requests with the same generation options together."""
+        """Generate for all requests with the same generation options together."""
         by_options: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             by_options.setdefault(repr(sorted(request.args[1].items())), []).append(i)
@@ -280,20 +278,20 @@ class EngineLM(CountedHF):
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
-        answers = []
+        states = []
         for i, request in requests.items():
             prompt = self._encoder.prompt(request.args[0], room)
-            answers.append(GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0]))
+            states.append(GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0]))
 
-        def on_done(answer: GenerationState) -> None:
-            self._counted["tokens_out"] += len(answer.generated)
-            text = self.tok_decode(answer.generated)
-            report(answer.index, postprocess_generated_text(text, stop, None))
-            read = answer.generated[:-1]
-            self._observer.read("generate_until", requests[answer.index], answer.prompt, read)
+        def on_done(state: GenerationState) -> None:
+            self._counted["tokens_out"] += len(state.generated)
+            text = self.tok_decode(state.generated)
+            report(state.index, postprocess_generated_text(text, stop, None))
+            read = state.generated[:-1]
+            self._observer.read("generate_until", requests[state.index], state.prompt, read)
 
-        decoder = Sampler(self.model, config, self.seed)
-        finished = StoppingCriteria(self.tokenizer, stop, config)
+        sampler = Sampler(self.model, config, self.seed)
+        stopping = StoppingCriteria(self.tokenizer, stop, config)
         assert self.engine is not None
-        self.engine.generate(answers, decoder, finished, max_new_tokens, on_done)
-        self._counted["near_ties"] += decoder.near_ties
+        self.engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
+        self._counted["near_ties"] += sampler.near_ties

@@ -13,9 +13,9 @@ from torch import Tensor
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.recurrent import NoiseKey, RecurrentForward, RecurrentState
+from moe_lab.engine.forward.recurrent import RecurrentForward, RecurrentState
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.scoring.scoring import Scores, ScoringRequest, read_scores
 
 
@@ -44,49 +44,39 @@ class RecurrentEngine(Engine):
     def generate(
         self,
         states: list[GenerationState],
-        sampler: Sampler,
-        stop: StoppingCriteria,
-        max_new_tokens: int,
+        decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
             for state in states:
-                _generate(forward, state, sampler, stop, max_new_tokens)
+                _generate(forward, state, decoding)
                 on_done(state)
 
 
 def _after_nodes(forward: RecurrentForward, request: ScoringRequest, tree: TokenTree) -> Iterator[Tensor]:
     """Logits [1, n, V] after each logit node, in order."""
-    key = NoiseKey(request.noise_key)
     first, *others = tree.logit_nodes
     children = Counter(tree.parents[node] for node in others)
-    state, rest = forward.begin(request.context)
-    yield forward.step(state, rest, key)[None]
+    state, rest = forward.begin(request.context, request.noise_key)
+    yield forward.step(state, rest)[None]
     states: dict[int, RecurrentState] = {first: state}
     for node in others:
         parent = tree.parents[node]
         children[parent] -= 1
         state = states[parent].copied() if children[parent] else states.pop(parent)
-        yield forward.step(state, [tree.ids[node]], key)[None]
+        yield forward.step(state, [tree.ids[node]])[None]
         if children[node]:
             states[node] = state
 
 
-def _generate(
-    forward: RecurrentForward,
-    state: GenerationState,
-    sampler: Sampler,
-    stop: StoppingCriteria,
-    max_new_tokens: int,
-) -> None:
-    key = NoiseKey(state.noise_key, state.sample_index)
-    cache, ids = forward.begin(state.prompt)
+def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decoding) -> None:
+    cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
     while True:
-        logits_nV = forward.step(cache, ids, key)
-        state.generated += sampler(forward.ensemble.next_scores(logits_nV[None]), [state])
-        if len(state.generated) >= max_new_tokens or stop(state.generated):
+        logits_nV = forward.step(cache, ids)
+        decoding.extend([state], forward.ensemble.next_scores(logits_nV[None]))
+        if decoding.ends(state):
             return
         ids = state.generated[-1:]
         if forward.ensemble.cache == "none":
-            cache, ids = forward.begin(state.prompt)
+            cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
             ids = [*ids, *state.generated]

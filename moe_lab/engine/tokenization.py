@@ -1,4 +1,4 @@
-"""lm-eval's requests as token ids, split and shortened as its own `hf` model does."""
+"""Tokenization of lm-eval's requests, truncated to the model's window as by its own `hf` model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Encoder:
         self.lm = lm
 
     def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A context and its continuation; too long a context loses its beginning.
+        """Token ids of a context and its continuation. A context that is too long loses its beginning.
 
         Raises ConfigError for a continuation that is empty or longer than the model's input.
         """
@@ -32,7 +32,7 @@ class Encoder:
         return self._truncated(context_ids, ids)
 
     def windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """A text as (context, tokens to score) of at most `max_length` tokens each."""
+        """A text in windows of at most `max_length` tokens: (context, tokens to score)."""
         windows = get_rolling_token_windows(
             token_list=self.lm.tok_encode(text),
             prefix_token=self.lm.prefix_token_id,
@@ -42,7 +42,7 @@ class Encoder:
         return [self._truncated(*make_disjoint_window(window)) for window in windows]
 
     def prompt(self, text: str, room: int) -> list[int]:
-        """The last `room` tokens of a prompt; an empty one is the beginning-of-text token."""
+        """The last `room` tokens of a prompt. An empty prompt is the beginning-of-text token."""
         ids, _ = self.lm.tok_batch_encode([text], left_truncate_len=room, truncation=self.lm.truncation)
         return ids[0].tolist() or [self.lm.prefix_token_id]
 

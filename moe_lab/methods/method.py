@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.estimate import Asked
+    from moe_lab.tasks.estimate import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,9 @@ class Method(ABC):
         """
         return {}
 
-    def forward_tokens(self, asked: Asked) -> float:
+    def forward_tokens(self, workload: Workload) -> float:
         """Tokens that it puts through the model for what a run asks: every answer once per routing sample."""
-        return asked.prompts + asked.answers * getattr(self.config, "n", 1)
+        return workload.prompts + workload.answers * getattr(self.config, "n", 1)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         """Reference sets to be made first, by name: tokens read. Needs no weights."""

@@ -1,4 +1,4 @@
-"""The stored expert metrics of a run."""
+"""The files of a run's expert metrics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ FOLDER = "expert_metrics"
 """Counts, and answers under changed routing."""
 COUNTS = "counts.safetensors"
 HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
-"""What every expert_metrics.json has beside its metrics."""
+"""Keys of every expert_metrics.json beside its metrics."""
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of a run's expert_metrics.json; None unless it is complete and of this run and hub commit."""
+    """The content of a run's expert_metrics.json if it is complete and of this run and hub commit, else None."""
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
-    same_run = {key: content.get(key) for key in expected} == expected
-    complete = content.keys() >= HEADER | METRICS.keys()
-    return content if same_run and complete else None
+    is_own = {key: content.get(key) for key in expected} == expected
+    return content if is_own and content.keys() >= HEADER | METRICS.keys() else None

@@ -1,4 +1,4 @@
-"""Chat templates around prompts, applied by a tokenizer alone."""
+"""Chat templates, applied to prompts by a tokenizer alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lm_eval.api.model import TemplateLM
 
 
 class Framing:
-    """What lm-eval asks of a model when it puts prompts into a chat template; no weights are needed.
+    """The part of lm-eval's model interface that applies a chat template. It needs no weights.
 
     Args:
-        load_tokenizer: gives the tokenizer, when it is first used.
-        chat_template: as lm-eval's `apply_chat_template`: False, True, or the name of one of several templates.
+        load_tokenizer: returns the tokenizer; called at its first use.
+        chat_template: lm-eval's `apply_chat_template`: False, True, or the name of one of several templates.
     """
 
     def __init__(self, load_tokenizer: Callable[[], Any], chat_template: bool | str | None = False):
@@ -26,7 +26,9 @@ class Framing:
     def tokenizer(self) -> Any:
         tokenizer = self._load_tokenizer()
         if self._template_name:
-            tokenizer.chat_template = TemplateLM.chat_template(_Holding(tokenizer), self._template_name)
+            tokenizer.chat_template = TemplateLM.chat_template(
+                _TokenizerHolder(tokenizer), self._template_name
+            )
         return tokenizer
 
     @property
@@ -38,12 +40,12 @@ class Framing:
     ) -> str:
         from lm_eval.models.huggingface import HFLM
 
-        hf: Any = HFLM  # its method reads nothing but the tokenizer and chat_template_args
+        hf: Any = HFLM  # its method reads the tokenizer and chat_template_args alone
         return hf.apply_chat_template(self, chat_history, add_generation_prompt)
 
 
-class _Holding:
-    """What `TemplateLM.chat_template` reads of a model."""
+class _TokenizerHolder:
+    """The attribute of a model that `TemplateLM.chat_template` reads."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer

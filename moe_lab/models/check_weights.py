@@ -1,7 +1,7 @@
-"""Whether a checkpoint holds all of its model's parameters; transformers would fill the others with random numbers.
+"""Checks that a checkpoint has all parameters of its model; transformers would initialize missing ones at random.
 
-Experts that are stored one by one are fused as they are loaded. What is wrong with a single one is then told of the
-fused tensor, or not at all: here the names in the files say which one it is.
+Experts that are stored one by one are fused at loading. transformers then reports a problem with one expert for the
+fused tensor, or not at all; the names in the files tell which expert it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def check_complete(report: dict[str, Any], folder: Path, source: str) -> None:
-    """Raise ModelError, naming a parameter, where transformers reports some as missing or in another shape."""
+    """Raise ModelError, naming a parameter, if transformers reports missing or misshapen ones."""
     missing = {str(key) for key in report["missing_keys"]}
     misshapen = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
     if missing or misshapen:
@@ -30,16 +30,16 @@ def check_complete(report: dict[str, Any], folder: Path, source: str) -> None:
 
 
 def check_experts(folder: Path, source: str) -> None:
-    """Raise ModelError where the files lack an expert that others have, or hold one in another shape than most."""
+    """Raise ModelError if the files lack an expert, or if an expert has another shape than most."""
     _refuse(source, *odd_experts(_shapes(folder)))
 
 
 def odd_experts(shapes: Shapes) -> tuple[set[str], set[str]]:
-    """Names that are missing, and names whose shape is not that of the same parameter in most experts of the layer."""
+    """Missing names, and names whose shape differs from the same parameter of most experts in the layer."""
     groups: dict[tuple[str, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
     for name, shape in shapes.items():
-        if found := EXPERT.fullmatch(name):
-            groups[found[1], found[3]][int(found[2])] = shape
+        if match := EXPERT.fullmatch(name):
+            groups[match[1], match[3]][int(match[2])] = shape
     numbers = {number for group in groups.values() for number in group}
     missing, misshapen = set(), set()
     for (before, after), group in groups.items():
@@ -50,7 +50,7 @@ def odd_experts(shapes: Shapes) -> tuple[set[str], set[str]]:
 
 
 def _shapes(folder: Path) -> Shapes:
-    """Of all tensors in the safetensors files that transformers loads."""
+    """The shapes of all tensors in the safetensors files that transformers loads."""
     files = [folder / name for name in known_weights(folder) if name.endswith(".safetensors")]
     return {name: tuple(tensor["shape"]) for file in files for name, tensor in read_header(file).items()}
 

@@ -1,4 +1,4 @@
-"""Processes of torchrun or `accelerate launch`: how many there are, and calls that all of them make at once."""
+"""Processes of torchrun or `accelerate launch`: their number, and calls that all of them make."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 def num_processes() -> int:
-    """How many processes were started together."""
+    """The number of processes, 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @cache
 def sharded() -> bool:
-    """Whether `accelerate launch` was asked for FSDP.
+    """Whether `accelerate launch` was started with FSDP.
 
-    That is taken out of the environment, for it is transformers that shards the model, when it loads it: accelerate
-    would do it again. Raises ConfigError for settings that have no effect then.
+    Removes that from the environment: transformers shards the model at loading, and accelerate would do it again.
+    Raises ConfigError for settings that have no effect then.
     """
     if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return False
@@ -34,9 +34,9 @@ def sharded() -> bool:
 
 
 def run_on_all_ranks(call: Callable[[], T]) -> T:
-    """Call it in all processes at once, which have it from this one; what it returns here.
+    """Broadcast a call from this process and make it in all processes. Returns its result here.
 
-    What is called takes the same steps everywhere, and raises a TrainingError in all of them or in none.
+    The call takes the same steps in all processes, and raises a TrainingError in all of them or in none.
     """
     if num_processes() > 1:
         broadcast(call)
@@ -44,7 +44,7 @@ def run_on_all_ranks(call: Callable[[], T]) -> T:
 
 
 def broadcast(call: Callable[[], Any] | None) -> None:
-    """Let the other processes make a call; None ends them."""
+    """Send a call to the other processes, which make it; None ends them."""
     import torch.distributed as dist
 
     dist.broadcast_object_list([call], src=0, device="cpu")

@@ -1,8 +1,8 @@
-"""A faster way to compute experts on a CPU when each has few tokens, as in decoding and in RoE's rows.
+"""A faster computation of experts on a CPU for few tokens per expert, as in decoding and in RoE's routing samples.
 
-With few tokens the work is reading the experts' weights. In float32, multiplying weights by tokens (instead of tokens
-by weights, as `grouped_mm` does on a CPU) reads them up to twice as fast; see `docs/benchmarks.md`. The rest is left to
-`grouped_mm`: bfloat16, where it is the faster one (up to twice, too), and experts with biases or in other layouts.
+With few tokens the time is that of reading the experts' weights. In float32, weights times tokens (instead of tokens
+times weights, as in `grouped_mm` on a CPU) reads them up to twice as fast; see `docs/benchmarks.md`. `grouped_mm` takes
+the other cases: bfloat16, where it is up to twice as fast, and experts with biases or in other layouts.
 
 S = token-expert pairs, E = experts, K = experts per token, H = hidden size.
 """
@@ -17,11 +17,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 
 NAME = "weights_first"
 MAX_TOKENS_PER_EXPERT = 10
-"""Mean tokens per expert up to which this is faster than `grouped_mm` (measured: 8 still is, 16 no longer)."""
+"""Mean tokens per expert up to which this is faster than `grouped_mm` (measured: 8 is, 16 is not)."""
 ONE_MORE_IS_FASTER = (1, 3)
-"""Numbers of rows that are faster with one of them taken twice (measured: 1 by a third to a half, 3 by a fifth)."""
+"""Numbers of rows that are faster with one row duplicated (measured: 1 by a third to a half, 3 by a fifth)."""
 MOST_WEIGHTS_FIRST = 10
-"""Rows up to which weights times rows is faster than rows times weights (measured: at 12 no longer)."""
+"""Rows up to which weights times rows is faster than rows times weights (measured: 12 is not)."""
 
 
 def weights_first_experts_forward(
@@ -56,7 +56,7 @@ def _by_expert(weights: Tensor, rows_SH: Tensor, counts: list[int]) -> Tensor:
 
 
 def _product(weight: Tensor, rows: Tensor, count: int) -> Tensor:
-    """`rows @ weight.T` for `count` rows, in the shape that is fastest for so many."""
+    """`rows @ weight.T` for `count` rows, in the fastest order of the factors."""
     if count > MOST_WEIGHTS_FIRST:
         return torch.mm(rows, weight.t())
     if count in ONE_MORE_IS_FASTER:

@@ -1,4 +1,4 @@
-"""`model.experts_per_token`."""
+"""`model.experts_per_token`: another top-k than the checkpoint's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moe_lab.routing import family_of_type, supported
 
 
 def set_experts_per_token(config: Any, count: int) -> None:
-    """Change a model's configuration. Raises ConfigError for a count that it cannot have."""
+    """Set the top-k in a model's configuration. Raises ConfigError for an impossible count."""
     text = config.get_text_config()
     family = family_of_type(text.model_type)
     if family is None:

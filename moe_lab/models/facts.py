@@ -1,4 +1,4 @@
-"""What a model is, told from its configuration alone: no weights are read, no modeling code is imported."""
+"""Facts about a model from its configuration alone, without weights and modeling code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """A model as a run sees it."""
+    """What a run needs to know of a model before it is loaded."""
 
     name: str
     path: str | None
@@ -33,13 +33,13 @@ class ModelFacts:
     experts: int
     top_k: int
     max_length: int
-    """Positions the model was made for."""
+    """Positions that the model was trained for."""
 
 
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
-    """Read the configuration; a dense model, or one of an unknown family, has no MoE layers.
+    """The facts of a model. A dense model, or one of an unknown family, has no MoE layers.
 
-    Raises ModelError for a folder that holds no model, and for one that is quantized in a way that cannot run here.
+    Raises ModelError for a folder without a model, and for a quantized checkpoint that cannot run here.
     """
     config = load_config(model, offline=offline)
     text = config.get_text_config()

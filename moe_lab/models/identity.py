@@ -1,4 +1,4 @@
-"""What a model is, for a run's identity: hub id and revision, or the content of a local folder."""
+"""The identity of a model in run ids: hub id and revision, or the content of a local folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""Configs, the weight index, and all that tokenizers are made of."""
+"""Endings of configurations, weight indices and tokenizer files."""
 BLOCKS, BLOCK_BYTES = 32, 4096
 WHOLE_BYTES = BLOCKS * BLOCK_BYTES * 2
 """A weight file up to this size is hashed whole."""
 
 
 def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
-    """What of a model determines numbers; `source` is what transformers loads: a hub id or a local folder.
+    """The identity of the model at `source`, a hub id or a local folder, and of its tokenizer.
 
-    Weight files count by name, size, header and sampled blocks: milliseconds, and changed by retraining.
+    Weight files are represented by name, size, header and sampled blocks, which takes milliseconds and changes with
+    retraining.
     """
     return {
         "model": source_identity(source, model.revision),
@@ -33,7 +34,7 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
 
 
 def _tokenizer_identity(source: str) -> dict[str, Any]:
-    """Of the hub: with the commit that its default branch stands for, as nothing else tells that it moved."""
+    """The identity of a tokenizer; on the hub with the current commit of the default branch."""
     from moe_lab.models.hub.repository import find
 
     folder = Path(source).expanduser().is_dir()
@@ -49,7 +50,7 @@ def source_identity(source: str, revision: str | None) -> dict[str, Any]:
 
 
 def folder_content(folder: Path) -> dict[str, str]:
-    """Hashes of a model folder's own files by name. Raises ModelError where one cannot be read."""
+    """Hashes of the files of a model folder by name. Raises ModelError if a file cannot be read."""
     content = {}
     try:
         for file in sorted(folder.iterdir()):
@@ -63,7 +64,7 @@ def folder_content(folder: Path) -> dict[str, str]:
 
 
 def weights_fingerprint(file: Path) -> str:
-    """SHA-256 of a weight file's size, its first part (a safetensors header is there) and blocks spread over it."""
+    """SHA-256 of a weight file's size, its beginning (with a safetensors header) and evenly spaced blocks."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as weights:

@@ -45,10 +45,10 @@ class LoadedModel:
 def load_model(
     model: ModelConfig, *, dtype: str, device: str, offline: bool, shard: bool = False
 ) -> LoadedModel:
-    """Load weights and tokenizer; `trust_remote_code` is off. Raises ModelError where that fails.
+    """Load weights and tokenizer, without `trust_remote_code`. Raises ModelError if that fails.
 
     Args:
-        shard: whether each process of a training gets its part of every weight (FSDP).
+        shard: whether each process of a training gets a part of every weight (FSDP).
     """
     place = resolve_device(device)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
@@ -75,9 +75,9 @@ def load_model(
 def _experts(
     model: ModelConfig, config: PreTrainedConfig, facts: ModelFacts, place: torch.device
 ) -> dict[str, str]:
-    """How experts are computed, as an option of `from_pretrained`.
+    """The experts implementation, as an option of `from_pretrained`.
 
-    Raises ConfigError for a choice that a model with one way only does not have.
+    Raises ConfigError for a choice on a model that has a single implementation.
     """
     wanted = model.experts_implementation
     chosen = (

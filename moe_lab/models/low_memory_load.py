@@ -1,8 +1,8 @@
-"""Reading weights into memory once.
+"""Loads weights into memory without a second copy.
 
-transformers maps safetensors files and reads ahead in threads. On a CPU that keeps up to two copies resident: pages of
-the files, and the tensors made from them (fused experts have to be copied). Inside `reading_once` it reads each tensor
-from the file when its turn comes, so that what is resident is the model and the parts of one fused parameter.
+transformers maps safetensors files and reads ahead in threads. On a CPU that keeps up to two copies in memory: pages of
+the files, and the tensors made from them (fused experts have to be copied). Inside `reading_once` it reads one tensor
+after the other from the file, so that memory holds the model and the parts of one fused parameter.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 import safetensors
 from transformers import modeling_utils
 
-NOT_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
-"""transformers' own switch for reading in turn."""
+SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"
+"""transformers' environment variable that disables reading ahead."""
 
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Inside the context, `from_pretrained` reads tensors in turn and without mapping files."""
-    asked, mapped = os.environ.get(NOT_AHEAD), modeling_utils.safe_open
-    os.environ[NOT_AHEAD] = "1"
+    """Inside the context, `from_pretrained` reads tensors one after the other and maps no files."""
+    before, mapped = os.environ.get(SEQUENTIAL), modeling_utils.safe_open
+    os.environ[SEQUENTIAL] = "1"
     modeling_utils.safe_open = _open_unmapped
     try:
         yield
     finally:
         modeling_utils.safe_open = mapped
-        os.environ.pop(NOT_AHEAD)
-        if asked is not None:
-            os.environ[NOT_AHEAD] = asked
+        os.environ.pop(SEQUENTIAL)
+        if before is not None:
+            os.environ[SEQUENTIAL] = before
 
 
 def _open_unmapped(file: str, **options: Any) -> safetensors.safe_open:

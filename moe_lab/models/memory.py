@@ -1,4 +1,4 @@
-"""The memory that weights take, and the memory that is free."""
+"""The memory of weights, and free memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Free bytes of a device."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
 
 
 def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes free on this machine, or in the container (its control group) where that is less."""
+    """Free bytes of this machine, or of the container (its control group) if that is less."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -29,9 +29,9 @@ def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | None:
-    """Bytes of the weights as they run; None where they run quantized and are not all here.
+    """Bytes of the weights in memory; None for weights that run quantized and are not all on disk.
 
-    What runs in `dtype`, quantized checkpoints that are dequantized included, is counted by the model's parameters.
+    Weights that run in `dtype`, including dequantized ones, are counted by the model's parameters.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -49,7 +49,7 @@ def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | N
 
 
 def size_text(size: int) -> str:
-    """Bytes as people write them."""
+    """A number of bytes with a unit: 1.50 GB."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
             return f"{size / unit:.2f} {name}"

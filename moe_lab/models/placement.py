@@ -1,6 +1,6 @@
-"""Where weights go: one device, several (`model.device_map`), or parts of every layer (`model.tp_plan`, FSDP).
+"""The placement of weights: one device, several (`model.device_map`), or split layers (`model.tp_plan`, FSDP).
 
-transformers and accelerate do all of it. Weights go to their device as they are read: there is no second copy.
+transformers and accelerate place the weights on their device as they are read, without a second copy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def placement(
     disk: TemporaryDirectory,
     shard: bool,
 ) -> dict[str, Any]:
-    """What `from_pretrained` has to be told; `disk` is for weights that fit nowhere else.
+    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere else.
 
-    Raises ConfigError for `tp_plan` without torchrun, ModelError where transformers has no plan for the model.
+    Raises ConfigError for `tp_plan` without torchrun, ModelError if transformers has no plan for the model.
     """
     if shard:
         from transformers.distributed import DistributedConfig
@@ -58,10 +58,10 @@ def _tensor_parallel(plan: str, config: PreTrainedConfig) -> Any:
     return DistributedConfig(tp_plan=plan, tp_size=processes)
 
 
-def main_device(loaded: PreTrainedModel, asked: torch.device) -> torch.device:
-    """Where inputs go: the device asked for, or the first one that a device map computes on.
+def main_device(loaded: PreTrainedModel, requested: torch.device) -> torch.device:
+    """The device of inputs: the requested one, or the first that a device map computes on.
 
-    Raises ModelError where not even the embeddings found a place in memory.
+    Raises ModelError if all weights are on disk, including the embeddings.
     """
     places = getattr(loaded, "hf_device_map", {}).values()
     if next(loaded.parameters()).device.type == "meta":
@@ -69,4 +69,4 @@ def main_device(loaded: PreTrainedModel, asked: torch.device) -> torch.device:
             "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
         )
     computing = [torch.device(place) for place in places if place not in ("cpu", "disk")]
-    return computing[0] if computing else torch.device("cpu") if places else asked
+    return computing[0] if computing else torch.device("cpu") if places else requested

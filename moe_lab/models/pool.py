@@ -1,4 +1,4 @@
-"""Which model is in memory."""
+"""The model in memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class ModelPool:
-    """Holds the model that was loaded last, so that runs of one model load it once; the old one goes first."""
+    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
         self._loaded: LoadedModel | None = None
 
     def get(self, config: Config) -> LoadedModel:
-        """The model of a run, loaded if it is not the one held. Raises ModelError."""
+        """The model of a run, loaded unless it is in memory. Raises ModelError."""
         from moe_lab.models.load import load_model
 
         key = (repr(asdict(config.model)), config.dtype, config.device)
@@ -31,7 +31,7 @@ class ModelPool:
         return self._loaded
 
     def free(self) -> None:
-        """Let the model go, and its device memory with it."""
+        """Remove the model from memory."""
         import gc
 
         device = None if self._loaded is None else self._loaded.device

@@ -1,4 +1,4 @@
-"""A cheap proof that routing methods act on a model that is loaded in an unusual way."""
+"""A cheap test that routing methods act on a model that is quantized, offloaded or split."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ON_DISK = (
 
 
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
-    """One forward pass of four tokens: every router is called, gives its rule's weights, and the logits are numbers.
+    """Check in one forward pass that every router is called and applies its rule, and that the logits are finite.
 
-    Raises ModelError where that is not so: a quantized kernel bypasses the routers, say, or parameters of a router
+    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if parameters of a router
     are on disk when they are read.
     """
     ids = torch.arange(TOKENS, device=device)[None]
     try:
-        with torch.no_grad(), _reads_what_is_in_memory(model, source), routed(model, _as_the_rule_says):
+        with torch.no_grad(), _refuse_offloaded(model, source), routed(model, _check_rule):
             logits = model(ids, use_cache=False).logits
     except RoutingError as error:
         raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
@@ -42,7 +42,7 @@ def prove_seam(model: Any, device: torch.device, source: str) -> None:
         )
 
 
-def _as_the_rule_says(router: Router, routing: Routing) -> None:
+def _check_rule(router: Router, routing: Routing) -> None:
     weights_TK = router.weights(routing.logits_TE, routing.index_TK)
     if not torch.allclose(weights_TK.float(), routing.weights_TK.float(), rtol=1e-2, atol=1e-4):
         raise RoutingError(
@@ -51,10 +51,11 @@ def _as_the_rule_says(router: Router, routing: Routing) -> None:
 
 
 @contextmanager
-def _reads_what_is_in_memory(model: nn.Module, source: str) -> Iterator[None]:
-    """Offloaded parameters come to memory when their own module is called: a router that reads them itself is refused.
+def _refuse_offloaded(model: nn.Module, source: str) -> Iterator[None]:
+    """Raise ModelError for a router that reads offloaded parameters itself.
 
-    torch may multiply with such a parameter, a meta tensor, without an error, and give what lies in memory.
+    Such parameters come to memory when their own module is called. Before that they are meta tensors, with which torch
+    may multiply without an error, giving arbitrary numbers.
     """
     handles = [handle for router in find_routers(model) for handle in _watch_parts(router.module, source)]
     try:

@@ -1,7 +1,7 @@
-"""Quantized checkpoints: which run, which are refused before their weights are fetched, and how they are loaded.
+"""Quantized checkpoints: which ones run, and how they are loaded. The others are refused before weights are fetched.
 
-`quantization_config` in a model's configuration names the method. Whatever is loaded is proven by `probe.py`: a fused
-kernel that goes by the router is refused, never run in silence.
+`quantization_config` in a model's configuration names the method. `probe.py` tests every loaded model and refuses a
+fused kernel that bypasses the router.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINEAR_ONLY = frozenset(
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """What the checkpoint says about its quantization; None for a plain one."""
+    """The checkpoint's `quantization_config` as a mapping; None without quantization."""
     stored = getattr(config, "quantization_config", None) or getattr(
         config.get_text_config(), "quantization_config", None
     )
@@ -43,7 +43,7 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
-    """Raises ModelError, with the remedy, where this checkpoint cannot be loaded on this machine."""
+    """Raise ModelError, with a remedy, for a checkpoint that cannot be loaded on this machine."""
     stored = quantization_of(config)
     if stored is None:
         return
@@ -71,15 +71,15 @@ REMEDY = (
 
 
 def runs_quantized(config: PreTrainedConfig) -> bool:
-    """Whether weights stay quantized in memory; to be asked after `check_quantization`."""
+    """Whether weights stay quantized in memory. Call `check_quantization` first."""
     stored = quantization_of(config)
     return stored is not None and not getattr(_quantizer(stored).quantization_config, "dequantize", False)
 
 
 def _quantizer(stored: dict[str, Any]) -> Any:
-    """transformers' quantizer, which dequantizes where this machine needs that; None for a method unknown to it.
+    """transformers' quantizer, which dequantizes if this machine requires it; None for an unknown method.
 
-    Raises what it raises where the checkpoint cannot be loaded here.
+    Raises transformers' own errors for a checkpoint that cannot be loaded here.
     """
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -91,14 +91,14 @@ def _quantizer(stored: dict[str, Any]) -> Any:
 
 
 def loading_options(config: PreTrainedConfig) -> dict[str, Any]:
-    """What `from_pretrained` has to be told for this checkpoint."""
+    """The options of `from_pretrained` for a quantized checkpoint."""
     stored = quantization_of(config)
     quantization = _loading(stored) if stored else None
     return {"quantization_config": quantization} if quantization else {}
 
 
 def _loading(stored: dict[str, Any]) -> Any:
-    """MXFP4 is dequantized: its fused experts compute the router's logits themselves, behind every hook's back."""
+    """The configuration that dequantizes MXFP4, whose fused experts would bypass the hooks on the router."""
     if _method(stored) != "mxfp4":
         return None
     from transformers import Mxfp4Config

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, or a repository of the hub, whose files become a folder of the cache."""
+"""The source of a model: a folder, or a repository of the hub, whose files are a folder in the cache."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ __all__ = [
 ]
 
 TINY = Path(__file__).parent / "tiny"
-"""The model that comes with the package."""
+"""The embedded model."""
 
 
 def model_source(model: ModelConfig) -> str:
-    """Where the model is: a hub id or a folder."""
+    """The model's hub id or folder."""
     return str(Path(model.path).expanduser()) if model.path else str(TINY)
 
 
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """The model's configuration, with `experts_per_token` applied.
 
-    Raises ModelError where there is none, or where it is not that of a causal language model.
+    Raises ModelError if there is none, or if it is not that of a causal language model.
     """
     transformers_logging.set_verbosity_error()
     folder = model_folder(model, offline=offline)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except StrictDataclassError as error:  # neither of the others, and its own first line says nothing
+    except StrictDataclassError as error:  # its first line has no reason
         raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(explain(error, model_source(model), "model", offline)) from error
@@ -63,7 +63,7 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
 
 
 def _check_language_model(config: PreTrainedConfig, source: str) -> None:
-    """Raise ModelError for what AutoModelForCausalLM does not load: its registry tells, no modeling code is needed."""
+    """Raise ModelError for a model that AutoModelForCausalLM does not load. Imports no modeling code."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -81,7 +81,7 @@ def _check_language_model(config: PreTrainedConfig, source: str) -> None:
 
 
 def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
-    """The hub's repository at the commit that `model.revision` stands for; None for a folder.
+    """The hub's repository at the commit of `model.revision`; None for a folder.
 
     Raises ModelError, and ConfigError for a revision of a folder.
     """
@@ -97,15 +97,15 @@ def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
 
 
 def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
-    """The commit that `model.revision` stands for on the hub; None for a folder. Raises ModelError."""
+    """The commit of `model.revision` on the hub; None for a folder. Raises ModelError."""
     repository = model_repository(model, offline=offline)
     return None if repository is None else repository.commit
 
 
 def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) -> Path:
-    """The folder to load from; of a hub model, what is missing in it is fetched, the weights only where wanted.
+    """The folder to load from. Missing files of a hub model are fetched, weights only with `weights`.
 
-    Raises ModelError with what to do where it cannot be had.
+    Raises ModelError, with what to do, if files are not available.
     """
     source = model_source(model)
     repository = model_repository(model, offline=offline)
@@ -134,7 +134,7 @@ def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
 
 
 def small_files(repository: Repository) -> list[str]:
-    """Configurations and tokenizer files; offline those that the cache has."""
+    """The names of configuration and tokenizer files; none offline."""
     if repository.files is None:
         return []
     return [
@@ -146,7 +146,7 @@ def small_files(repository: Repository) -> list[str]:
 
 
 def _is_folder(source: str) -> bool:
-    """Whether a source is a local folder; raises ModelError where it looks like one and there is none."""
+    """Whether a source is a local folder. Raises ModelError for a path without a folder."""
     path = Path(source)
     looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
     if looks_local and not path.is_dir():

@@ -1,4 +1,4 @@
-"""Tokenizers alone: for building prompts and counting tokens without weights."""
+"""Tokenizers, loaded without weights to build prompts and count tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLAIN_TEMPLATE = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""For tokenizers without a chat template, as base models have them; fine-tuning saves it with the model."""
+"""For tokenizers of base models, which have no chat template. Fine-tuning saves it with the model."""
 
 
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
-    """The tokenizer alone. Raises ModelError where there is none.
+    """The tokenizer of a model. Raises ModelError if there is none.
 
-    Raises ConfigError where `model.add_bos_token` asks for a token that it does not have.
+    Raises ConfigError for `model.add_bos_token` with a tokenizer without that token.
     """
     source = model.tokenizer or model_source(model)
     folder = tokenizer_folder(model, offline=offline)
@@ -33,20 +33,20 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(_no_tokenizer(source, reason)) from error
     if not tokenizer.encode("a", add_special_tokens=False):
-        # transformers makes an empty one where a folder has no tokenizer files
+        # transformers returns an empty tokenizer for a folder without tokenizer files
         raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
     if model.add_bos_token and tokenizer.bos_token_id is None:
         raise ConfigError(
             f"model.add_bos_token=true: the tokenizer of {source} has no token for the beginning. Leave it out."
         )
     if model.add_bos_token and tokenizer.bos_token_id not in tokenizer.encode("a"):
-        # transformers 5 passes over add_bos_token in tokenizer_config.json where there is a tokenizer.json
+        # transformers 5 ignores add_bos_token in tokenizer_config.json beside a tokenizer.json
         tokenizer.add_bos_token = True
     return tokenizer
 
 
 def with_template(tokenizer: Any) -> bool:
-    """Give a tokenizer without a chat template the plain one; whether that was so."""
+    """Set the plain chat template on a tokenizer without one. Returns whether it was set."""
     if tokenizer.chat_template:
         return False
     if tokenizer.eos_token is None:
@@ -56,7 +56,7 @@ def with_template(tokenizer: Any) -> bool:
 
 
 def prompt_tokenizer(config: Config) -> Any:
-    """The tokenizer that frames prompts; without a chat template it gets the plain one where the task wants one."""
+    """The tokenizer for prompts, with the plain chat template if it has none and the task needs one."""
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     if config.task.chat_template and config.apply_chat_template is True:
         with_template(tokenizer)
@@ -64,7 +64,7 @@ def prompt_tokenizer(config: Config) -> Any:
 
 
 def template_block(config: Config) -> dict[str, Any]:
-    """{"chat_template": {"sha256", "plain"}}: which template frames the prompts; nothing where none does."""
+    """{"chat_template": {"sha256", "plain"}} of the template around prompts; empty without one."""
     if not config.apply_chat_template:
         return {}
     template = prompt_tokenizer(config).chat_template

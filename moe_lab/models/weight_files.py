@@ -1,4 +1,4 @@
-"""Which files transformers loads weights from: a single one, or an index and the shards that it names."""
+"""The files that transformers loads weights from: one file, or an index and its shards."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""In which files transformers looks for weights; it takes the first that is there."""
+"""Files with weights in the order of transformers, which takes the first that exists."""
 
 
 def weight_files(repository: Repository) -> list[str]:
-    """The files that transformers loads weights from: a single one, or an index and its shards.
+    """The weight files of a repository: one file, or an index and its shards.
 
-    Raises ModelError where there are none.
+    Raises ModelError if there are none.
     """
     from moe_lab.models.hub.download import fetch
 
     first = next((name for name in WEIGHTS if repository.holds(name)), None)
     if first is None:
         if repository.files is None:
-            return list(WEIGHTS[:1])  # which of them the hub has is not known here
+            return list(WEIGHTS[:1])  # offline: the hub may have another one
         raise ModelError(f"The repository {repository.id} holds no weights that transformers loads.")
     if not first.endswith(".index.json"):
         return [first]
@@ -38,16 +38,16 @@ def weight_files(repository: Repository) -> list[str]:
 
 
 def known_weights(folder: Path) -> list[str]:
-    """The same of a folder, as far as it is there: shards are named that may be absent, nothing without an index.
+    """The weight files of a folder, including missing shards that its index names; none without weights or an index.
 
-    Raises ModelError where the index is damaged.
+    Raises ModelError if the index is damaged.
     """
     first = next((name for name in WEIGHTS if (folder / name).exists()), None)
     return [] if first is None else _with_shards(folder, first)
 
 
 def _with_shards(folder: Path, first: str) -> list[str]:
-    """An index and the files that it names. Raises ModelError where it is damaged."""
+    """An index and the files that it names. Raises ModelError if it is damaged."""
     if not first.endswith(".index.json"):
         return [first]
     index = index_of(folder / first)

@@ -1,4 +1,4 @@
-"""Writing so that a file is absent or complete."""
+"""Atomic writes: a file is absent or complete."""
 
 from __future__ import annotations
 
@@ -18,32 +18,40 @@ from safetensors import SafetensorError
 from moe_lab.errors import ResultsError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-REFUSED = ("I/O error", "inline_container", "PytorchStreamWriter", "iostream error")
-"""How safetensors and torch.save say that the system did not write, in errors of their own."""
+REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "iostream error")
+"""Parts of the messages of safetensors, tokenizers and torch.save for a failed write of the system."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write (full disk, no permission) into a ResultsError that names the place."""
+    """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-        elif any(sign in str(error) for sign in REFUSED):
-            number = re.search(r"os error (\d+)", str(error))
-            reason = os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
-        else:
+    except Exception as error:
+        reason = _refusal(error)
+        if reason is None:
             raise
         raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
 
 
+def _refusal(error: Exception) -> str | None:
+    """Why the system did not write; None for any other error."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # tokenizers raises Exception itself
+    ours = isinstance(error, RuntimeError | SafetensorError) or type(error) is Exception
+    if not ours or not any(sign in str(error) for sign in REFUSED):
+        return None
+    number = re.search(r"os error (\d+)", str(error))
+    return os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace what `path` holds at once: temporary file beside it, fsync, rename. Raises ResultsError."""
+    """Replace a file atomically: write a temporary file beside it, fsync, rename. Raises ResultsError."""
     with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            # half a surrogate pair, which data may hold, becomes its JSON escape
+            # a lone surrogate, which data may contain, becomes its JSON escape
             encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
             with os.fdopen(handle, "wb") as file:
                 file.write(encoded)
@@ -64,9 +72,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Values that JSON can hold: no NaN, no numpy scalars, no sets.
+    """The value as plain JSON: NaN becomes null, numpy scalars numbers, sets and tuples lists.
 
-    A function is its name, anything else its string, without addresses: equal runs give equal texts.
+    A function becomes its name, any other object its string without memory addresses: equal runs give equal text.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()

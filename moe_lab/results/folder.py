@@ -1,4 +1,4 @@
-"""A run's folder: who works on it, how it ended, and its finished result."""
+"""A run's folder: its lock, its status and its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
 
 LEAST_FREE_BYTES = 64 * 2**20
 BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
-"""Mappings that the block `moe_lab` of every results.json has."""
+"""The mappings in the `moe_lab` block of every results.json."""
 
 
 class RunFolder:
@@ -33,7 +33,7 @@ class RunFolder:
         self.run_id = run_id
 
     def stored(self, commit: str | None = None) -> dict[str, Any] | None:
-        """The finished result: complete, of this identity and, for a hub model, of this commit; else None."""
+        """The content of results.json if it is complete, of this id and, for a hub model, of this commit; else None."""
         results = parsed_once(self.path / "results.json") or {}
         block = results.get("moe_lab")
         if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
@@ -48,9 +48,10 @@ class RunFolder:
 
     @contextmanager
     def held(self, *, wait: bool = False) -> Iterator[None]:
-        """Hold the run: one process at a time, its end or death sets it free. What is left of a kill is cleared.
+        """Lock the folder for this process and clean up after a kill. The end of the process releases the lock.
 
-        Raises RunHeldError naming the holder, unless `wait`; ConfigError where the folder cannot be made.
+        With `wait`, waits for another process that holds it. Raises RunHeldError naming that process otherwise, and
+        ConfigError if the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,7 @@ class RunFolder:
 
     @contextmanager
     def status(self) -> Iterator[None]:
-        """Keep status.json: started, then success, error or interrupted."""
+        """Write status.json: started, then success, error or interrupted."""
         started = _now()
         self._write_status("started", started, None)
         try:
@@ -108,7 +109,7 @@ class RunFolder:
         except Exception:
             if status in ("started", "success"):
                 raise
-            # the error that brought us here is the one to tell
+            # the error that ended the block is the one to report
 
     def _holder(self) -> str:
         status = whole_mapping(self.path / "status.json") or {}
@@ -118,7 +119,7 @@ class RunFolder:
 
 
 def version_marks(block: dict[str, Any]) -> list[str]:
-    """ "made with lm_eval 0.4.12, now 0.4.13" for each decisive package whose version is another now."""
+    """A mark for each decisive package with another version now: "made with lm_eval 0.4.12, now 0.4.13"."""
     then, now = block.get("versions", {}), versions()
     return [
         f"made with {name} {then.get(name)}, now {now[name]}"
@@ -128,12 +129,12 @@ def version_marks(block: dict[str, Any]) -> list[str]:
 
 
 def older_intervals(block: dict[str, Any]) -> bool:
-    """Whether intervals were made by earlier methods, and can be made anew from the stored answers."""
+    """Whether the intervals were computed by an earlier version and can be computed again from the stored answers."""
     return block.get("statistics") != statistics.VERSION and not version_marks(block)
 
 
 def check_writable(output_dir: str) -> None:
-    """Raise ConfigError where results could not be written. Makes nothing."""
+    """Raise ConfigError if results cannot be written there. Makes no folder."""
     import shutil
 
     folder = Path(output_dir).absolute()

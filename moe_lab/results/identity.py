@@ -1,6 +1,6 @@
-"""Identities: the SHA-256 of all that determines numbers, and of nothing else.
+"""Run ids: the SHA-256 of all that determines a run's numbers, and of nothing else.
 
-Where a run took place, and how fast, is recorded, not hashed. The three sets below classify every field of `Config`.
+The device and the speed are recorded, not hashed. The three sets below classify every field of `Config`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ HASHED = frozenset(
         "system_instruction",
     }
 )
-"""Fields that enter as they are."""
+"""Fields that are hashed as they are."""
 RESOLVED = frozenset(
     {"model", "method", "task", "seed", "dtype", "limit", "samples", "sample_seed", "num_fewshot"}
     | {"gen_kwargs", "data_dir"}
 )
-"""Fields that enter as what they resolve to: content, document numbers, the task's settings, the dtype used."""
+"""Fields that are hashed as what they resolve to: content, document numbers, the task's settings, the dtype."""
 RUNTIME = frozenset(
     {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
     | {"metrics", "experiment", "scale", "overrides", "logger", "tuning"}
 )
-"""Fields that do not change numbers; a tuned run's temperatures are its method's."""
+"""Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 
 UNNAMED = ("custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag")
-"""Keys of an lm-eval task that say where files lie or how a task is called; the documents themselves are hashed."""
+"""Keys of an lm-eval task that are not hashed: paths and names. The documents themselves are."""
 
 
 def run_id(content: dict[str, Any]) -> str:
@@ -46,9 +46,9 @@ def run_id(content: dict[str, Any]) -> str:
 
 
 def task_settings(task: Any) -> dict[str, Any]:
-    """An lm-eval task's version and configuration: no paths, nothing that is unset.
+    """An lm-eval task's version and configuration, without paths and unset keys.
 
-    A function is its version (`moe_lab.tasks.versions`); one of lm-eval's, or of the user's own, is its source.
+    A function of this package is represented by its version (`moe_lab.tasks.versions`), any other by its source.
     """
     settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
     return {"version": str(task.VERSION), **_plain(settings)}

@@ -1,8 +1,8 @@
-"""The log of answered requests: one line each, appended and flushed as it is done; a restart replays it.
+"""The log of answered requests: one line each, appended and flushed at once. A restart replays it.
 
-The first line says whose answers these are; a log of another identity, model commit or library version is never
-served: it is renamed and a new one begins. A line carries what was spent since the line before, so that the sums are
-over all sessions, what was computed again after a kill included.
+The first line is the header, which identifies the run. A log with another identity, model commit or library version is
+renamed, and a new one begins. A line carries the cost since the line before, so that the sums are over all sessions,
+including answers that were computed again after a kill.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from moe_lab.results.stored import free_name
 
 HEADER = "header"
 PARTS = {HEADER: dict, "key": str, "cost": dict, "environment": dict, "opened": dict}
-"""What a line may have, beside the response."""
+"""The keys of a line, beside the response, and their types."""
 
 
 def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
-    """SHA-256 of what was asked."""
+    """SHA-256 of a request."""
     text = json.dumps([kind, list(args), repeat], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class ResponseLog:
-    """Answers by request key, kept in `path`. `header` says whose they are (see `run.py`)."""
+    """Answers by request key, stored in `path`. `header` identifies the run (`answers_header`)."""
 
     def __init__(self, path: Path, header: dict[str, Any]):
         self.path = path
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.environment: dict[str, str | None] = {}
-        """Where the latest answers were computed: device, experts and attention implementation."""
+        """Of the latest answers: device, experts and attention implementation."""
         self.session_info: dict[str, Any] = {}
         """`EngineLM.session_info` of the latest session that asked the model."""
         self.set_aside: Path | None = None
-        """Where a log that was found here, and is not this one, lies now."""
+        """The new path of a log with another header that was in the place of this one."""
         self._answers: dict[str, Any] = {}
         with writing(path):
             lines = _whole_lines(path) if path.exists() else []
-            ours = bool(lines) and lines[0].get(HEADER) == header
-            if lines and not ours:
+            is_own = bool(lines) and lines[0].get(HEADER) == header
+            if lines and not is_own:
                 self.set_aside = free_name(path)
                 path.rename(self.set_aside)
-            # unbuffered: what could not be written is not tried again when the file is closed
-            self._file = path.open("ab" if ours else "wb", buffering=0)
-            if not ours:
+            # unbuffered: closing the file does not repeat a failed write
+            self._file = path.open("ab" if is_own else "wb", buffering=0)
+            if not is_own:
                 self._write({HEADER: header})
-        for line in lines[1:] if ours else []:
-            self._take(line)
+        for line in lines[1:] if is_own else []:
+            self._add(line)
 
     def __contains__(self, key: str) -> bool:
         return key in self._answers
@@ -69,15 +69,15 @@ class ResponseLog:
         return len(self._answers)
 
     def answer(self, key: str, response: Any, cost: dict[str, float]) -> None:
-        """Keep one answer and what it cost. Raises ResultsError where it cannot be written."""
+        """Store one answer and its cost. Raises ResultsError if it cannot be written."""
         self._append({"key": key, "response": response, **({"cost": cost} if cost else {})})
 
     def spend(self, cost: dict[str, float], environment: dict[str, str | None] | None = None) -> None:
-        """Keep a cost that belongs to no single answer, such as loading, and where it arose."""
+        """Store a cost that belongs to no single answer, such as loading, and its environment."""
         self._append({"cost": cost, **({"environment": environment} if environment else {})})
 
     def keep_session_info(self, info: dict[str, Any]) -> None:
-        """Keep what a method knows once it is open."""
+        """Store `EngineLM.session_info`."""
         self._append({"opened": info})
 
     def close(self) -> None:
@@ -86,14 +86,14 @@ class ResponseLog:
     def _append(self, line: dict[str, Any]) -> None:
         with writing(self.path):
             self._write(line)
-        self._take(line)
+        self._add(line)
 
     def _write(self, line: dict[str, Any]) -> None:
         content = (json.dumps(line) + "\n").encode()
         if self._file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _add(self, line: dict[str, Any]) -> None:
         if "key" in line and "response" in line:
             self._answers[line["key"]] = _answer(line["response"])
         self.environment = line.get("environment", self.environment)
@@ -104,19 +104,19 @@ class ResponseLog:
 
 
 def logs_beside(folder: Path, name: str) -> list[Path]:
-    """The logs of this name of other runs of the same model, method and task."""
-    found = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{name}")
-    return sorted(path for path in found if path.parent != folder and path.is_file())
+    """The logs of this name in the folders of other runs with the same model, method and task."""
+    paths = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{name}")
+    return sorted(path for path in paths if path.parent != folder and path.is_file())
 
 
 def stored_answers(path: Path) -> dict[str, Any]:
-    """The answers of a log that another process may be writing, by key."""
+    """The answers of a log by key. Another process may be writing it."""
     lines = _readable(path.read_bytes())
     return {line["key"]: line["response"] for line in lines if "key" in line and "response" in line}
 
 
 def answers_in(path: Path, header: dict[str, Any]) -> int:
-    """How many answers a log has that `ResponseLog` would continue; 0 where there is none of this header."""
+    """The number of answers in a log with this header; 0 without one."""
     if not path.is_file():
         return 0
     lines = _readable(path.read_bytes())
@@ -126,7 +126,7 @@ def answers_in(path: Path, header: dict[str, Any]) -> int:
 
 
 def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
-    """Copy the answers of a run beside `folder` that asks the same, judged by others, where the folder has none."""
+    """Copy the answers of another run with the same requests and other judges, if `folder` has none."""
     path = folder / "responses.jsonl"
     if path.exists():
         return
@@ -139,12 +139,12 @@ def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
 
 
 def _answer(response: Any) -> Any:
-    """JSON has no tuples: lm-eval's (log-likelihood, is greedy) comes back as one."""
+    """The response with a list turned back into lm-eval's tuple (log-likelihood, is greedy)."""
     return tuple(response) if isinstance(response, list) else response
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The log's readable lines. A last line that was torn by a kill or a full disk is cut off the file."""
+    """The log's readable lines. An incomplete last line, after a kill or a full disk, is cut off the file."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -158,7 +158,7 @@ def _readable(content: bytes) -> list[dict[str, Any]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # a damaged line is a missing answer: it is asked again
+            continue  # a damaged line is a missing answer, which is computed again
         if isinstance(value, dict) and all(
             isinstance(value.get(key, kind()), kind) for key, kind in PARTS.items()
         ):

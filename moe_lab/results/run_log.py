@@ -1,4 +1,4 @@
-"""run.log: a handler of Python's logging that a full disk does not stop."""
+"""run.log: a logging handler that survives a full disk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moe_lab.results.atomic import writing
 
 
 class RunLog(logging.Handler):
-    """Appends every record to a file. Where that fails, one line on stderr says so, and no more is written.
+    """Appends every record to a file. After a failed write it prints one line on stderr and writes no more.
 
-    Raises ResultsError where the file cannot be opened.
+    Raises ResultsError if the file cannot be opened.
     """
 
     def __init__(self, path: Path):
@@ -20,7 +20,7 @@ class RunLog(logging.Handler):
         self.path = path
         self._failed = False
         with writing(path):
-            # unbuffered: what could not be written is not tried again when the file is closed
+            # unbuffered: closing the file does not repeat a failed write
             self._file = path.open("ab", buffering=0)
 
     def emit(self, record: logging.LogRecord) -> None:

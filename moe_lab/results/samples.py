@@ -1,4 +1,4 @@
-"""lm-eval's log of samples: one line per document and filter, written for the user and read back for comparisons."""
+"""lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = dict[str, dict[int, Any]]
 """{"metric,filter": {document: value}}"""
 
 PLACEHOLDER = "bypass"
-"""The metric that lm-eval reports, always as 999, where predict_only=true computes none."""
+"""lm-eval's metric with predict_only=true; its value is always 999."""
 
 
 def samples_file(folder: Path, task: str) -> Path:
@@ -24,7 +24,7 @@ def samples_file(folder: Path, task: str) -> Path:
 
 
 def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> None:
-    """Write `samples_<task>.jsonl` in the layout of lm-eval's own tracker, verdicts as JSON. Raises ResultsError."""
+    """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker, verdicts as JSON. Raises ResultsError."""
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
     for task, lines in samples.items():
@@ -47,9 +47,9 @@ def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> Non
 
 
 def read_samples(folder: Path, results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The logs of a finished run, checked against its results.json, which is `results`.
+    """The sample logs of a finished run, checked against `results`, the content of its results.json.
 
-    Raises DamagedError where one is gone, cannot be read, or lacks a document.
+    Raises DamagedError if one is missing, cannot be read, or lacks a document.
     """
     advice = f"Remove {folder / 'results.json'}; the run's command makes both again from the stored answers."
     samples = {}
@@ -58,20 +58,20 @@ def read_samples(folder: Path, results: dict[str, Any]) -> dict[str, list[dict[s
         lines = read_lines(file, advice)
         if lines is None:
             raise damaged(file, "it is gone", advice)
-        found: dict[str, set[int]] = {name: set() for name in _filters(results, task)}
+        logged: dict[str, set[int]] = {name: set() for name in _filters(results, task)}
         for line in lines:
             metrics = line.get("metrics")
             if not isinstance(metrics, list) or not line.keys() >= {"doc_id", "filter", *metrics}:
                 raise damaged(file, "a line lacks fields", advice)
-            found.setdefault(line["filter"], set()).add(line["doc_id"])
-        if not found or any(logged != set(documents) for logged in found.values()):
+            logged.setdefault(line["filter"], set()).add(line["doc_id"])
+        if not logged or any(numbers != set(documents) for numbers in logged.values()):
             raise damaged(file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice)
         samples[task] = lines
     return samples
 
 
 def check_samples(folder: Path, results: dict[str, Any]) -> None:
-    """Raise DamagedError where a log of a finished run is gone, or its lines are fewer than the documents."""
+    """Raise DamagedError if a sample log of a finished run is missing or has another number of lines."""
     for task, documents in results["moe_lab"]["samples"].items():
         file, expected = samples_file(folder, task), len(documents) * max(1, len(_filters(results, task)))
         try:
@@ -89,7 +89,7 @@ def _filters(results: dict[str, Any], task: str) -> set[str]:
 
 
 def metric_values(samples: list[dict[str, Any]]) -> Values:
-    """Each computed metric's value per document; lists, as JSON has them, are the tuples that lm-eval had."""
+    """The value of each metric per document. JSON's lists are turned back into lm-eval's tuples."""
     values: Values = {}
     for sample in samples:
         for metric in sample["metrics"]:
@@ -102,13 +102,13 @@ def metric_values(samples: list[dict[str, Any]]) -> Values:
 
 
 def reported(scores: dict[str, Any]) -> list[str]:
-    """The `metric,filter` keys of a task's scores: no standard errors, no counts, no placeholder."""
+    """The `metric,filter` keys of a task's scores, without standard errors, counts and the placeholder."""
     keys = [key for key in scores if "," in key and "_stderr," not in key]
     return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
 
 
 def aggregation(task: Any, metric: str) -> Aggregate | None:
-    """How lm-eval turns a metric's values into the score; None for the mean."""
+    """lm-eval's function from a metric's values to the score; None for the mean."""
     from lm_eval.api.metrics import mean
 
     function = task.aggregation().get(metric.partition(",")[0], mean)

@@ -6,7 +6,7 @@
 | mean over seeds of such scores | the same two, with the moments of the documents' means |
 | any other | expanded percentile bootstrap over documents (Hesterberg, 2015), seeded |
 
-`aggregate` is lm-eval's own: it turns the documents' values into the score; None is the mean.
+`aggregate` is lm-eval's function from the documents' values to the score; None is the mean.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 VERSION = 2
-"""Of the methods here. Intervals that another version made are computed anew from the stored answers."""
+"""Version of the methods here. Intervals of another version are computed again from the stored answers."""
 LEVEL = 0.95
 RESAMPLES = 2000
 SLOW_RESAMPLES = 500
-"""Resamples where `aggregate` is not the mean and runs once per resample."""
+"""Resamples for an `aggregate` that is not the mean, which runs once per resample."""
 FEW_VALUES = 50
 SEED = 1234
 
@@ -53,17 +53,16 @@ def bootstrap_interval(values: Any) -> Interval:
 def paired(
     values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate | None = None
 ) -> dict[str, Any]:
-    """The difference `values` minus `baseline`, document by document.
+    """The difference `values` minus `baseline` over the same documents, in the same order.
 
-    Returns {"n", "difference", "ci95", "p_mcnemar", "to_right", "to_wrong"}: p is McNemar's exact one, and the last two
-    count documents that changed, for 0/1 scores, and are null for others. The two sequences list the same documents in
-    the same order.
+    Returns {"n", "difference", "ci95", "p_mcnemar", "to_right", "to_wrong"}. For 0/1 scores `p_mcnemar` is the exact p
+    of McNemar's test and the last two count the documents that changed; for other scores they are null.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
     mean = aggregate or _mean
     ci = interval_of_difference([values], [baseline], aggregate)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "n": len(values),
         "difference": float(mean(list(values))) - float(mean(list(baseline))),
         "ci95": list(ci) if ci else None,
@@ -76,8 +75,8 @@ def paired(
             sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
             for pair in ((values, baseline), (baseline, values))
         )
-        found |= {"p_mcnemar": mcnemar(right, wrong), "to_right": right, "to_wrong": wrong}
-    return found
+        result |= {"p_mcnemar": mcnemar(right, wrong), "to_right": right, "to_wrong": wrong}
+    return result
 
 
 def interval_of_difference(
@@ -127,9 +126,9 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
 
 
 def _wilson_of_means(means_N: np.ndarray) -> Interval:
-    """Wilson's interval, with as many documents as 0/1 scores of this mean and variance would take.
+    """Wilson's interval for means over seeds.
 
-    Where every mean is 0 or 1 these are all documents.
+    Its number of documents is that of 0/1 scores of the same mean and variance: all documents if every mean is 0 or 1.
     """
     n, mean, variance = len(means_N), float(means_N.mean()), float(means_N.var())
     effective = n * mean * (1 - mean) / variance if variance else n
@@ -137,9 +136,9 @@ def _wilson_of_means(means_N: np.ndarray) -> Interval:
 
 
 def _tango_of_means(differences_N: np.ndarray) -> Interval:
-    """Tango's interval for documents that change by `step` or not at all, `step` being such that moments agree.
+    """Tango's interval for documents that change by `step` or not at all; the moments determine `step`.
 
-    Differences of -1, 0 and 1 have a step of 1. Where nothing changed, a step of 1 is the widest.
+    Differences of -1, 0 and 1 have a step of 1. If nothing changed, the step is 1, which gives the widest interval.
     """
     n, size = len(differences_N), float(np.abs(differences_N).mean())
     step = float((differences_N**2).mean()) / size if size else 1.0
@@ -149,11 +148,11 @@ def _tango_of_means(differences_N: np.ndarray) -> Interval:
 
 
 def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Interval]) -> Interval:
-    """95% interval of the mean of independent tasks' scores, each counting alike, from each one's own interval.
+    """95% interval of the unweighted mean of independent tasks' scores, from the interval of each.
 
-    The method of variance estimates recovery (Zou and Donner, 2008): squared distances from a score to its limits add
-    up, so that the mean's interval is as skewed as theirs. Where a score lies outside of its interval, which corrects a
-    bias, the interval's middle takes its place. The tasks are fixed, their documents are drawn.
+    The method of variance estimates recovery (Zou and Donner, 2008): the squared distances from a score to its limits
+    add up, which keeps the skew. For a score outside of its interval, which corrects a bias, the interval's middle is
+    used. The tasks are fixed; their documents are a sample.
     """
     limits = np.asarray(intervals, dtype=float)
     inside = (limits[:, 0] <= values) & (values <= limits[:, 1])
@@ -163,7 +162,7 @@ def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Inter
 
 
 def mcnemar(to_right: int, to_wrong: int) -> float:
-    """Exact two-sided p of McNemar's test: the chance of so uneven a split of the documents that changed."""
+    """Exact two-sided p of McNemar's test on the documents that changed; 1 if none did."""
     from scipy.stats import binomtest
 
     changed = to_right + to_wrong
@@ -171,7 +170,7 @@ def mcnemar(to_right: int, to_wrong: int) -> float:
 
 
 def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (n - 1) and 95% t interval of one score over seeds; none where all seeds agree."""
+    """Mean, standard deviation (n - 1) and 95% t interval of a score over seeds; no interval if all are equal."""
     from scipy.stats import t
 
     count, mean = len(scores), float(np.mean(scores))
@@ -204,7 +203,7 @@ def _resampled_means(values: Any) -> np.ndarray:
 
 
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
-    """Scores of resampled documents, the same ones in every sample: float64 [samples, SLOW_RESAMPLES]."""
+    """Scores of resampled documents, float64 [samples, SLOW_RESAMPLES]. All samples share the drawn documents."""
     count = len(samples[0])
     draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
     return np.array([[float(aggregate([values[i] for i in draw])) for draw in draws] for values in samples])
@@ -213,8 +212,8 @@ def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.nda
 def _percentiles(scores: np.ndarray, n: int) -> Interval:
     """The 95% expanded percentile interval (Hesterberg, 2015) of resampled scores of n documents.
 
-    Percentiles of resamples are too narrow for few documents, as a normal interval with the variance's n in the place
-    of n - 1 is; the level is raised to that at which a normal interval is as wide as Student's.
+    Plain percentiles are too narrow for few documents. The level is raised so that a normal interval with n instead of
+    n - 1 would be as wide as Student's.
     """
     from scipy.stats import norm, t
 

@@ -1,7 +1,7 @@
-"""Reading what is stored: a file is absent, whole or damaged, and a damaged one is named.
+"""Reads stored files. A file is absent, whole or damaged; the error for a damaged file names it.
 
-A damaged file that can be made again counts as absent (`whole_mapping`), and is set aside by who makes it again: `tidy`
-does so once a folder is held. Any other one ends the run with one message.
+A damaged file that can be written again counts as absent (`whole_mapping`) and is renamed before it is written again,
+by `tidy` once the folder is held. Any other damaged file ends the run with an error.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 class DamagedError(ResultsError):
-    """A stored file cannot be read, or does not hold what such a file holds. `told` is the message less the advice."""
+    """A stored file cannot be read or has unexpected content. `problem` is the message without the advice."""
 
     exit_code = 2
-    told: str
+    problem: str
 
 
 def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
-    """The error for a file: its path, the reason in one line, and what to do."""
+    """The error for a damaged file: its path, the reason in one line, and what to do."""
     if isinstance(reason, OSError):
         reason = reason.strerror or reason
     if isinstance(reason, RecursionError):
         reason = "nested too deeply"
-    said = " ".join(str(reason).split())[:SHOWN]
-    error = DamagedError(f"{path} is damaged: {said}. {advice}")
-    error.told = f"{path} is damaged: {said}"
+    problem = f"{path} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
+    error = DamagedError(f"{problem}. {advice}")
+    error.problem = problem
     return error
 
 
 def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:
-    """The mapping in a JSON or YAML file; None where there is no such file.
+    """The mapping in a JSON or YAML file; None if there is no such file.
 
-    Raises DamagedError for a folder, for what does not parse and for what is no mapping. `advice` says what to do then.
+    Raises DamagedError, with `advice` on what to do, for a folder, a file that does not parse, and any other content.
     """
     parse: Callable[[str], Any] = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
@@ -64,19 +64,19 @@ def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:
 
 
 def whole_mapping(path: Path) -> dict[str, Any] | None:
-    """As `read_mapping`; None also where the file is damaged, for one that is made again: a line on stderr says so."""
+    """As `read_mapping`, but None with a line on stderr for a damaged file: for files that can be written again."""
     try:
         return read_mapping(path)
     except DamagedError as error:
-        tell_once(f"{error.told}. It is not used.")
+        warn_once(f"{error.problem}. It is not used.")
         return None
 
 
 def parsed_once(path: Path) -> dict[str, Any] | None:
-    """As `whole_mapping`, without parsing the same file again: for files that are only replaced (`write_atomically`).
+    """As `whole_mapping`, but an unchanged file is parsed once: for files that `write_atomically` replaces.
 
-    It is the same file if inode, size and time of change are the same: the inode of a file is another one than that
-    of the file that it replaces. Callers share the mapping and do not change it.
+    A file is unchanged if its inode, size and time of change are; a replaced file has another inode. Callers share the
+    mapping and do not change it.
     """
     try:
         found = path.stat()
@@ -91,7 +91,7 @@ def _parsed(path: Path, *file: int) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:
-    """The mappings in a JSON Lines file; None where there is no such file. Raises DamagedError as `read_mapping`."""
+    """The mappings in a JSON Lines file; None if there is no such file. Raises DamagedError as `read_mapping`."""
     try:
         with path.open(encoding="utf-8") as file:  # not splitlines: answers may hold U+2028 and the like
             lines = [json.loads(line) for line in file]
@@ -105,29 +105,29 @@ def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:
 
 
 @cache
-def tell_once(line: str) -> None:
-    """Print a line on stderr, the same one once."""
+def warn_once(line: str) -> None:
+    """Print a line on stderr, at most once."""
     print(line, file=sys.stderr)
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename a file or folder that is made again, and say so on stderr. Returns the new path."""
-    kept = free_name(path)
-    path.rename(kept)
-    print(f"{why}. {path.name} is kept as {kept.name} and made again.", file=sys.stderr)
-    return kept
+    """Rename a file or folder that will be made again, with a line on stderr. Returns the new path."""
+    renamed = free_name(path)
+    path.rename(renamed)
+    print(f"{why}. {path.name} is kept as {renamed.name} and made again.", file=sys.stderr)
+    return renamed
 
 
 def free_name(path: Path) -> Path:
-    """`responses.1.old.jsonl` and so on, beside `path`."""
+    """The first free name of `responses.1.old.jsonl`, `responses.2.old.jsonl` and so on, beside `path`."""
     names = (path.with_name(f"{path.stem}.{number}.old{path.suffix}") for number in count(1))
     return next(name for name in names if not name.exists())
 
 
 def tidy(folder: Path) -> None:
-    """Clear a folder, which is held, of what a kill or damage left in it.
+    """Clean up a held folder after a kill or damage.
 
-    Temporary files are removed. Damaged JSON files, and folders in the place of files, are set aside: all of them are
+    Temporary files are removed. Damaged JSON files, and folders in the place of files, are renamed; all of them will be
     made again.
     """
     for path in folder.rglob(".*"):
@@ -142,4 +142,4 @@ def tidy(folder: Path) -> None:
             try:
                 read_mapping(path)
             except DamagedError as error:
-                set_aside(path, error.told)
+                set_aside(path, error.problem)

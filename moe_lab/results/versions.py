@@ -1,4 +1,4 @@
-"""Versions that a result is made with."""
+"""Versions of the packages that produce a result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from moe_lab import __version__
 SCHEMA_VERSION = 1
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 DECISIVE = ("moe_lab", "lm_eval", "transformers")
-"""Packages whose version may change numbers: a result made by others is shown with a mark."""
+"""Packages whose version may change numbers. A result of another version is shown with a mark."""
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of this package, Python and the libraries that numbers depend on; none of them is imported."""
+    """Versions of this package, Python and the libraries that numbers depend on. Imports none of them."""
     return {
         "moe_lab": __version__,
         "python": platform.python_version(),

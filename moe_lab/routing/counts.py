@@ -1,4 +1,4 @@
-"""How many MoE layers a model has, told from its configuration alone."""
+"""Numbers of MoE layers, from a model's configuration."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ def every_layer(config: Any) -> int:
 
 
 def sparse_step(config: Any) -> int:
-    """Every `decoder_sparse_step`-th layer, except those named dense."""
+    """Every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     layers = range(config.num_hidden_layers)
     return sum(config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in layers)
 
 
 def listed(config: Any) -> int:
-    """As `mlp_layer_types` says."""
+    """Layers marked "sparse" in `mlp_layer_types`."""
     return list(config.mlp_layer_types).count("sparse")
 
 
 def after(attribute: str) -> CountLayers:
-    """All layers but the first ones, whose number this attribute holds."""
+    """All layers but the first ones, whose number is this attribute."""
     return lambda config: max(0, config.num_hidden_layers - getattr(config, attribute))
 
 
 def moe_blocks(config: Any) -> int:
-    """As `layers_block_type` says, for models whose mixers and MoE blocks are layers of their own."""
+    """Layers marked "moe" in `layers_block_type`, for models whose mixers and MoE blocks are separate layers."""
     return list(config.layers_block_type).count("moe")
 
 
 def granite_hybrid(config: Any) -> int:
-    """Every layer, or none: the family has dense models as well."""
+    """Every layer, or none for a dense model of the family."""
     return config.num_hidden_layers if config.num_local_experts > 0 else 0
 
 
 def gemma(config: Any) -> int:
-    """Every layer, or none: the family has dense models as well."""
+    """Every layer, or none for a dense model of the family."""
     return config.num_hidden_layers if config.enable_moe_block else 0
 
 
@@ -52,17 +52,17 @@ def jamba(config: Any) -> int:
 
 
 def llama(config: Any) -> int:
-    """As `moe_layers` names them."""
+    """Layers listed in `moe_layers`."""
     return len(config.moe_layers)
 
 
 def deepseek(config: Any) -> int:
-    """As the configuration of the native DeepSeek-MoE says of each layer."""
+    """Layers for which `is_moe_layer` of the native DeepSeek-MoE configuration is true."""
     return sum(config.is_moe_layer(layer) for layer in range(config.num_hidden_layers))
 
 
 def longcat(config: Any) -> int:
-    """A decoder layer has one MoE block, and counts as two layers."""
+    """One MoE block per decoder layer, which counts as two layers."""
     return config.num_layers
 
 
@@ -76,5 +76,5 @@ def ernie(config: Any) -> int:
 
 
 def dbrx(config: Any) -> int:
-    """All decoder layers, under DBRX's own name."""
+    """All decoder layers; DBRX has its own name for their number."""
     return config.n_layers

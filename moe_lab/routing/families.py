@@ -1,8 +1,7 @@
-"""The table of families: which modules are routers, and what they do with logits.
+"""The table of model families: their router classes, and the rules from logits to experts and weights.
 
-A row of `FAMILIES` is all that a new family of transformers needs, as long as its router returns
-`(logits, weights, indices)`; others have a seam of a few lines in `seams.py`. Routers are recognised by class, never by
-a name such as "gate".
+A new family of transformers needs a row of `FAMILIES`. A router that returns something else than `(logits, weights,
+indices)` needs a seam in `seams.py` too. Routers are recognised by class, never by a name such as "gate".
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ class Family:
     """A family of Mixture-of-Experts models."""
 
     name: str
-    """As users know it."""
+    """Name for users."""
     model_type: str
-    """As its configuration (of its text model) says it."""
+    """`model_type` of its (text) configuration."""
     router: str
-    """Class of its router."""
+    """Class name of its router."""
     rule: Rule
     moe_layers: CountLayers = counts.every_layer
     experts: str = "num_experts"
-    """Attribute of the configuration: experts to choose from in a layer."""
+    """Attribute of the configuration: routed experts per layer."""
     top_k: str = "num_experts_per_tok"
     """Attribute of the configuration: experts per token."""
     bias: str | None = None
-    """Attribute, of the router or its MoE block: what is added to the scores that experts are chosen by."""
+    """Attribute of the router or its MoE block: the bias added to the scores by which experts are chosen."""
     fixed_top_k: bool = False
-    """Whether it cannot have another number of experts per token (LongCat's tokens differ in it already)."""
+    """Whether the number of experts per token cannot be changed (in LongCat it differs between tokens)."""
     seam: Seam = seams.triple
     module: str | None = None
-    """transformers' name of the family, where it is not `model_type`; or a module's full name."""
+    """transformers' module name of the family, if it is not `model_type`; or the full name of a module."""
     block: str | None = None
-    """Class of the MoE block, where routers of this class serve other things too."""
+    """Class name of the MoE block, if routers of this class also have other uses."""
 
     @property
     def router_class(self) -> str:
@@ -54,19 +53,19 @@ class Family:
 
     @property
     def chooses_by_logits(self) -> bool:
-        """Whether its routers choose experts by the logits that weights are made of, and by nothing else."""
+        """Whether its routers choose experts by the same logits that weights are computed from."""
         return self.rule.noise == rules.LOGITS and self.bias is None
 
     def num_experts(self, config: Any) -> int:
-        """Routed experts per MoE layer of this (text) configuration; the most, where layers differ."""
+        """Routed experts per MoE layer of this (text) configuration; the maximum, if layers differ."""
         return _most(attrgetter(self.experts)(config))
 
     def experts_per_token(self, config: Any) -> int:
-        """K of this (text) configuration; the most, where layers differ."""
+        """Experts per token of this (text) configuration; the maximum, if layers differ."""
         return _most(attrgetter(self.top_k)(config))
 
     def most_experts_per_token(self, config: Any) -> int:
-        """How many experts a token can have: those of all groups that are open at a time, where there are groups."""
+        """Maximum of experts per token: all experts, or those of the groups that are chosen together."""
         experts = self.num_experts(config)
         groups = getattr(config, "n_group", None)
         return experts // groups * config.topk_group if groups else experts
@@ -183,7 +182,7 @@ UNSUPPORTED = {
     "inkling_text": "its router weighs shared experts and chosen ones together, so the chosen cannot be changed alone",
     "zaya": "each of its routers reads the state of the one before it, and one choice skips the experts",
 }
-"""Models of transformers with experts that no policy can reach, by `model_type`, and why."""
+"""Models of transformers whose experts no policy can change, by `model_type`, with the reason."""
 
 _BY_CLASS = {family.router_class: family for family in FAMILIES}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
@@ -195,7 +194,7 @@ def supported() -> list[str]:
 
 
 def family_of(module: nn.Module) -> Family | None:
-    """The family whose router this module is, or None for any other module."""
+    """The family of a router module; None for any other module."""
     for cls in type(module).__mro__:
         if family := _BY_CLASS.get(f"{cls.__module__}.{cls.__qualname__}"):
             return family
@@ -203,5 +202,5 @@ def family_of(module: nn.Module) -> Family | None:
 
 
 def family_of_type(model_type: str) -> Family | None:
-    """The family of a configuration's `model_type`, or None for any other model."""
+    """The family of a `model_type`; None for any other model."""
     return _BY_MODEL_TYPE.get(model_type)

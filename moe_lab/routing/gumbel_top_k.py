@@ -1,6 +1,6 @@
 """Gumbel-top-k routing (RoE, equation 1): the k experts with the largest `scores + temperature * noise`.
 
-The scores are what the family's routers choose by: their logits, or (DeepSeek-V3 and its like) sigmoids plus a bias.
+Scores are the router's logits, or its sigmoids plus a bias (DeepSeek-V3 and similar).
 
 T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
 """
@@ -19,10 +19,10 @@ from moe_lab.routing.noise import gumbel_for_tokens
 
 @dataclass(frozen=True)
 class NoisyTokens:
-    """Which tokens of the next forward pass are routed with noise, and the keys of their noise. All int64 [N]."""
+    """The tokens of the next forward pass that are routed with noise, and the keys of their noise. All int64 [N]."""
 
     index: Tensor
-    """Places among the T tokens of the pass."""
+    """Indices among the T tokens of the pass."""
     document: Tensor
     repeat: Tensor
     row: Tensor
@@ -30,12 +30,12 @@ class NoisyTokens:
 
 
 class GumbelTopK:
-    """A policy: tokens named by `expect` choose their experts with noise, all others are left alone.
+    """A policy: the tokens given to `expect` choose their experts with noise. Other tokens are not changed.
 
     Args:
-        temperatures: one per MoE layer; a layer with 0 is left alone.
+        temperatures: one per MoE layer; 0: no noise.
         seed: key of the noise.
-        perturbed_weights: combine weights from the noisy logits instead of the clean ones; for families that
+        perturbed_weights: compute combine weights from the noisy logits instead of the clean ones; for families with
             `chooses_by_logits`.
     """
 
@@ -50,14 +50,14 @@ class GumbelTopK:
         self._decided = 0
 
     def expect(self, tokens: NoisyTokens | None) -> None:
-        """Say which tokens of the next forward pass are noisy; None: none of them."""
+        """Set the noisy tokens of the next forward pass; None: no token."""
         self._tokens, self._noise_LNE = tokens, None
 
     @property
     def decisions(self) -> tuple[int, int]:
-        """(decisions whose set of experts differs from the clean one, all decisions) made with noise so far.
+        """(noisy decisions with another set of experts than the clean one, all noisy decisions) so far.
 
-        A decision is one token of one row in one layer with a temperature above 0.
+        A decision is one token of one sample in one layer with a temperature above 0.
         """
         return sum(int(count) for count in self._changed.values()), self._decided
 
@@ -65,7 +65,7 @@ class GumbelTopK:
         temperature = self.temperatures[router.layer]
         if self._tokens is None or temperature == 0:
             return None
-        device = routing.logits_TE.device  # layers may lie on several
+        device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]
         noise_NE = self._noise(router.layer, logits_NE.shape[-1]).to(device)
@@ -83,7 +83,7 @@ class GumbelTopK:
         )
 
     def _noise(self, layer: int, n_experts: int) -> Tensor:
-        """float32 [N, E]; drawn for all noisy layers at once when the first of them asks."""
+        """float32 [N, E]. The noise of all noisy layers is computed at once, for the first of them."""
         if self._noise_LNE is None:
             t = self._tokens
             assert t is not None

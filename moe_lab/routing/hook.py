@@ -1,9 +1,9 @@
-"""Policies on routers: installed by a context manager, gone without a trace when it ends.
+"""Routing policies, installed on routers by a context manager.
 
     with routed(model, policy):
         model(input_ids)
 
-T = tokens of a forward pass (sequences one after another), E = experts, K = experts per token.
+T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class Router:
     module: nn.Module
     family: Family
     block: nn.Module
-    """The module that calls it."""
+    """The module that calls the router."""
 
     def scores(self, logits_TE: Tensor) -> Tensor:
-        """float32 [T, E]: what the router chooses experts by, and noise is added to."""
+        """float32 [T, E]: the scores by which the router chooses experts, and to which noise is added."""
         scores_TE = self.family.rule.scores(self.module, logits_TE)
         bias_E = self._bias
         return scores_TE if bias_E is None else scores_TE + bias_E.float().reshape(-1)
 
     def choose(self, scores_TE: Tensor, k: int) -> Tensor:
-        """int64 [T, k]: the experts that the router takes at these scores."""
+        """int64 [T, k]: the experts that the router chooses at these scores."""
         return self.family.rule.choose(self.module, scores_TE, k)
 
     def weights(self, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-        """Combine weights [T, K] of the experts `index_TK`, as the router itself computes them."""
+        """Combine weights [T, K] of the experts `index_TK`, as the router computes them."""
         return self.family.rule.weights(self.module, logits_TE, index_TK)
 
     @property
     def _bias(self) -> Tensor | None:
-        """[E]; some routers own it, others are given that of their block."""
+        """[E], an attribute of the router or of its block."""
         path = self.family.bias
         if path is None:
             return None
@@ -59,11 +59,11 @@ class Router:
 
 
 Policy = Callable[[Router, Routing], Routing | None]
-"""Sees what a router decided and may return other weights and indices; None leaves the decision as it is."""
+"""Called with a router's decision. Returns other weights and indices, or None for no change."""
 
 
 def find_routers(model: nn.Module) -> list[Router]:
-    """All routers of a model in the order of its layers; empty for a model that has none we know."""
+    """All routers of a model, in the order of its layers; empty for a model without a supported router."""
     routers: list[Router] = []
     for name, module in model.named_modules():
         if family := family_of(module):
@@ -74,14 +74,14 @@ def find_routers(model: nn.Module) -> list[Router]:
 
 
 def require_routers(model: nn.Module) -> list[Router]:
-    """Like `find_routers`, but none is a ModelError that says what can be done."""
+    """Like `find_routers`. Raises ModelError for a model without a supported router."""
     if routers := find_routers(model):
         return routers
     raise ModelError(no_router_message(type(model).__name__, getattr(model.config, "model_type", "")))
 
 
 def no_router_message(model: str, model_type: str) -> str:
-    """What a user reads whose model has no router that we know."""
+    """Error message for a model without a supported router."""
     if reason := UNSUPPORTED.get(model_type):
         return f"{model} cannot be routed otherwise: {reason}.\n`method=base` runs it."
     return (
@@ -92,18 +92,18 @@ def no_router_message(model: str, model_type: str) -> str:
 
 @contextmanager
 def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Router]]:
-    """Let `policy` see, and change, every routing decision of `model` inside the context.
+    """Call `policy` at every routing decision of `model` inside the context.
 
-    Contexts nest: an inner policy sees what the outer one decided. Leaving restores the model exactly, also after an
+    Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on exit, also after an
     exception.
 
     Args:
-        first: MoE layers before this one are left alone, and need not take part in forward passes.
+        first: the first MoE layer with the policy. Earlier layers need not run.
 
     Raises:
-        ModelError: the model has no router that we know.
-        RoutingError: a forward pass went by a router without calling it (a fused kernel, say), or a router's logits
-            are NaN. Both name the module.
+        ModelError: the model has no supported router.
+        RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN.
+            Both messages name the module.
     """
     routers = require_routers(model)[first:]
     watch = _Watch(routers)
@@ -122,7 +122,7 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
 
 
 class _Watch:
-    """Sees to it that every router is called, and with numbers, in every forward pass of the model."""
+    """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
 
     def __init__(self, routers: list[Router]):
         self.routers = routers

@@ -1,7 +1,7 @@
-"""Gumbel noise that is a function of what it is for, not of when it is drawn.
+"""Keyed Gumbel noise.
 
-A value depends on (seed, document, repeat, row, layer, position, expert) alone, so a sample's noise is the same
-whatever the batch, the order, the padding or the number of processes.
+A value is a function of (seed, document, repeat, row, layer, position, expert). It does not depend on the batch, the
+order, the padding or the number of processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A policy by which single tokens of a pass are weighed by given probabilities, wherever they stand.
+"""A policy that routes single tokens at any place of a pass by given probabilities.
 
-T = tokens of a pass, P = those that are re-routed, N = sequences with pathways, W = tokens of each, E = experts.
+T = tokens of a pass, P = re-routed tokens, N = sequences with pathways, W = tokens of each pathway, E = experts.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from moe_lab.routing.seams import Routing
 
 @dataclass(frozen=True)
 class Places:
-    """Which tokens of the next pass are re-routed, and by what. All [P]."""
+    """The re-routed tokens of the next pass and their pathways. All [P]."""
 
     index: Tensor
-    """int64: places among the T tokens."""
+    """int64: indices among the T tokens."""
     pathway: Tensor
-    """int64: whose pathway each takes, among N x W."""
+    """int64: index of each token's pathway among N x W."""
     share: Tensor
-    """float32: of that pathway; the rest is the token's own."""
+    """float32: share of that pathway. The rest are the token's own probabilities."""
 
 
 class Override:
-    """Routes the tokens named by `expect` by a mixture of given probabilities and their own, all others as usual.
+    """Routes the tokens given to `expect` by a mixture of given probabilities and their own. Others are not changed.
 
-    The mixture stands for the router's own probabilities: top-k is taken of it, and weights go by the family's rule.
+    The mixture replaces the router's probabilities: top-k and weights are computed from it by the family's rule.
 
     Args:
-        probs: of some MoE layers (others are left alone): [N, W, E], which sum to 1 over E.
+        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
     """
 
     def __init__(self, probs: dict[int, Tensor]):
@@ -41,7 +41,7 @@ class Override:
         self._places: Places | None = None
 
     def expect(self, places: Places | None) -> None:
-        """Say which tokens of the next forward pass are re-routed; None: none of them."""
+        """Set the re-routed tokens of the next forward pass; None: no token."""
         self._places = places
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:

@@ -1,6 +1,6 @@
-"""Collaboration-constrained routing (C2R, Zhang et al. 2025): a token's experts are its first one and partners of it.
+"""Collaboration-constrained routing (C2R, Zhang et al. 2025): a token gets its first expert and partners of it.
 
-L = MoE layers, E = experts (of the layer with the most), T = tokens, N = tokens whose experts change, K = experts per
+L = MoE layers, E = experts (the maximum over layers), T = tokens, N = tokens whose experts change, K = experts per
 token.
 """
 
@@ -13,11 +13,11 @@ from moe_lab.routing.hook import Router, Routing
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
-    """bool [L, E, E]: for each expert its `count` most co-activated ones, and itself.
+    """bool [L, E, E]: each expert's `count` most co-activated experts, and itself.
 
     Args:
-        pairs_LEE: how many tokens took both experts. Of equally many the expert with the lower number comes first, so
-            that one that was never seen has the first `count` others as its partners.
+        pairs_LEE: number of tokens with both experts. In a tie the lower expert number comes first, so that an expert
+            without tokens has the first `count` other experts as partners.
     """
     E = pairs_LEE.shape[-1]
     itself_EE = torch.eye(E, dtype=torch.bool)
@@ -28,10 +28,10 @@ def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
 
 
 class PartnersOnly:
-    """A policy: each token keeps the expert with the largest score, and only partners of that one fill its top-k.
+    """A policy: each token keeps its expert with the largest score, and takes the others of its top-k from its
+    partners.
 
-    Top-k is taken of their scores, and weights go by the family's own rule. A token whose experts are all partners of
-    its first one is left alone.
+    Weights follow the family's rule. A token whose experts are all partners of the first one is not changed.
 
     Args:
         allowed_LEE: bool, `partners_of`.
@@ -44,7 +44,7 @@ class PartnersOnly:
 
     @property
     def decisions(self) -> tuple[int, int]:
-        """(decisions that were changed, all decisions) so far; a decision is one token in one layer."""
+        """(changed decisions, all decisions) so far. A decision is one token in one layer."""
         return sum(int(count) for count in self._changed.values()), self._decided
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:

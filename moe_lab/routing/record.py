@@ -1,4 +1,4 @@
-"""Keeping what routers decide.
+"""Recording of routing decisions.
 
 with record(model) as routes:
     model(input_ids, attention_mask=attention_mask)
@@ -18,14 +18,14 @@ from moe_lab.routing.hook import Router, Routing, routed
 
 
 class Record:
-    """Logits, weights and indices per MoE layer, all tokens of all forward passes one after another, no padding."""
+    """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without padding."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Routing]] = {}
         self._keep_T: Tensor | None = None
 
     def keep(self, mask: Tensor | None) -> None:
-        """Which tokens of the next forward pass are real: a bool mask of any shape with T elements; None: all."""
+        """Set the tokens of the next forward pass that are recorded: a bool mask with T elements; None: all."""
         self._keep_T = None if mask is None else mask.reshape(-1).bool()
 
     @property
@@ -57,7 +57,7 @@ class Record:
 def record(model: nn.Module) -> Iterator[Record]:
     """Record all routing decisions of `model` inside the context.
 
-    Padding is what a two-dimensional `attention_mask` given to the model marks with 0.
+    Tokens with 0 in a two-dimensional `attention_mask` of the model are padding.
     """
     routes = Record()
 
@@ -74,6 +74,6 @@ def record(model: nn.Module) -> Iterator[Record]:
 
 
 def _length(args: tuple, kwargs: dict) -> int:
-    """Tokens per sequence of this forward pass; the mask may cover a cached past as well."""
+    """Tokens per sequence of this forward pass. The mask may also cover cached tokens."""
     inputs: Any = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
     return inputs.shape[1]

@@ -1,7 +1,7 @@
-"""A policy by which tokens' experts are weighed by given probabilities, through which gradients flow.
+"""A policy that routes tokens by given probabilities and is differentiable in them.
 
-N = sequences of a pass, S = tokens of each, W = those that are re-routed, T = N x S, E = experts,
-K = experts per token, C = given experts.
+N = sequences of a pass, S = tokens of each, W = re-routed tokens of each, T = N x S, E = experts, K = experts per
+token, C = given experts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from moe_lab.routing.seams import Routing
 
 
 class Remix:
-    """Routes the first W tokens of each of the N sequences of a pass by given probabilities, other tokens as usual.
+    """Routes the first W tokens of each of the N sequences of a pass by given probabilities. Others are not changed.
 
-    The probabilities stand for those that the router itself has: their logarithms, raised to the sum that the router's
-    logits have, go through the rule of its family. So with the router's own probabilities nothing changes.
+    The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the router's logits, go
+    through the family's rule, so that the router's own probabilities change nothing.
 
     Args:
-        probs: of some MoE layers (others are left alone): [N, W, E], which sum to 1 over E.
-        experts: of the same layers: int64 [N, W, C], which all contribute. None: those K that the router takes at these
-            probabilities.
-        noise: of the same layers: [N, W, E], added to the scores that these K are chosen by, not to their weights.
+        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
+        experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K experts that the router
+            chooses at these probabilities.
+        noise: [N, W, E] of the same layers, added to the scores by which the K experts are chosen, not to their
+        weights.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Remix:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether gradients are asked for."""
+        """Whether some probabilities require gradients."""
         return torch.is_grad_enabled() and any(probs_NWE.requires_grad for probs_NWE in self.probs.values())
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
@@ -63,19 +64,19 @@ class Remix:
 
 
 def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
-    """float32 [T, E]: the softmax of a router's logits, biases that it chooses by left out."""
+    """float32 [T, E]: the softmax of a router's logits, without the bias for choosing experts."""
     return router.family.rule.scores(router.module, logits_TE).softmax(dim=-1)
 
 
 def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
-    """Logits with these probabilities, as large as the router's own: in some rules more than differences matters."""
+    """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules depend."""
     size_N1 = router.family.rule.scores(router.module, own_NE).logsumexp(-1, keepdim=True)
     scores_NE = probs_NE.clamp(min=torch.finfo(probs_NE.dtype).tiny).log() + size_N1
     return router.family.rule.logits(scores_NE)
 
 
 def _with_experts(router: Router, routing: Routing, C: int) -> Routing:
-    """The same decision with C distinct experts for each token, the further ones with weight 0."""
+    """The same decision with C distinct experts for each token; added experts have weight 0."""
     more = C - routing.index_TK.shape[-1]
     if not more:
         return routing
@@ -85,6 +86,6 @@ def _with_experts(router: Router, routing: Routing, C: int) -> Routing:
 
 
 def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
-    """`all_TC` of N sequences with the first tokens of each replaced."""
+    """`all_TC` of N sequences with the first tokens of each replaced by `own_RC`."""
     own_NWC, all_NSC = own_RC.unflatten(0, (N, -1)), all_TC.unflatten(0, (N, -1))
     return torch.cat([own_NWC, all_NSC[:, own_NWC.shape[1] :]], dim=1).flatten(0, 1)

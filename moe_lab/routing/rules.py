@@ -1,8 +1,8 @@
-"""How routers turn logits into chosen experts and combine weights: a small number of rules serves all families.
+"""Rules from router logits to chosen experts and combine weights. A few rules serve all families.
 
-Noise goes where a router forms the scores that it chooses by. Softmax routers choose by their logits (a softmax keeps
-the order), so noise is added to these, as the RoE paper has it. Routers that choose by a sigmoid, or by a probability
-plus a learned bias, get it there. Combine weights never see it: they come from the clean logits at the chosen experts.
+Noise is added to the scores by which a router chooses. Softmax routers choose by their logits (a softmax keeps the
+order), so noise is added to the logits, as in the RoE paper. Other routers choose by a sigmoid, or by a probability
+plus a learned bias, and noise is added there. Combine weights are computed from the clean logits at the chosen experts.
 
 T = tokens, E = experts, G = groups of experts, K = experts per token.
 """
@@ -22,23 +22,23 @@ PROBABILITY = "probability"
 
 @dataclass(frozen=True)
 class Rule:
-    """What a router does with its logits."""
+    """A rule from logits to chosen experts and combine weights."""
 
     noise: str
-    """What experts are chosen by, and noise is added to: LOGITS, SIGMOID or PROBABILITY."""
+    """The scores by which experts are chosen, and to which noise is added: LOGITS, SIGMOID or PROBABILITY."""
     scores: Callable[[nn.Module, Tensor], Tensor]
     """(router, logits_TE) -> float32 [T, E], before a bias is added."""
     weights: Callable[[nn.Module, Tensor, Tensor], Tensor]
-    """(router, logits_TE, index_TK) -> weights_TK, exactly as the router itself computes them."""
+    """(router, logits_TE, index_TK) -> weights_TK, exactly as the router computes them."""
     text: str
     """The weight rule in words, for the table in docs/models.md."""
     select: Callable[[nn.Module, Tensor, int], Tensor] | None = None
     """(router, scores_TE, K) -> int64 [T, K]; None: the K largest."""
     logits: Callable[[Tensor], Tensor] = lambda scores_TE: scores_TE
-    """Of a rule that chooses by LOGITS: what its router gives where `scores` are these."""
+    """For a rule with LOGITS: the router's output for given `scores`."""
 
     def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
-        """int64 [T, K]: the experts that a router with these scores (bias and noise included) takes."""
+        """int64 [T, K]: the experts that a router chooses by these scores, bias and noise included."""
         if self.select:
             return self.select(router, scores_TE, k)
         return scores_TE.topk(k, dim=-1).indices
@@ -52,8 +52,8 @@ def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
     """Softmax over all experts in float32, gathered at the chosen ones.
 
     Args:
-        renormalize: whether the weights of the chosen are scaled to sum to 1; None: `router.norm_topk_prob` says.
-        cast: whether weights take the logits' dtype.
+        renormalize: whether weights are scaled to sum to 1; None: as `router.norm_topk_prob`.
+        cast: whether weights are cast to the logits' dtype.
     """
 
     def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
 
 
 def softmax_of_chosen(dtype: torch.dtype | None = None) -> Rule:
-    """Softmax over the logits of the chosen experts alone, in `dtype`; None: in the logits' own."""
+    """Softmax over the logits of the chosen experts, in `dtype`; None: in the logits' dtype."""
 
     def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
         return torch.softmax(logits_TE.gather(-1, index_TK), dim=-1, dtype=dtype)
@@ -76,13 +76,15 @@ def softmax_of_chosen(dtype: torch.dtype | None = None) -> Rule:
 
 
 def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float("-inf")) -> Rule:
-    """Sigmoid of each logit (or `router.score_fn`), gathered, renormalized unless `router.norm_topk_prob` is there and
-    false, scaled. Chosen within groups where the router has `num_group`.
+    """Sigmoid of each logit (or `router.score_fn`), gathered at the chosen experts, renormalized, scaled.
+
+    Weights are not renormalized if `router.norm_topk_prob` is false. Experts are chosen within groups if the router has
+    `num_group`.
 
     Args:
-        eps: what is added to the sum that the weights are divided by.
-        scale: the router's attribute that the weights are multiplied by.
-        closed: score of experts in groups that are not open.
+        eps: added to the sum by which weights are divided.
+        scale: attribute of the router by which weights are multiplied.
+        closed: score of experts in groups that are not chosen.
     """
 
     def scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def _scaled_softmax(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> T
 
 
 def _groups_by_best(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
-    """DeepSeek-V2: within the groups that hold the best experts, where `topk_method` asks for it."""
+    """DeepSeek-V2: within the groups with the best experts, if `topk_method` is group-limited."""
     if router.topk_method != "group_limited_greedy":
         return scores_TE.topk(k, dim=-1).indices
     return _top_k_of_groups(router, scores_TE, _by_group(router, scores_TE).amax(dim=-1), k)
@@ -168,7 +170,7 @@ COHERE = Rule(LOGITS, _logits, _cohere_weights, "softmax over the chosen, or the
 
 
 def _gemma_logits(router: nn.Module, probs_TE: Tensor) -> Tensor:
-    """Gemma-4's router gives probabilities; their logarithms are its logits up to a constant per token."""
+    """Gemma-4's router returns probabilities. Their logarithms are its logits up to a constant per token."""
     return probs_TE.float().log()
 
 
@@ -194,9 +196,9 @@ LLAMA4 = Rule(LOGITS, _logits, _llama_weights, "sigmoid, gathered (on the expert
 
 
 def _sparse_mixer_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    """Each expert's share among those not chosen before it and not far below it ("SparseMixer-v2", in evaluation).
+    """Each expert's softmax over experts not chosen before it and not far below it ("SparseMixer-v2", in evaluation).
 
-    Clean logits choose the largest first. Where noise chose another one, "far below" is counted from that one.
+    "Far below" is relative to the chosen expert's logit, which without noise is the largest one.
     """
     left_TE, weights = logits_TE, []
     for index_T1 in index_TK.split(1, dim=-1):

@@ -1,4 +1,4 @@
-"""How a policy gets at a router's decision: by a hook on the router, or by an adapter where that returns another form.
+"""Seams: hooks by which a policy gets and changes a router's decision, for each form of router output.
 
 T = tokens, E = experts, K = experts per token.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Routing(NamedTuple):
-    """What a router decided for T tokens."""
+    """A router's decision for T tokens."""
 
     logits_TE: Tensor
     weights_TK: Tensor
@@ -21,13 +21,13 @@ class Routing(NamedTuple):
 
 
 Decide = Callable[[Routing], Routing | None]
-"""Sees a decision; returns another one, or None to leave it as it is."""
+"""Called with a decision. Returns another one, or None for no change."""
 Seam = Callable[[nn.Module, Decide], list[Any]]
-"""(router, decide) -> handles of the hooks that were installed."""
+"""(router, decide) -> handles of the installed hooks."""
 
 
 def triple(router: nn.Module, decide: Decide) -> list[Any]:
-    """Routers that return (logits, weights, indices), as nearly all do."""
+    """Routers that return (logits, weights, indices), as most do."""
 
     def hook(module: nn.Module, args: tuple, output: tuple) -> tuple | None:
         changed = decide(Routing(*output))
@@ -37,7 +37,7 @@ def triple(router: nn.Module, decide: Decide) -> list[Any]:
 
 
 def llama4(router: nn.Module, decide: Decide) -> list[Any]:
-    """Llama-4: (weights of all experts, 0 for those not chosen, and logits)."""
+    """Llama-4: (weights of all experts, 0 for experts not chosen; logits)."""
 
     def hook(module: Any, args: tuple, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         weights_TE, logits_TE = output
@@ -72,7 +72,7 @@ def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
 
 
 def dbrx(block: Any, decide: Decide) -> list[Any]:
-    """DBRX: its router gives logits; what its block makes of them is seen, and changed, where the experts take it."""
+    """DBRX: the router returns logits; the decision is changed where the block passes it to the experts."""
     logits: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple, output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Jobs are run one after the other: a failure is noted, and the others still run."""
+"""Executes jobs one after the other. A failure is recorded and the other jobs still run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Failure:
 
 
 def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list[Failure]]:
-    """Run one after the other; what fails does not stop the others, an interruption does."""
+    """Execute the jobs one after the other. A failure does not stop the others, an interruption does."""
     outcomes: dict[str, Outcome] = {}
     attempts = _Attempts(jobs)
     with suppress(KeyboardInterrupt):  # it is among the failures
@@ -44,7 +44,7 @@ def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list
                 if outcome is not None:
                     outcomes[run.run_id] = outcome
     runs = distinct_runs(jobs)
-    for run in runs:  # what another process held may be finished by now
+    for run in runs:  # a run that another process held may be finished by now
         if run.run_id in attempts.held and run.done:
             outcomes[run.run_id] = execute_logged(run, models, None)
     failures = [failure for failure in attempts.failures if failure.run_id not in outcomes]
@@ -52,7 +52,7 @@ def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list
 
 
 class _Attempts:
-    """What is tried of some jobs, step by step: each announced, and noted where it fails."""
+    """The steps of jobs: announces each one on stderr and records its failure."""
 
     def __init__(self, jobs: Sequence[Job]):
         studies = sum(bool(job.studies) and not job.runs for job in jobs)
@@ -62,11 +62,11 @@ class _Attempts:
 
     @property
     def held(self) -> set[str]:
-        """Runs that another process worked on."""
+        """The ids of runs that another process held."""
         return {f.run_id for f in self.failures if f.run_id and isinstance(f.error, RunHeldError)}
 
     def make(self, name: str, run_id: str | None, action: Callable[[], Any]) -> Any:
-        """The action's result, or None where it failed. An interruption is noted and raised."""
+        """The action's result, or None if it failed. An interruption is recorded and raised."""
         self.begun += 1
         if self.total > 1:
             print(f"[{self.begun}/{self.total}] {name}", file=sys.stderr)
@@ -81,7 +81,7 @@ class _Attempts:
 
 
 def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
-    """`moe_lab.runs.execute.execute`, its results and figures given to the run's logger."""
+    """`moe_lab.runs.execute.execute`, with the results and figures sent to the run's logger."""
     from moe_lab.reports.figures import write_run_figures
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.execute import execute
@@ -95,7 +95,7 @@ def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
 
 
 def report_failures(failures: Sequence[Failure], alone: bool) -> None:
-    """Say on stderr what failed; in a grid, with the name of the run."""
+    """Print the failures on stderr; in a grid, with the name of each run."""
     for failure in failures:
         if not alone:
             print(f"{failure.name}:", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What can be wrong between a method, a model and the settings, told before weights load."""
+"""Checks of a method, a model and the settings against each other, made before weights are loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:
-    """Raise ModelError where the method needs a router and the model has none."""
+    """Raise ModelError if the method needs a router and the model has none."""
     if not method.needs_router or facts.moe_layers:
         return
     from moe_lab.routing.hook import no_router_message
@@ -28,7 +28,7 @@ def check_router(method: Method, facts: ModelFacts) -> None:
 
 
 def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError where expert metrics are wanted of what has none: a method that mixes routings, no accuracy.
+    """Raise ConfigError if expert metrics are not defined: for a method that mixes routings, or without an accuracy.
 
     Raises ModelError for a model without experts.
     """
@@ -63,7 +63,7 @@ def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: Task
 
 
 def check_chat_template(config: Config) -> None:
-    """Raise ConfigError where a chat template is wanted that the tokenizer does not have."""
+    """Raise ConfigError for a chat template that the tokenizer does not have."""
     if not config.apply_chat_template:
         return
     from moe_lab.models.tokenizer import load_tokenizer, with_template
@@ -91,11 +91,11 @@ NUMBERS = {
     "top_k": (int, 0, None),
     "no_repeat_ngram_size": (int, 0, None),
 }
-"""Numeric generation settings that are honoured: type, least and greatest value."""
+"""Supported numeric generation settings: type, least and greatest value."""
 
 
 def _check_setting(key: str, value: Any) -> None:
-    """Raise ConfigError for a generation setting that is not honoured, or a value that it cannot have."""
+    """Raise ConfigError for an unsupported generation setting, or an impossible value of one."""
     known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
     if key not in known:
         raise ConfigError(
@@ -138,7 +138,7 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError where a task executes what the model wrote, and that is not allowed or cannot be caged here."""
+    """Raise TaskError for a task that executes generated programs, if that is not allowed or no sandbox works here."""
     unsafe = [name for name, task in tasks["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if not unsafe or config.predict_only:
         return
@@ -154,7 +154,7 @@ def check_code_execution(config: Config, tasks: TaskDict) -> None:
 
 
 def check_metric(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError where no task reports the headline metric that was asked for."""
+    """Raise TaskError for a headline metric that no task reports."""
     metric = config.task.metric
     if metric is None or config.predict_only:
         return

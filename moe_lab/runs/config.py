@@ -1,4 +1,4 @@
-"""From composed values to the typed `Config`, cell by cell."""
+"""Turns the composed values of a cell into the typed `Config`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method, methods_with
 
 LONGEST_NAME = 255
-"""Characters of a file's name."""
+"""Characters of a file name."""
 TEXTS = ("system_instruction", "experiment", "gen_kwargs")
-"""Keys whose text is no name."""
+"""Keys whose text is no file or option name."""
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
-    """The typed configs of a grid; an error names its cell."""
+    """The typed configurations of a grid. An error names its cell."""
     configs = []
     for cell in cells:
         with in_cell(cell.overrides, alone=len(cells) == 1):
@@ -43,7 +43,7 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
 
 
 def to_config(cell: Cell) -> Config:
-    """The typed config of a cell. ConfigError names the key, what it expects or the closest one."""
+    """The typed configuration of a cell. Raises ConfigError naming the key, and what it expects or the closest key."""
     values = dict(cell.values)
     _check_names(values)
     _check_texts(values)
@@ -94,14 +94,14 @@ def _section(values: dict[str, Any], group: str) -> dict[str, Any]:
 
 
 def _name_model(section: dict[str, Any], overrides: list[str]) -> None:
-    """A model given by path is named after its last part, unless a name was given too."""
+    """Name a model given by path after the path's last part, unless it has a name."""
     keys = {override.partition("=")[0].lstrip("+") for override in overrides}
     if section.get("path") and "model.path" in keys and "model.name" not in keys:
         section["name"] = PurePath(str(section["path"])).name
 
 
 def _gen_kwargs(value: Any) -> Any:
-    """lm-eval's own spelling `temperature=0.7,do_sample=true` as a mapping."""
+    """lm-eval's notation `temperature=0.7,do_sample=true` as a mapping."""
     if not isinstance(value, str):
         return value
     pairs = [pair.partition("=") for pair in value.split(",")]

@@ -1,11 +1,11 @@
-"""Several processes of torchrun or `accelerate launch`: the first does what a single one does, the others follow it.
+"""Several processes of torchrun or `accelerate launch`: process 0 runs the command, the others follow it.
 
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
     torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
-Process 0 alone reads what is stored, evaluates and writes. Where all are needed it tells the others to call the same
-function: with `model.tp_plan`, where each holds a part of every layer, to load a model and to answer requests; with
-method=finetune-freeze to train. If one fails, torchrun ends the others; the same command continues.
+Process 0 alone reads stored files, evaluates and writes. It broadcasts the calls that all processes make: with
+`model.tp_plan`, which splits every layer, loading the model and answering requests; with method=finetune-freeze the
+training. If a process fails, torchrun ends the others; the same command continues.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the first one, which may be fetching weights or evaluating."""
+"""How long a process waits for process 0, which may be fetching weights or evaluating."""
 
 
 def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
-    """`run()` in the first process; in the others, what that one tells. Returns the exit code.
+    """Call `run()` in process 0, and in the others the calls that it broadcasts. Returns the exit code.
 
-    Raises ConfigError for what has no work for several processes, or needs them.
+    Raises ConfigError for several processes without common work, and for one process where several are needed.
     """
     _check(configs)
-    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= says it
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= takes its place
     if num_processes() < 2:
-        os.environ.pop("LOCAL_RANK", None)  # else accelerate takes a single process for one of several
+        os.environ.pop("LOCAL_RANK", None)  # else accelerate expects other processes
         return run()
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
@@ -51,7 +51,7 @@ def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
         code = _follow(dist.get_rank())
     elif (code := run()) == 0:
         broadcast(None)
-    if code == 0:  # else the others may be waiting in a pass: torchrun ends them
+    if code == 0:  # after a failure the others may wait in a forward pass: torchrun ends them
         dist.destroy_process_group()
     return code
 
@@ -84,7 +84,7 @@ def _check(configs: Sequence[Config]) -> None:
 
 
 class LeaderLM:
-    """An `EngineLM` of the first process: the others answer the same requests."""
+    """The `EngineLM` of process 0: the other processes answer the same requests."""
 
     def __init__(self, lm: EngineLM, config: Config):
         self._lm = lm
@@ -100,7 +100,7 @@ class LeaderLM:
 
 
 def load_on_all_ranks(config: Config) -> None:
-    """Let the others load the model of this run now, which takes all of them at once."""
+    """Let the other processes load the model of this run, which takes all processes at once."""
     from moe_lab.models.source import model_folder
 
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
@@ -108,7 +108,7 @@ def load_on_all_ranks(config: Config) -> None:
 
 
 def _follow(rank: int) -> int:
-    """Do what is told until the first process is done. Its own errors are the only ones told from here."""
+    """Make the calls that process 0 broadcasts until it is done. Returns the exit code."""
     import torch.distributed as dist
     from transformers.utils import logging
 
@@ -116,14 +116,14 @@ def _follow(rank: int) -> int:
     logging.set_verbosity_error()
     try:
         while True:
-            told: list[Any] = [None]
-            dist.broadcast_object_list(told, src=0, device="cpu")
-            if told[0] is None:
+            calls: list[Any] = [None]
+            dist.broadcast_object_list(calls, src=0, device="cpu")
+            if calls[0] is None:
                 return 0
             try:
-                told[0]()
+                calls[0]()
             except TrainingError:
-                continue  # the first process has it, too, and tells
+                continue  # process 0 has the same error and reports it
     except KeyboardInterrupt as stop:
         return exit_code(stop)
     except Exception as error:

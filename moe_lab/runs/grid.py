@@ -98,10 +98,10 @@ def _check_tuning_keys(configs: Sequence[Config]) -> None:
 
 
 def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The results in their order, each after those that it is compared with, none twice."""
+    """The results in their order, each once and after the results that it is compared with."""
     ordered: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        for other in outcome.run.needed.values():
+        for other in outcome.run.compared_runs.values():
             if (stored := other.stored()) is not None:
                 ordered.setdefault(other.run_id, stored)
         ordered.setdefault(outcome.run.run_id, outcome.results)
@@ -117,16 +117,16 @@ def print_results(outcomes: Sequence[Outcome]) -> None:
     blocks = [results["moe_lab"] for results in shown]
     lines = [line for block in blocks for line in get_method(block["method"]["name"]).footnotes(block)]
     print_outcomes(shown, list(dict.fromkeys(lines)))
-    wanted = [one for one in outcomes if one.run.config.metrics == "expert"]
-    runs = [run for one in wanted for run in (*one.run.needed.values(), one.run)]
+    measured = [one for one in outcomes if one.run.config.metrics == "expert"]
+    runs = [run for one in measured for run in (*one.run.compared_runs.values(), one.run)]
     folders = {run.run_id: run.folder for run in runs}
     print_expert_metrics(
-        [(results, folders[results["moe_lab"]["run_id"]]) for results in beside_baselines(wanted)]
+        [(results, folders[results["moe_lab"]["run_id"]]) for results in beside_baselines(measured)]
     )
 
 
 def train(configs: Sequence[Config]) -> int:
-    """Run methods that train; each ends with the path of its model."""
+    """Run methods that make a model, and print the path of each model."""
     for config in configs:
         if not issubclass(get_method(config.method.name), ModelMaker):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a run's id is made of: all that determines its numbers, and nothing else."""
+"""The content of a run's id: all that determines the numbers, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def identity(
     samples: dict[str, list[int]],
     documents: dict[str, str],
 ) -> dict[str, Any]:
-    """All that determines a run's numbers, as plain values.
+    """The content that is hashed to a run's id, as plain values.
 
     `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
     """

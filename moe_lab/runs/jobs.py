@@ -1,4 +1,4 @@
-"""What a configuration comes to: its runs, one per seed, and the studies before them where it is tuned."""
+"""The jobs of a grid: of each configuration its runs, one per seed, and with tuning the studies before them."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ PROFILE = "profile"
 
 @dataclass
 class Job:
-    """One configuration, checked as far as it can be without weights."""
+    """A configuration, checked without weights, and its runs and studies."""
 
     config: Config
     studies: list[Study] = field(default_factory=list)
-    """One whose profile all runs have, or with `tuning.seeds` one per seed."""
+    """One study whose profile all runs use, or with `tuning.seeds` one per seed."""
     runs: list[Run] = field(default_factory=list)
-    """One per seed; of unfinished studies none yet, as their temperatures are part of the runs' identity."""
+    """One per seed; empty before the studies are finished, whose temperatures are part of the runs' identity."""
 
     group: str | None = None
-    """What a logger groups its runs by: the study or the experiment."""
+    """The logger's group of the runs: the study or the experiment."""
 
     evaluated: Config | None = None
-    """What runs after the one study, where that is not its own configuration with its profile."""
+    """The configuration that is evaluated with the study's profile; None: the study's own."""
 
     @property
     def name(self) -> str:
-        """For messages: the folder of what runs first; of several studies, the first that is not finished."""
+        """For messages: the folder of the first unfinished study, else of the first run."""
         open_studies = [study for study in self.studies if study.profile() is None]
         return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
 
     def tune(self, models: ModelPool) -> None:
-        """Finish the studies, and prepare the runs that they lead to."""
+        """Finish the studies and prepare the runs with their profiles."""
         from moe_lab.runs.tuning.tune import tune
 
         for study in self.studies:
@@ -52,14 +52,14 @@ class Job:
         self.runs = self.runs_after()
 
     def runs_after(self) -> list[Run]:
-        """The runs that the finished studies lead to."""
+        """The runs with the profiles of the finished studies."""
         if self.evaluated is not None:
             return runs_of(self.evaluated)
         return [run for study in self.studies for run in runs_of(study.tuned_config())]
 
 
 def job_of(config: Config) -> Job:
-    """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises, before anything is computed."""
+    """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises; computes nothing."""
     if issubclass(get_method(config.method.name), ModelMaker):
         raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
     if config.tuning.name == "none":
@@ -71,7 +71,7 @@ def job_of(config: Config) -> Job:
 
 
 def jobs_of(configs: Sequence[Config]) -> list[Job]:
-    """The jobs of a grid, `by_model`. Raises what `job_of` raises; the error names its cell."""
+    """The jobs of a grid, ordered by model. Raises what `job_of` raises; the error names the cell."""
     jobs = []
     for config in configs:
         with in_cell(config.overrides, alone=len(configs) == 1):
@@ -80,7 +80,7 @@ def jobs_of(configs: Sequence[Config]) -> list[Job]:
 
 
 def job_after(study: Study, config: Config) -> Job:
-    """The job of a configuration that takes the temperatures which another one's study finds."""
+    """The job of a configuration whose temperatures are those of another configuration's study."""
     evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
     return _tuned_job(config, [study], evaluated)
 
@@ -93,14 +93,14 @@ def _tuned_job(config: Config, studies: list[Study], evaluated: Config | None = 
 
 
 def runs_of(config: Config) -> list[Run]:
-    """Its runs, seed by seed."""
+    """The runs of a configuration, one per seed."""
     from moe_lab.runs.prepare import prepare
 
     return [prepare(one) for one in seeds_of(config)]
 
 
 def seeds_of(config: Config) -> list[Config]:
-    """One config per seed; only one for a method without randomness."""
+    """A configuration per seed; only one for a method without randomness."""
     count = config.num_seeds
     if count > 1 and not get_method(config.method.name)(config.method).random:
         count = 1
@@ -108,13 +108,15 @@ def seeds_of(config: Config) -> list[Config]:
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
-    """The run ids of each job whose study is repeated: its runs have temperatures of their own and are one summary."""
+    """The run ids of each job with a study per seed. Its runs differ in temperatures and share one summary."""
     return [[run.run_id for run in job.runs] for job in jobs if len(job.studies) > 1]
 
 
 def by_model(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs, ordered so that a model once left does not come again; of one model first those with metrics,
-    which are counted while answers are given."""
+    """The jobs grouped by model, so that each model is loaded once.
+
+    Within a model, jobs with metrics=expert come first: their metrics are counted while answers are computed.
+    """
     models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
     order = sorted(
         range(len(jobs)),
@@ -124,7 +126,7 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
-    """All runs that are known, none twice: where only one of two is asked for metrics, that one."""
+    """All runs of the jobs, each id once. Of two with the same id, one with metrics=expert is preferred."""
     distinct: dict[str, Run] = {}
     for run in (run for job in jobs for run in job.runs):
         if run.run_id not in distinct or run.config.metrics != "none":

@@ -1,4 +1,4 @@
-"""The message where memory does not suffice for a run or a study."""
+"""The error for a run or a study that is out of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moe_lab.errors import MoeLabError
 
 
 class Work(Protocol):
-    """What the message names: a run or a study."""
+    """A run or a study."""
 
     @property
     def config(self) -> Config: ...
@@ -24,7 +24,7 @@ class Work(Protocol):
 
 @contextmanager
 def memory_errors(run: Work) -> Iterator[None]:
-    """Turn "out of memory", of the device or of the machine, into a MoeLabError that says what needs less."""
+    """Turn "out of memory", of the device or the machine, into a MoeLabError that names settings which need less."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -40,7 +40,7 @@ def memory_errors(run: Work) -> Iterator[None]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """PyTorch's own class for devices; on a CPU its allocator raises a plain RuntimeError."""
+    """Devices raise PyTorch's OutOfMemoryError, the CPU allocator a plain RuntimeError."""
     import torch
 
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,4 +1,4 @@
-"""mode=plan: what would run, what is stored, and how much work is left."""
+"""mode=plan: which runs would be computed, which are stored, and how much work is left."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
 
 Refused = Mapping[str, Sequence[Config]]
-"""Why runs cannot be prepared, with those that each reason holds for."""
+"""Configurations that cannot run, by reason."""
 
 
 def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
-    """Print one row per study and run, baselines included, and the sum of what is missing. Loads no weights."""
+    """Print a row per study and run, baselines included, and the total of the missing work. Loads no weights."""
     from moe_lab.runs.estimate import estimates
 
     refused = refused or {}
     rows: list[tuple[str, Config, list[str], list[str]]] = []
-    """(id, configuration, names, what is left to do)"""
+    """(id, configuration, names, work left)"""
     missing = total = 0
     trainings: dict[str, tuple[int, int]] = {}
     references: dict[str, float] = {}
@@ -47,9 +47,9 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
             rows.append(("-", job.config, names, ["-", "-", "missing"]))
             missing += job.config.num_seeds
     runs = with_baselines(distinct_runs(jobs))
-    for run, asked in zip(runs, estimates(runs), strict=True):
-        state, share = run_state(run, asked)
-        tokens = run.method.forward_tokens(asked)
+    for run, workload in zip(runs, estimates(runs), strict=True):
+        state, share = run_state(run, workload)
+        tokens = run.method.forward_tokens(workload)
         measured = run.measured and not run.config.rerun
         if state != "done":
             missing += 1
@@ -89,18 +89,17 @@ def _table(rows: Sequence[tuple[str, Config, list[str], list[str]]]) -> Table:
 
 
 def study_state(study: Study) -> str:
-    """How many of a study's trials are finished."""
+    """`done`, or the number of finished trials."""
     best = study.folder / "best.yaml"
-    finished = read_profile(best).trials if best.exists() else 0
-    wanted = study.search.n_trials
-    return "done" if finished >= wanted else f"{finished} of {wanted} trials"
+    finished, total = read_profile(best).trials if best.exists() else 0, study.search.n_trials
+    return "done" if finished >= total else f"{finished} of {total} trials"
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each after those that it is compared with, none twice."""
+    """The runs, each once and after the runs that it is compared with."""
     ordered: dict[str, Run] = {}
     for run in runs:
-        for other in run.needed.values():
+        for other in run.compared_runs.values():
             ordered.setdefault(other.run_id, other)
         ordered.setdefault(run.run_id, run)
     return list(ordered.values())

@@ -1,4 +1,4 @@
-"""A configuration checked without weights and given its identity: `prepare` makes a `Run`, and computes nothing."""
+"""`prepare` checks a configuration without weights, identifies it and returns a `Run`. It computes nothing."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def prepare(config: Config) -> Run:
-    """Check everything that can be checked without weights. Makes no folder.
+    """The run of a configuration, with everything checked that needs no weights. Makes no folder.
 
     Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
-    data, ModelError for a model that is none, has no tokenizer, or has no router where the method needs one.
+    data, ModelError for a model that cannot be read, has no tokenizer, or lacks the router that the method needs.
     """
     if config.offline:
         go_offline()
@@ -66,11 +66,11 @@ def prepare(config: Config) -> Run:
         return _identified(other, get_method(other.method.name)(other.method), facts, tasks, samples)
 
     baseline = run_of(_baseline_config(config))
-    compared = {
+    comparisons = {
         name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
         for name, (other, typed) in method.comparisons().items()
     }
-    return replace(run, baseline=baseline, compared=compared)
+    return replace(run, baseline=baseline, comparisons=comparisons)
 
 
 def _identified(
@@ -127,7 +127,7 @@ def _baseline_config(config: Config) -> Config:
 
 
 def _with_method(config: Config, method: Any, typed: list[str]) -> Config:
-    """The same run by another method, for the record as if it had been typed."""
+    """The same configuration with another method; `typed` replaces its overrides in the record."""
     keys = {override.partition("=")[0] for override in typed}
     kept = [override for override in config.overrides if override.partition("=")[0].lstrip("+") not in keys]
     return replace(config, method=method, rerun=False, overrides=[*kept, *typed])

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run, checked and named, nothing computed."""
+    """One run: checked, with its id, before anything is computed."""
 
     config: Config
     run_id: str
-    """SHA-256 of what determines its numbers (`moe_lab.runs.identity`)."""
+    """SHA-256 of all that determines the numbers (`moe_lab.runs.identity`)."""
     folder: Path
     facts: ModelFacts
     method: Method
@@ -35,27 +35,27 @@ class Run:
     samples: dict[str, list[int]]
     """Document numbers per task."""
     baseline: Run | None = None
-    """The untouched model on the same documents, where one is wanted."""
-    compared: dict[str, Run] = field(default_factory=dict)
-    """What else it is compared with on the same documents, by name (`Method.comparisons`)."""
+    """The untouched model on the same documents; None with baseline=false."""
+    comparisons: dict[str, Run] = field(default_factory=dict)
+    """Runs of other methods on the same documents, by name (`Method.comparisons`)."""
     judges: tuple[Judge, ...] = ()
-    """Who judges its answers."""
+    """The judges of the answers."""
     answers_id: str
-    """The same SHA-256 without the judges: of what determines the answers."""
+    """SHA-256 of all that determines the answers: as `run_id`, without the judges."""
 
     @property
     def done(self) -> bool:
-        """Whether its result is stored."""
+        """Whether the result is stored."""
         return self.stored() is not None
 
     @property
-    def needed(self) -> dict[str, Run]:
-        """The runs that come first: "baseline", and what else it is compared with."""
-        return ({"baseline": self.baseline} if self.baseline is not None else {}) | self.compared
+    def compared_runs(self) -> dict[str, Run]:
+        """All runs that this one is compared with, "baseline" first. They are executed before it."""
+        return ({"baseline": self.baseline} if self.baseline is not None else {}) | self.comparisons
 
     @property
     def measured(self) -> bool:
-        """Whether the metrics that are asked for are stored, no answer waits for a judge, and intervals are current."""
+        """Whether the wanted expert metrics are stored, all answers are judged, and the intervals are current."""
         stored = self.stored()
         measured = self.config.metrics == "none" or self.stored_metrics() is not None
         current = stored is None or not older_intervals(stored["moe_lab"])
@@ -67,7 +67,7 @@ class Run:
 
     @cached_property
     def partial(self) -> bool:
-        """Whether a task has documents that the run leaves out."""
+        """Whether the run leaves out documents of a task."""
         return any(
             len(self.samples[name]) < len(task.task_docs) for name, task in self.tasks["tasks"].items()
         )
@@ -77,24 +77,24 @@ class Run:
         return RunFolder(self.folder, self.run_id)
 
     def stored(self) -> dict[str, Any] | None:
-        """The content of its results.json, if complete and of this run and hub commit."""
+        """The content of results.json if it is complete and of this run and hub commit, else None."""
         return self.store.stored(self.facts.commit)
 
     def stored_metrics(self) -> dict[str, Any] | None:
-        """The content of its expert_metrics.json, if complete and of this run and hub commit."""
+        """The content of expert_metrics.json if it is complete and of this run and hub commit, else None."""
         return stored_metrics(self.folder, self.run_id, self.facts.commit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     run: Run
     results: dict[str, Any]
     """The content of results.json."""
     stored: bool
-    """Whether the result was there already."""
+    """Whether the result was stored before this command."""
     path: Path
-    """Of results.json."""
+    """The path of results.json."""
     marks: list[str] = field(default_factory=list)
-    """What a reader has to know of a stored result: made with other versions."""
+    """Marks of a stored result that was made with other versions."""

@@ -1,4 +1,4 @@
-"""Summaries over seeds: the same run with several seeds as one score, in `outputs/summaries/`."""
+"""Summaries over seeds: one score of the same run with several seeds, in `outputs/summaries/`."""
 
 from __future__ import annotations
 
@@ -28,41 +28,40 @@ if TYPE_CHECKING:
 
 
 def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[Path]:
-    """Write one summary for every run that was made with at least two seeds. Returns the files' paths.
+    """Write a summary of every run with at least two seeds. Returns the paths of the files.
 
     Args:
-        repeated: the run ids of each configuration that has a study per seed (`tuning.seeds`).
+        repeated: the run ids of each configuration with a study per seed (`tuning.seeds`).
     """
-    same: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        # what was typed (`overrides`) and where it ran may differ between seeds; what was asked may not
+        # seeds of one run may differ in their overrides and in where they ran, and in nothing else
         config = replace(outcome.run.config, seed=0, overrides=[])
-        same.setdefault(repr(config), []).append(outcome)
-    ended = {outcome.run.run_id: outcome for outcome in outcomes}
+        groups.setdefault(repr(config), []).append(outcome)
+    by_id = {outcome.run.run_id: outcome for outcome in outcomes}
     for run_ids in repeated:
-        same[" ".join(run_ids)] = [ended[run_id] for run_id in run_ids if run_id in ended]
-    return [_write(group) for group in same.values() if len({one.run.run_id for one in group}) > 1]
+        groups[" ".join(run_ids)] = [by_id[run_id] for run_id in run_ids if run_id in by_id]
+    return [_write(group) for group in groups.values() if len({one.run.run_id for one in group}) > 1]
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
-    `ci95_documents` resamples documents (other questions), `ci95_seeds` is Student's over seeds (other draws of the
-    method's noise), `difference` is the mean minus `base`, the untouched model, with both intervals. `compared` has the
-    same by name for what else each seed is compared with. `studies` are those of the runs: with one for all, the spread
-    is that of the evaluation alone; with one per seed it is that of the search, too.
-    `versions` are those of the runs: where they differ, of one that others made.
+    `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean minus
+    `base`, the score of the untouched model, with both intervals; `compared` has the same for the other comparisons by
+    name. With one study in `studies` the spread over seeds is that of the evaluation alone; with one per seed it
+    includes the search. `versions` are those of the runs; if they differ, those of a run with other versions than now.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
     first = blocks[0]
-    told = {key: first[key] for key in ("untuned", "tuning", "judges") if key in first}
+    optional = {key: first[key] for key in ("untuned", "tuning", "judges") if key in first}
     return {
         "schema_version": 1,
         "model": first["model"],
         "method": first["method"],
         "task": first["task"],
         "partial": any(block["partial"] for block in blocks),
-        **told,
+        **optional,
         "versions": next((block for block in blocks if version_marks(block)), first)["versions"],
         "statistics": VERSION,
         "overrides": first["overrides"],
@@ -75,7 +74,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _write(outcomes: Sequence[Outcome]) -> Path:
     config = outcomes[0].run.config
-    runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.needed.values())]
+    runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
     path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
     with writing(path):
@@ -87,16 +86,16 @@ def _write(outcomes: Sequence[Outcome]) -> Path:
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
     values = [_values(outcome.run, outcome.results, name) for outcome in outcomes]
-    others = {key: [_Other.read(run, name) for run in runs] for key, runs in _needed(outcomes).items()}
-    found = {}
+    others = {key: [_Other.read(run, name) for run in runs] for key, runs in _compared_runs(outcomes).items()}
+    summaries = {}
     for metric in values[0]:
         if any(metric not in one for one in values):
-            continue  # a judge that judged nothing
+            continue  # a judge without verdicts
         shared = [one for one in values[0][metric] if all(one in other[metric] for other in values)]
         scores = [outcome.results["results"][name][metric] for outcome in outcomes]
         by_document = [[one[metric][document] for document in shared] for one in values]
         seeds = over_seeds(scores)
-        found[metric] = {
+        summaries[metric] = {
             "values": scores,
             "mean": seeds["mean"],
             "std": seeds["std"],
@@ -110,10 +109,10 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         }
         if "baseline" in compared:
             base = compared.pop("baseline")
-            found[metric] |= {"base": base.pop("mean"), **base}
+            summaries[metric] |= {"base": base.pop("mean"), **base}
         if compared:
-            found[metric]["compared"] = compared
-    return found
+            summaries[metric]["compared"] = compared
+    return summaries
 
 
 def _difference(
@@ -123,22 +122,22 @@ def _difference(
     metric: str,
     aggregate: Aggregate | None,
 ) -> dict[str, Any]:
-    """The mean of scores minus that of other runs on the same documents: one for each seed, or one for all."""
+    """The mean score minus that of other runs on the same documents: one run for each seed, or one for all."""
     theirs = [other.scores[metric] for other in others]
     values = [list(other.values[metric].values()) for other in others]
     mean = float(np.mean(theirs))
-    told = {
+    difference = {
         "mean": mean,
         "difference": float(np.mean(scores)) - mean,
         "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
     }
     by_seed = np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)
-    return told | {"difference_ci95_seeds": over_seeds(by_seed.tolist())["ci95"]}
+    return difference | {"difference_ci95_seeds": over_seeds(by_seed.tolist())["ci95"]}
 
 
 @dataclass(frozen=True)
 class _Other:
-    """What a stored run has of one task."""
+    """The scores of a stored run on one task."""
 
     scores: dict[str, float]
     values: Values
@@ -150,11 +149,12 @@ class _Other:
         return cls(stored["results"][task], _values(run, stored, task))
 
 
-def _needed(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
-    """What the runs are compared with, by name, as far as it is stored: one run for all seeds, or one for each."""
+def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
+    """The stored runs to compare with, by name: one run for all seeds, or one for each."""
     runs = [outcome.run for outcome in outcomes]
-    found = {name: {run.needed[name].run_id: run.needed[name] for run in runs} for name in runs[0].needed}
-    return {name: list(own.values()) for name, own in found.items() if all(run.done for run in own.values())}
+    by_name = {name: [run.compared_runs[name] for run in runs] for name in runs[0].compared_runs}
+    distinct = {name: list({run.run_id: run for run in others}.values()) for name, others in by_name.items()}
+    return {name: others for name, others in distinct.items() if all(run.done for run in others)}
 
 
 def _values(run: Run, results: dict[str, Any], task: str) -> Values:

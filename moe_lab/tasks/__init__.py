@@ -1,4 +1,4 @@
-"""Evaluation tasks: lm-eval's own, ours as YAMLs beside this file, on hub data or local files.
+"""Evaluation tasks: lm-eval's tasks and the YAMLs of this folder, on hub data or local files.
 
-Nothing is imported here: the interpreter inside the cage starts here, too.
+This file imports nothing: the interpreter in the sandbox imports it, too.
 """

@@ -1,4 +1,4 @@
-"""Which documents a run evaluates, and what they contain."""
+"""The selection of a run's documents, and the hashes of their content."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def select_documents(
 ) -> dict[str, list[int]]:
     """The sorted document numbers of each task, counted in the split that lm-eval evaluates.
 
-    `limit` takes the first ones of a permutation that depends on the task and `sample_seed` only, so that a smaller
-    limit's documents are among a larger one's. Documents with one of their `document_hashes` in `tuned_on` are left
-    out. Raises TaskError for `samples` that a task does not have, or where nothing is left.
+    `limit` takes the first documents of a permutation that depends on the task and `sample_seed` only, so that a larger
+    limit includes the documents of a smaller one. Documents with one of their `document_hashes` in `tuned_on` are left
+    out. Raises TaskError for `samples` that do not exist, and if no document is left.
     """
     chosen = {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
     if not tuned_on:
@@ -62,7 +62,7 @@ def _select(name: str, count: int, config: Config) -> list[int]:
 
 
 def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str, str]:
-    """SHA-256 per task of what its selected documents and its few-shot examples contain, wherever they came from."""
+    """SHA-256 per task of the content of its selected documents and its few-shot examples."""
     return {name: _known_digest(task, samples[name]) for name, task in tasks["tasks"].items()}
 
 
@@ -70,7 +70,7 @@ _digests: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary
 
 
 def _known_digest(task: Any, numbers: list[int]) -> str:
-    """`_digest`, once per task object and list: runs of several seeds share both."""
+    """`_digest`, computed once per task object and list, which the runs of several seeds share."""
     known = _digests.setdefault(task, {})
     key = tuple(numbers)
     if key not in known:
@@ -96,9 +96,9 @@ def _bytes(document: Any) -> bytes:
 
 
 def gold_choice(task: Any, document: Any) -> int:
-    """Index of the right choice of an lm-eval multiple-choice document; of several right ones, the first.
+    """Index of the right choice of an lm-eval multiple-choice document, the first of several.
 
-    Raises TaskError where the answer is none of the choices.
+    Raises TaskError if the answer is none of the choices.
     """
     gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
     first = gold[0] if isinstance(gold, list) else gold

@@ -1,4 +1,4 @@
-"""How many tokens the documents of tasks ask of a model, estimated without weights."""
+"""How many tokens a model has to process for the documents of tasks, estimated without weights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
-LOOKED_AT = 8
-"""Documents per task whose prompts are built; the others are taken to be alike."""
+SAMPLED = 8
+"""Documents per task whose prompts are built; they stand for all documents."""
 NEW_TOKENS = 256
 """lm-eval's number of generated tokens where a task names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is asked of a model, estimated from a few documents of each task."""
+class Workload:
+    """What a model has to score and generate, estimated from a few documents of each task."""
 
     documents: float = 0
     requests: float = 0
@@ -25,13 +25,13 @@ class Asked:
     prompts: float = 0
     """Tokens of all prompts; a prompt counts once for all its answer choices."""
     answers: float = 0
-    """Tokens of all answers; for generated ones the most that there can be."""
+    """Tokens of all answers; a generated answer counts with its greatest length."""
 
-    def __add__(self, other: Asked) -> Asked:
-        return Asked(**{name: getattr(self, name) + getattr(other, name) for name in vars(self)})
+    def __add__(self, other: Workload) -> Workload:
+        return Workload(**{name: getattr(self, name) + getattr(other, name) for name in vars(self)})
 
-    def __mul__(self, factor: float) -> Asked:
-        return Asked(**{name: amount * factor for name, amount in vars(self).items()})
+    def __mul__(self, factor: float) -> Workload:
+        return Workload(**{name: amount * factor for name, amount in vars(self).items()})
 
     @property
     def prompt(self) -> float:
@@ -44,26 +44,26 @@ class Asked:
         return self.answers / max(1, self.requests)
 
 
-def asked_of_tasks(tasks: Mapping[str, Any], samples: Mapping[str, list[int]], config: Config) -> Asked:
-    """What the documents `samples` of lm-eval's tasks ask of the model of `config`."""
+def workload_of_tasks(tasks: Mapping[str, Any], samples: Mapping[str, list[int]], config: Config) -> Workload:
+    """The workload of the documents `samples` of lm-eval's tasks for the model of `config`."""
     from moe_lab.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     parts = (
         _of_task(task, samples[name], tokenizer, config) for name, task in tasks.items() if samples[name]
     )
-    return sum(parts, start=Asked())
+    return sum(parts, start=Workload())
 
 
-def _of_task(task: Any, numbers: list[int], tokenizer: Any, config: Config) -> Asked:
-    step = max(1, len(numbers) // LOOKED_AT)
-    looked_at = numbers[::step][:LOOKED_AT]
+def _of_task(task: Any, numbers: list[int], tokenizer: Any, config: Config) -> Workload:
+    step = max(1, len(numbers) // SAMPLED)
+    sampled = numbers[::step][:SAMPLED]
     task.set_fewshot_seed(config.fewshot_seed)
-    found = (_of_document(task, task.task_docs[number], tokenizer, config) for number in looked_at)
-    return sum(found, start=Asked()) * (len(numbers) / len(looked_at))
+    workloads = (_of_document(task, task.task_docs[number], tokenizer, config) for number in sampled)
+    return sum(workloads, start=Workload()) * (len(numbers) / len(sampled))
 
 
-def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> Asked:
+def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> Workload:
     def count(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -88,4 +88,4 @@ def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> As
             answers += int(request.args[1].get("max_gen_toks", NEW_TOKENS)) * repeats
         else:
             answers += count(request.args[1])
-    return Asked(documents=1, requests=requests, prompts=sum(prompts.values()), answers=answers)
+    return Workload(documents=1, requests=requests, prompts=sum(prompts.values()), answers=answers)

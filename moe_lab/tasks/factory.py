@@ -1,4 +1,4 @@
-"""lm-eval's task factory with our data: local files in the place of hub data sets, and errors that name the data."""
+"""lm-eval's task factory with local files instead of hub data sets, and errors that name the data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN_TASKS = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What changes an lm-eval task's configuration before its documents are loaded."""
+    """Changes to an lm-eval task's configuration, made before its documents are loaded."""
 
     data_dir: str | None
     folder: str | None
@@ -41,11 +41,11 @@ class TaskSettings:
     fewshot_split: str | None
     num_fewshot: int | None
     letters: bool
-    """Whether choices are answered by letters (`letters.py`)."""
+    """Whether answers are letters (`letters.py`)."""
     holdout: Holdout | None
-    """Evaluate documents held out for tuning instead of the test; None: the test."""
+    """Evaluate held-out tuning documents instead of the test; None: the test."""
     splits: tuple[str, ...]
-    """Evaluate the first of these that there is instead of the test; none: the test. See `load_tasks`."""
+    """Evaluate the first available one instead of the test; empty: the test. See `load_tasks`."""
 
     @classmethod
     def of(
@@ -68,7 +68,7 @@ class TaskSettings:
 
 def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) -> TaskDict:
     """Load tasks, groups or tags by name or YAML file. Raises TaskError."""
-    factory = manager._factory = _Factory(settings)  # the one place where lm-eval builds a task from its YAML
+    factory = manager._factory = _Factory(settings)  # lm-eval builds every task with its factory
     try:
         tasks = manager.load(specs)
     except ImportError as error:
@@ -77,8 +77,8 @@ def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) 
         ) from error
     for name, task in tasks["tasks"].items():
         source = _source(task.get_config("custom_dataset"))
-        brought = name in factory.with_own_files or _generated(source)
-        if settings.data_dir is not None and not isinstance(source, LocalData) and not brought:
+        has_data = name in factory.with_own_files or _generated(source)
+        if settings.data_dir is not None and not isinstance(source, LocalData) and not has_data:
             raise TaskError(f"Task {name} is defined inside its group: data_dir cannot replace its data.")
     return tasks
 
@@ -90,7 +90,7 @@ class _Factory(TaskFactory):
         self._datasets: dict[str, Any] = {}
         """`custom_dataset` by task."""
         self.with_own_files: set[str] = set()
-        """Tasks of the user's own that `data_dir` leaves alone (`own_files.py`)."""
+        """Tasks of the user whose data `data_dir` does not replace (`own_files.py`)."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         config = super()._load_full_config(entry, overrides)
@@ -125,11 +125,11 @@ class _Factory(TaskFactory):
 
     def _from_data_dir(self, config: dict[str, Any]) -> bool:
         """Whether the documents are files in `data_dir`."""
-        brought = config["task"] in self.with_own_files or _generated(config.get("custom_dataset"))
-        return self._settings.data_dir is not None and not brought
+        has_data = config["task"] in self.with_own_files or _generated(config.get("custom_dataset"))
+        return self._settings.data_dir is not None and not has_data
 
     def _exists(self, config: dict[str, Any]) -> Callable[[str], bool]:
-        """Whether a split can be had: files can be looked for, a hub data set is taken by its word."""
+        """A function that tells whether a split exists. A hub data set is assumed to have all splits of its task."""
         if not self._from_data_dir(config):
             return lambda split: True
         folder = self._folder(config)
@@ -167,7 +167,7 @@ class _Factory(TaskFactory):
             return super()._build_task(entry, overrides)
         except (TaskError, ImportError):
             raise
-        except Exception as error:  # jinja2, datasets and each task's own code fail in their own ways
+        except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
             dataset: Any = self._datasets.get(entry.name)
             if isinstance(error, KeyError) and error.args[0] in self._named_splits:
                 splits = f" Its splits: {', '.join(sorted(dataset()))}." if _generated(dataset) else ""
@@ -180,7 +180,7 @@ class _Factory(TaskFactory):
 
     @property
     def _named_splits(self) -> dict[str | None, str]:
-        """Splits that the user named, and how."""
+        """The splits that the user named, with the overrides that name them."""
         split = self._settings.fewshot_split
         return {name: name for name in self._settings.splits} | {split: f"task.fewshot_split={split}"}
 
@@ -207,7 +207,7 @@ class _Factory(TaskFactory):
 
 
 def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Process each split once: lm-eval asks anew for prompts and for scores, and some tasks shuffle the choices."""
+    """A `process_docs` that processes each split once: lm-eval calls it twice, and some tasks shuffle their choices."""
     done: dict[int, tuple[Any, Any]] = {}
 
     @wraps(process_docs)
@@ -220,7 +220,7 @@ def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _check_hub(config: dict[str, Any]) -> None:
-    """Raise TaskError where the hub has no such data set, before `datasets` tries again and again."""
+    """Raise TaskError if the hub lacks the data set, before the retries of `datasets`."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
     from httpx2 import HTTPError
 
@@ -237,7 +237,7 @@ def _check_hub(config: dict[str, Any]) -> None:
 
 
 def _from_hub(config: dict[str, Any], **_: Any) -> Any:
-    """What lm-eval itself loads for a task without a `custom_dataset`."""
+    """The data set that lm-eval loads for a task without a `custom_dataset`."""
     from datasets import load_dataset
 
     options = {k: v for k, v in (config.get("dataset_kwargs") or {}).items() if k != "trust_remote_code"}
@@ -245,10 +245,10 @@ def _from_hub(config: dict[str, Any], **_: Any) -> Any:
 
 
 def _source(custom_dataset: Any) -> Any:
-    """The data that a held-out view was taken of."""
+    """The data set behind a view with held-out documents."""
     return custom_dataset.load if isinstance(custom_dataset, HeldOutDataset) else custom_dataset
 
 
 def _generated(custom_dataset: Any) -> bool:
-    """Whether the documents are made by this package: such tasks need neither hub nor files."""
+    """Whether this package generates the documents, without hub and files."""
     return str(getattr(_source(custom_dataset), "__module__", "")).startswith("moe_lab.tasks.toy.")

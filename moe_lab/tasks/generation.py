@@ -1,4 +1,4 @@
-"""The keys of `gen_kwargs` that several modules read."""
+"""Keys of `gen_kwargs`."""
 
 MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Spellings that lm-eval takes, first one first."""
+"""lm-eval's names of the number of new tokens, in its order of precedence."""

@@ -1,12 +1,12 @@
-"""`task.answer=letters`: a multiple-choice task asked as a question with lettered options, answered by a letter.
+"""`task.answer=letters`: multiple-choice questions with lettered options, answered by a letter.
 
     Question: What do plants breathe in?
     A. Carbon dioxide
     B. Helium
     Answer:
 
-Every answer is one token, which C3PO's "last token" presupposes. The question and the options are the task's own, taken
-from its lm-eval configuration; tasks whose options are letters already (MMLU) stay as they are.
+Every answer is one token, as C3PO's "last token" requires. The question and the options come from the task's lm-eval
+configuration; tasks whose options are letters already (MMLU) are unchanged.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from moe_lab.errors import TaskError
 from moe_lab.tasks.versions import versioned
 
 PROMPT, LETTERS, GOLD = "letters_prompt", "letters", "letters_gold"
-"""Columns that are added to every document."""
+"""Columns added to every document."""
 _ASKS = re.compile(r"\b(Answer|A):\s*$")
-"""What a task's own prompt ends with, before the options."""
-_ASKED_AGAIN = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
+"""The end of a task's own prompt, before the options."""
+_REPLACED = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
 
 
 def in_letters(config: dict[str, Any]) -> dict[str, Any]:
-    """An lm-eval task's configuration with letters for answers; tasks that generate theirs stay as they are.
+    """An lm-eval task's configuration with letters as answers; unchanged for tasks that generate answers.
 
     Raises TaskError for other tasks without choices.
     """
@@ -45,8 +45,8 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
         )
     if _has_letters(config["doc_to_choice"]):
         return config
-    own = {key: config.get(key) for key in _ASKED_AGAIN}
-    fewshot = {k: v for k, v in (config.get("fewshot_config") or {}).items() if k not in _ASKED_AGAIN}
+    own = {key: config.get(key) for key in _REPLACED}
+    fewshot = {k: v for k, v in (config.get("fewshot_config") or {}).items() if k not in _REPLACED}
     return {
         **config,
         "process_docs": partial(_add_columns, own),
@@ -65,7 +65,7 @@ def _has_letters(choices: Any) -> bool:
 
 @versioned("letters.add_columns", 1)
 def _add_columns(own: dict[str, Any], split: Any) -> Any:
-    """An lm-eval `process_docs`: the documents with their lettered question."""
+    """lm-eval `process_docs`: adds the lettered question to the documents."""
     if own["process_docs"] is not None:
         split = own["process_docs"](split)
     rows = [lettered(own, document) for document in split]
@@ -75,7 +75,7 @@ def _add_columns(own: dict[str, Any], split: Any) -> Any:
 
 
 def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """The added columns of one document; `own` are the task's own `doc_to_text`, `doc_to_target`, `doc_to_choice`."""
+    """The added columns of one document; `own` has the task's `doc_to_text`, `doc_to_target` and `doc_to_choice`."""
     text, target = (_value(own[key], document) for key in ("doc_to_text", "doc_to_target"))
     choices = [str(choice).strip() for choice in _value(own["doc_to_choice"], document)]
     if isinstance(text, int):
@@ -83,7 +83,7 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     else:
         question = _ASKS.sub("", str(text)).strip()
         gold = target if isinstance(target, int) else choices.index(str(target).strip())
-    if isinstance(own["doc_to_target"], int):  # the same place in every document: a letter would give it away
+    if isinstance(own["doc_to_target"], int):  # the right answer has the same place in every document
         choices, gold = _shuffled(choices, gold, question)
     options = "".join(
         f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, choices, strict=False)
@@ -96,7 +96,7 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(field: Any, document: dict[str, Any]) -> Any:
-    """What lm-eval makes of a `doc_to_...` field: a function, a column, a template, or a value."""
+    """lm-eval's evaluation of a `doc_to_...` field: a function, a column, a template, or a value."""
     if isinstance(field, Callable):  # type: ignore[arg-type]
         return field(document)
     if isinstance(field, dict):
@@ -119,15 +119,15 @@ def _template(text: str) -> Any:
 
 
 def _blank(contexts: list[str], ending: str, gold: int) -> tuple[str, list[str], int]:
-    """WinoGrande's form, contexts that differ in their end before one ending: a sentence with a blank, its fillers."""
+    """WinoGrande's contexts, which differ at their end, before one ending: a sentence with a blank, its fillers."""
     words = [context.split(" ") for context in contexts]
-    same = list(takewhile(lambda together: len(set(together)) == 1, zip(*words, strict=False)))
-    begin = " ".join([together[0] for together in same] + ["_"])
+    same = list(takewhile(lambda words: len(set(words)) == 1, zip(*words, strict=False)))
+    begin = " ".join([position[0] for position in same] + ["_"])
     return f"Question: {begin} {ending}", [" ".join(own[len(same) :]) for own in words], gold
 
 
 def _shuffled(choices: list[str], gold: int, question: str) -> tuple[list[str], int]:
-    """Another order, which depends on the question alone."""
+    """The choices in an order that depends on the question alone, and the new index of the right one."""
     order = list(range(len(choices)))
     random.Random(sha256(question.encode()).hexdigest()).shuffle(order)
     return [choices[i] for i in order], order.index(gold)

@@ -1,4 +1,4 @@
-"""From `task=` to lm-eval task objects, with the run's few-shot, generation and data settings applied."""
+"""Loads the lm-eval tasks of `task=` and applies the run's few-shot, generation and data settings."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
     from moe_lab.tasks.tuning_split import Holdout
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-"""Generation settings that ask for sampling."""
+"""Generation settings that turn sampling on."""
 
 OWN_TASKS = Path(__file__).resolve().parent
 
 
-_kept: dict[str, TaskDict] | None = None
+_cache: dict[str, TaskDict] | None = None
 
 
 @contextmanager
-def keeping_tasks() -> Iterator[None]:
-    """Within this, equal requests for tasks get the same objects: a grid reads each data set once."""
-    global _kept
-    outer, _kept = _kept, {}
+def task_cache() -> Iterator[None]:
+    """Within this context `load_tasks` returns the same objects for equal settings: a grid reads each data set once."""
+    global _cache
+    outer, _cache = _cache, {}
     try:
         yield
     finally:
-        _kept = outer
+        _cache = outer
 
 
 def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str, ...] = ()) -> TaskDict:
     """The tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
 
-    With `holdout` they evaluate documents to tune on (see `held_out.py`) in the place of their test. With `splits` they
-    evaluate the first of these that there is: a split's name, or lm-eval's key for one (`training_split`).
+    With `holdout` they evaluate tuning documents (`tuning_split.py`) instead of their test. With `splits` they evaluate
+    the first available one: a split's name, or lm-eval's key for one (`training_split`).
 
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
-    if _kept is None:
+    if _cache is None:
         return _build(config, holdout, splits)
     settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
     key = repr(
         (config.task, judge_names(config), [getattr(config, name) for name in settings], holdout, splits)
     )
-    if key not in _kept:
-        _kept[key] = _build(config, holdout, splits)
-    return _kept[key]
+    if key not in _cache:
+        _cache[key] = _build(config, holdout, splits)
+    return _cache[key]
 
 
 def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
@@ -84,10 +84,10 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
 
 @lru_cache(maxsize=256)
 def task_file(name: str) -> Path | None:
-    """The one YAML file that defines a task of this name, or None: a group, a tag, no task at all, or several files.
+    """The YAML file that defines a task of this name; None for a group, a tag, an unknown name, or several files.
 
-    A file of that name is found in a tenth of a second, any other by the text of all files in half a second; indexing
-    them, as lm-eval does, takes ten times that.
+    A file of the same name takes a tenth of a second, a search in all files half a second, and lm-eval's index ten
+    times that.
     """
     from importlib.util import find_spec
 
@@ -113,7 +113,7 @@ def _task_of(file: Path) -> Any:
 
 
 def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager, list[str]]:
-    """A task manager and what to load from it: single files where each name is one, else the whole index."""
+    """A task manager and the names or files to load: files if each name has one, else names in the whole index."""
     from lm_eval.tasks import TaskManager
 
     if include_path is None:
@@ -126,7 +126,7 @@ def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager
         )
     try:
         manager = _full_index(include_path)
-    except Exception as error:  # whatever lm-eval makes of a YAML that is no task's
+    except Exception as error:  # lm-eval fails in many ways on a YAML that is no task
         if include_path is None:
             raise
         raise TaskError(
@@ -168,7 +168,7 @@ def _refuse_judged(name: str, task: Task) -> None:
 
 
 def _apply_settings(task: Any, config: Config) -> None:
-    """What `lm_eval.simple_evaluate` does between loading and evaluating; a key given here always wins."""
+    """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
     from lm_eval.filters import build_filter_ensemble
 
     from moe_lab.tasks.judges.lm_eval_hooks import is_judged, keep_metrics
@@ -183,7 +183,7 @@ def _apply_settings(task: Any, config: Config) -> None:
     if config.predict_only:
         task.override_metric(metric_name="bypass")
         if getattr(task, "UNSAFE_CODE", False) or judged:
-            # its own one executes, or asks judges
+            # the task's own filter executes programs or calls judges
             task._filters = [build_filter_ensemble("none", [("take_first", None)])]
     if config.num_fewshot is not None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)
@@ -194,10 +194,10 @@ def _apply_settings(task: Any, config: Config) -> None:
 
 
 def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A task's generation settings with those of `gen_kwargs` over them.
+    """A task's generation settings, overridden by those of `gen_kwargs`.
 
-    lm-eval knows several spellings of the number of new tokens: one that is given replaces all of them. A sampling
-    setting that is given turns sampling on, temperature=0 turns it off, unless do_sample is given, too.
+    A given number of new tokens replaces all of lm-eval's names for it. Without do_sample, a given sampling setting
+    turns sampling on, and temperature=0 turns it off.
     """
     spellings = MAX_NEW_TOKENS if any(key in given for key in MAX_NEW_TOKENS) else ()
     settings = {key: value for key, value in own.items() if key not in spellings} | given
@@ -211,19 +211,19 @@ def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str,
 
 
 def _check_fewshot_pool(task: Any) -> None:
-    wanted = task.get_config("num_fewshot")
-    if not wanted or not hasattr(task, "sampler"):
+    num_fewshot = task.get_config("num_fewshot")
+    if not num_fewshot or not hasattr(task, "sampler"):
         return
     same_split = task.fewshot_cfg.split is not None and task.fewshot_cfg.split == task.config.test_split
     available = len(task.sampler.df) - (1 if same_split else 0)
-    if wanted > available:
+    if num_fewshot > available:
         raise TaskError(
-            f"num_fewshot={wanted} is more than the {available} examples that {task.task_name} has."
+            f"num_fewshot={num_fewshot} is more than the {available} examples that {task.task_name} has."
         )
 
 
 def seed_as_lm_eval() -> None:
-    """The global seeds that `lm_eval.simple_evaluate` sets: some tasks shuffle documents or choices with them."""
+    """Set the global seeds of `lm_eval.simple_evaluate`, which some tasks shuffle documents or choices with."""
     import random
 
     import numpy
@@ -233,5 +233,5 @@ def seed_as_lm_eval() -> None:
 
 
 def _quiet_lm_eval() -> None:
-    """lm-eval tells every default it takes; only its errors are the user's business."""
+    """Log only the errors of lm-eval, which otherwise logs every default."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

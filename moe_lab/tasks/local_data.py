@@ -1,7 +1,6 @@
-"""Local JSON Lines in the place of a hub data set: `<data_dir>/<folder>/<split>.jsonl`, in its columns.
+"""Local JSON Lines instead of a hub data set: `<data_dir>/<folder>/<split>.jsonl` with the same columns.
 
-The files are read here and not by `datasets`, whose JSON loader caches by path and turns strings that look like
-dates into timestamps.
+The JSON loader of `datasets` is not used: it caches by path and turns strings that look like dates into timestamps.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class LocalData:
     column: str | None
     value: str | None
     needed: tuple[tuple[str, str], ...]
-    """(split, what needs it)"""
+    """(split, purpose)"""
     shown: frozenset[str] = frozenset()
-    """Columns that stand in prompts or answers as they are: they must not be null."""
+    """Columns that prompts or answers contain unchanged; they must not be null."""
 
     @property
     def path(self) -> Path:
@@ -64,7 +63,7 @@ class LocalData:
 
 
 class _Splits(dict):
-    """Splits that the run does not need are empty: lm-eval looks at all that its YAML names."""
+    """The splits by name. Splits that the run does not need are empty: lm-eval reads all splits of its YAML."""
 
     def __missing__(self, split: str) -> Dataset:
         self[split] = next(iter(self.values())).select([])
@@ -72,7 +71,7 @@ class _Splits(dict):
 
 
 def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tuple[str, str], ...]:
-    """Which splits an lm-eval task configuration reads, with what for: the evaluated one, and the few-shot one."""
+    """The splits that a task configuration reads, with their purpose: the evaluated one and the few-shot one."""
     evaluated = config.get("test_split") or config.get("validation_split")
     if evaluated is None:
         raise TaskError(f"Task {config['task']} names neither a test nor a validation split.")
@@ -87,19 +86,19 @@ def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tupl
 
 
 def shown_columns(config: dict[str, Any]) -> frozenset[str]:
-    """Columns that an lm-eval task configuration inserts as they are: `{{question}}`, `{{answer.strip()}}`.
+    """Columns that a task's templates insert without condition or filter: `{{question}}`, `{{answer.strip()}}`.
 
-    Expressions with conditions are left out, and tasks that rewrite their rows first.
+    None for tasks with `process_docs`, which may rewrite the rows.
     """
     if config.get("process_docs"):
         return frozenset()
     templates = (config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice"))
-    found = (INSERTED.findall(template) for template in templates if isinstance(template, str))
-    return frozenset(column for columns in found for column in columns)
+    matches = (INSERTED.findall(template) for template in templates if isinstance(template, str))
+    return frozenset(column for columns in matches for column in columns)
 
 
 def read_jsonl(file: Path, purpose: str) -> Rows:
-    """Rows of a JSON Lines file. Raises TaskError naming the file, and the line where one is malformed."""
+    """Rows of a JSON Lines file. Raises TaskError naming the file, and the malformed line."""
     try:
         stat = file.stat()
     except FileNotFoundError:

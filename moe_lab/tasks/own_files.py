@@ -1,4 +1,4 @@
-"""Tasks of the user's own whose YAML names its data: files, a folder or a function. `data_dir` leaves them alone."""
+"""Tasks of the user whose YAML names its data: files, a folder or a function. `data_dir` does not replace them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import lm_eval
 
 PACKAGES = (Path(__file__).resolve().parent, Path(lm_eval.__file__).resolve().parent)
-"""Folders whose YAMLs are not the user's own."""
+"""Folders of packages, whose YAMLs are not the user's."""
 
 
 def has_own_files(yaml_path: Path | None, config: dict[str, Any]) -> bool:
-    """Whether a task configuration comes from a YAML outside of the packages and names local data itself."""
+    """Whether a task configuration comes from a YAML of the user and names local data."""
     if yaml_path is None or any(folder in Path(yaml_path).resolve().parents for folder in PACKAGES):
         return False
     function = config.get("custom_dataset")
@@ -27,7 +27,7 @@ def has_own_files(yaml_path: Path | None, config: dict[str, Any]) -> bool:
 
 
 def _names_files(path: str, options: dict[str, Any]) -> bool:
-    """Whether it is a file format of `datasets` with files that are not on the network."""
+    """Whether `path` is a file format of `datasets`, with local files."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
 
     files = options.get("data_files") or options.get("data_dir")

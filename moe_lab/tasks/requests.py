@@ -1,4 +1,4 @@
-"""lm-eval's requests of a task's documents, the same ones each time."""
+"""Builds lm-eval's requests of a task's documents reproducibly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reseed(config: Config, tasks: TaskDict) -> None:
-    """Start all randomness that prompts are made of, so that the same ones are built each time."""
+    """Set all seeds that prompts depend on, so that the same prompts are built each time."""
     seed_as_lm_eval()
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(config.fewshot_seed)
@@ -26,7 +26,7 @@ def build_requests(
 ) -> list[list[Instance]]:
     """lm-eval's requests of a task, document by document; `samples` are sorted document numbers, None means all.
 
-    `lm` has `apply_chat_template` and `tokenizer_name`, which are asked where the run wants a chat template.
+    `lm` has `apply_chat_template` and `tokenizer_name`, which are read if the run has a chat template.
     """
     reseed(config, {"tasks": {task.task_name: task}, "groups": {}, "group_map": {}})
     chat = bool(config.apply_chat_template)
@@ -48,7 +48,7 @@ def build_requests(
 
 
 def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple:
-    """The arguments of the request that scores the right answer of a document, whose requests these are."""
+    """The arguments of the request that scores the right answer; `instances` are the requests of one document."""
     document = instances[0].doc
     kind = task.get_config("output_type")
     if kind in ("loglikelihood", "loglikelihood_rolling"):

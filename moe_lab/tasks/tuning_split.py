@@ -1,7 +1,7 @@
-"""Documents to tune on, held out of what a task evaluates and of its few-shot examples.
+"""Tuning documents, held out from a task's test and its few-shot examples.
 
-A task's tuning documents come, in this order, from a validation split that is not evaluated, from the train split,
-or from the evaluated split itself; a run with the profile tuned on them leaves them out of its test.
+They come, in this order of preference, from a validation split that is not evaluated, from the train split, or from the
+evaluated split. A run with the profile tuned on them leaves them out of its test.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SPLIT = "tuning"
-"""What the held-out documents' split is called in a task that is tuned on."""
+"""Name of the split with the held-out documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holdout:
-    """How many documents of a split are held out, and of which permutation of its rows."""
+    """The number of held-out documents, and the seed of the permutation that they are taken from."""
 
     num_samples: int
     seed: int
 
     def rows(self, name: str, split: str, count: int) -> list[int]:
-        """Sorted row numbers among `count`; all of them where the split is smaller."""
+        """The sorted row numbers of the held-out documents among `count` rows; all rows of a smaller split."""
         order = list(range(count))
         Random(f"{name} {split} {self.seed}").shuffle(order)
         return sorted(order[: self.num_samples])
@@ -38,13 +38,13 @@ class Holdout:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutDataset:
-    """A task's `custom_dataset`: its splits, `held_out` of the `source` split moved to the split `tuning`."""
+    """A task's `custom_dataset` with the held-out documents of the `source` split moved to the split `tuning`."""
 
     task: str
     source: str
     holdout: Holdout
     load: Callable[..., Any]
-    """Gives the task's own {split: Dataset}."""
+    """Returns the task's own {split: Dataset}."""
 
     def __call__(self, **options: Any) -> dict[str, Dataset]:
         splits = self.load(**options)
@@ -61,7 +61,7 @@ class HeldOutDataset:
 
 
 def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
-    """The split to tune on of an lm-eval task configuration; `exists` says which splits can be had."""
+    """The split that tuning documents are taken from; `exists` tells whether a split is available."""
     evaluated = config.get("test_split") or config["validation_split"]
     for key in ("validation_split", "training_split"):
         split = config.get(key)
@@ -73,10 +73,10 @@ def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
 def first_split(
     config: dict[str, Any], candidates: Sequence[str], exists: Callable[[str], bool], place: str
 ) -> str:
-    """The first split of an lm-eval task configuration that can be had.
+    """The first available split of an lm-eval task configuration.
 
     `candidates` are names of splits, or keys of the configuration that name one (`training_split`). Raises TaskError
-    where there is none of them in `place`.
+    if `place` has none of them.
     """
     for candidate in candidates:
         split = config.get(candidate) if candidate.endswith("_split") else candidate
@@ -87,7 +87,7 @@ def first_split(
 
 
 def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any], holdout: Holdout) -> dict:
-    """The task configuration that evaluates the held-out documents of `source` in the place of its test."""
+    """The task configuration that evaluates the held-out documents of `source` instead of its test."""
     dataset = HeldOutDataset(task=config["task"], source=source, holdout=holdout, load=load)
     view = {**config, "custom_dataset": dataset, "test_split": SPLIT}
     if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
@@ -98,14 +98,14 @@ def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any
 
 
 IDENTIFIERS = ("task_id",)
-"""Columns that name a document wherever it stands: HumanEval's problems are those of HumanEval+."""
+"""Columns that identify a document across data sets: HumanEval and HumanEval+ have the same problems."""
 
 
 def document_hashes(task: Any) -> list[frozenset[str]]:
-    """What each document that `task` evaluates is known by, in 16 hexadecimal digits each.
+    """Hashes of each document that `task` evaluates, of 16 hexadecimal digits.
 
-    Documents that share one are the same: by prompt and choices (or the answer, where the prompt is empty), by the row
-    of the data set that they come from, which tasks of one data set share, or by an identifier.
+    Two documents that share a hash are the same: they agree in prompt and choices (or the answer, if the prompt is
+    empty), in the row of the data set, which several tasks may share, or in an identifier.
     """
     columns = _shown_columns(task)
     rows = _rows(task) or task.task_docs
@@ -116,7 +116,7 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
 
 
 def _rows(task: Any) -> Any:
-    """The data set's rows of the evaluated documents; None where a task does not take them one by one."""
+    """The data set's rows of the evaluated documents; None if a task drops or splits rows."""
     rows = task.dataset[task.config.test_split or task.config.validation_split]
     return rows if len(rows) == len(task.task_docs) else None
 
@@ -134,7 +134,7 @@ def _hash(content: dict[str, Any]) -> str:
 
 
 def _shown_columns(task: Any) -> frozenset[str] | None:
-    """The columns that a task's prompt and choices name; None where a function makes them of the document."""
+    """The columns in the templates of a task's prompt and choices; None if a function builds them."""
     from jinja2 import Environment, meta
 
     prompt = [task.config.doc_to_text, task.config.doc_to_choice]

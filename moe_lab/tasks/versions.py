@@ -1,6 +1,6 @@
-"""Versions of this package's task functions: a run's identity holds them in the place of the functions' source.
+"""Versions of this package's task functions, which represent the functions in run ids.
 
-A change of a function that may change scores raises its version. Any other change leaves run ids as they are.
+A change that may change scores raises the function's version. Any other change leaves run ids as they are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TypeVar
 
 F = TypeVar("F", bound=Callable)
 FIRST = Path(__file__).with_name("first_versions.json")
-"""What stands for version 1 of the oldest functions: their source when ids were made of it, so that ids stay."""
+"""The source of the oldest functions at version 1. Earlier run ids were made of it, and stay valid."""
 
 
 def versioned(name: str, version: int) -> Callable[[F], F]:
     """Decorator of a task's function (a filter, `process_docs`, `process_results`).
 
     Args:
-        name: names the function in identities; it stays when the function moves.
+        name: the function's name in run ids; it stays when the function moves.
         version: raised whenever scores may change.
     """
 

@@ -26,7 +26,7 @@ from moe_lab.methods import get_method
 from moe_lab.reports.papers.spec import find_experiments
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs.estimate import estimates
-from moe_lab.tasks.estimate import Asked
+from moe_lab.tasks.estimate import Workload
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
 
 
@@ -347,19 +347,19 @@ def test_the_untouched_model_stands_before_what_is_compared_with_it():
     from moe_lab.runs.grid import beside_baselines
 
     base = SimpleNamespace(run_id="b", stored=lambda: {"is": "base"})
-    runs = [SimpleNamespace(run_id=name, needed={"baseline": base}) for name in ("x", "y")]
+    runs = [SimpleNamespace(run_id=name, compared_runs={"baseline": base}) for name in ("x", "y")]
     outcomes = [SimpleNamespace(run=run, results={"is": run.run_id}) for run in runs]
     assert [each["is"] for each in beside_baselines(outcomes)] == ["base", "x", "y"]
 
 
 def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     looked_at = []
-    monkeypatch.setattr("moe_lab.runs.estimate.asked_by", lambda run: looked_at.append(run) or ASKED)
+    monkeypatch.setattr("moe_lab.runs.estimate.workload_of", lambda run: looked_at.append(run) or ASKED)
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
     assert len(looked_at) == 1
     rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
     estimates(rows)
     assert looked_at[1:] == rows[:1], "they ask the same"
-    with_answers = Asked(documents=10, requests=10, prompts=1000, answers=50)
+    with_answers = Workload(documents=10, requests=10, prompts=1000, answers=50)
     assert [run.method.forward_tokens(with_answers) for run in rows] == [1100, 1400, 1100]

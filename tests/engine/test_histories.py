@@ -13,6 +13,7 @@ import pytest
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
 from moe_lab.routing import document_key, find_routers
@@ -101,7 +102,9 @@ def test_scoring_equals_decoding_token_by_token(moe_model, history):
 
     answers = [GenerationState(i, q.context, q.noise_key) for i, q in enumerate(questions)]
     with EnsembleForward(moe_model, ensemble_for(moe_model, history)) as forward:
-        generate(forward, answers, Budget(4000), forced, lambda generated: False, 6, lambda answer: None)
+        generate(
+            forward, answers, Budget(4000), Decoding(forced, lambda generated: False, 6), lambda answer: None
+        )
     assert total == rounding.approx([scored[i][0][0] for i in range(len(questions))])
 
 
@@ -164,7 +167,7 @@ def test_no_cache_reads_everything_again_for_every_token(olmoe):
         with EnsembleForward(olmoe, ensemble) as forward:
             choose = lambda scores, answers: scores.argmax(-1).tolist()  # noqa: E731
             answers = [GenerationState(0, [1, 2, 3, 4], 9)]
-            generate(forward, answers, Budget(100), choose, lambda g: False, 3, lambda a: None)
+            generate(forward, answers, Budget(100), Decoding(choose, lambda g: False, 3), lambda a: None)
         return forward.tokens_in
 
     assert tokens_in("clean", "noisy") == 4 + 2 + 3 * 3

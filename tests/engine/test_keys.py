@@ -11,6 +11,7 @@ import torch
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.routing import document_key, gumbel
@@ -34,7 +35,9 @@ def test_repeats_of_a_prompt_have_noise_of_their_own(olmoe, history):
 
     answers = [GenerationState(repeat, PROMPT, document_key(PROMPT), repeat) for repeat in found]
     with EnsembleForward(olmoe, ensemble_for(olmoe, history)) as forward:
-        generate(forward, answers, Budget(4000), forced, lambda generated: False, 3, lambda answer: None)
+        generate(
+            forward, answers, Budget(4000), Decoding(forced, lambda generated: False, 3), lambda answer: None
+        )
     double, temperatures = reference.in_float64(olmoe), temperatures_for(olmoe)
     for repeat, rows in found.items():
         for step, row_V in enumerate(rows):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe_lab.engine.forward import clean_history as clean_rows
+from moe_lab.engine.forward import clean_history
 from moe_lab.engine.forward.batch import TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
@@ -43,16 +43,16 @@ def logits_of_steps(model):
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("family", by_family(sorted(clean_rows.LATE)))
+@pytest.mark.parametrize("family", by_family(sorted(clean_history.LATE)))
 def test_late_is_the_same_as_in_front_of_the_layer(family, monkeypatch):
     model = small_model(family)
     late = logits_of_steps(model)
-    monkeypatch.setattr(clean_rows, "LATE", frozenset())
+    monkeypatch.setattr(clean_history, "LATE", frozenset())
     rounding.assert_close(late, logits_of_steps(model))
 
 
 def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):
     model = small_model("dbrx")
     right = logits_of_steps(model)
-    monkeypatch.setattr(clean_rows, "LATE", frozenset({"dbrx"}))
+    monkeypatch.setattr(clean_history, "LATE", frozenset({"dbrx"}))
     assert (right - logits_of_steps(model)).abs().max() > 0.1

@@ -12,7 +12,7 @@ import sys
 import pytest
 from transformers import modeling_utils
 
-from moe_lab.models.low_memory_load import NOT_AHEAD, reading_once
+from moe_lab.models.low_memory_load import SEQUENTIAL, reading_once
 from tests.support.models import make_model, make_tokenizer
 
 LAYERS = 6
@@ -56,9 +56,9 @@ def test_the_peak_is_the_model_and_the_parts_of_a_layer(dtype, tmp_path):
 
 
 def test_transformers_is_left_as_it_was(monkeypatch):
-    monkeypatch.setenv(NOT_AHEAD, "0")
+    monkeypatch.setenv(SEQUENTIAL, "0")
     mapped = modeling_utils.safe_open
     with pytest.raises(RuntimeError, match="stop"), reading_once():
-        assert os.environ[NOT_AHEAD] == "1" and modeling_utils.safe_open is not mapped
+        assert os.environ[SEQUENTIAL] == "1" and modeling_utils.safe_open is not mapped
         raise RuntimeError("stop")
-    assert os.environ[NOT_AHEAD] == "0" and modeling_utils.safe_open is mapped
+    assert os.environ[SEQUENTIAL] == "0" and modeling_utils.safe_open is mapped

@@ -19,7 +19,7 @@ from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, 
 from moe_lab.models.pool import ModelPool
 from moe_lab.progress import Progress
 from moe_lab.reports.scores import marks_of
-from moe_lab.runs.estimate import asked_by
+from moe_lab.runs.estimate import workload_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
@@ -95,7 +95,7 @@ def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
 def test_the_moe_lab_block(roe: Config) -> None:
     outcome = run(replace(roe, limit=7, seed=3))
     block = outcome.results["moe_lab"]
-    untouched = outcome.run.needed["baseline"].stored()
+    untouched = outcome.run.compared_runs["baseline"].stored()
     assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
     assert set(block) == {
         *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
@@ -448,8 +448,8 @@ def test_preparing_makes_nothing(roe: Config) -> None:
     one = prepare(roe)
     assert not one.done and one.num_documents == 10 and not one.partial
     assert one.baseline is not None
-    asked = [asked_by(each) for each in (one.baseline, one)]
-    plain, rows = (each.method.forward_tokens(asked_by(each)) for each in (one.baseline, one))
+    asked = [workload_of(each) for each in (one.baseline, one)]
+    plain, rows = (each.method.forward_tokens(workload_of(each)) for each in (one.baseline, one))
     assert asked[0] == asked[1] and rows - asked[0].answers == plain > 1000, "two rows of each answer"
     assert (asked[0].documents, asked[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()

@@ -15,15 +15,15 @@ from moe_lab.methods.c3po.kernel_regression import ALPHAS
 from moe_lab.methods.references.store import References
 from moe_lab.results.atomic import write_json
 from moe_lab.results.request_log import ResponseLog
-from moe_lab.runs.estimate import asked_by
+from moe_lab.runs.estimate import workload_of
 from moe_lab.runs.evaluation.evaluate import answers_header
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
 from moe_lab.runs.state import run_state
-from moe_lab.tasks.estimate import Asked
+from moe_lab.tasks.estimate import Workload
 from tests.support.runs import config, small_data
 
-ASKED = Asked(documents=2, requests=4, prompts=100, answers=20)
+ASKED = Workload(documents=2, requests=4, prompts=100, answers=20)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_reference_set_is_counted_until_it_is_there(
     asked.task.name = "toy_choice"
     run = prepare(asked)
     [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
-    per_question = asked_by(run).prompt
+    per_question = workload_of(run).prompt
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
     expected = _references(run)
     assert expected.folder == tmp_path / "references" / name

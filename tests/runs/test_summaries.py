@@ -78,7 +78,7 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     for seed in (0, 1):
         one = replace(asked, seed=seed)
         hot = prepare(replace(one, method=replace(roe.method, temperature=9.0)))
-        runs.append(replace(prepare(one), compared={"hot": hot}))
+        runs.append(replace(prepare(one), comparisons={"hot": hot}))
     files = summarize([execute(run, pool) for run in runs])
     found = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]["compared"]["hot"]
     means = np.mean(table, axis=1)
@@ -92,7 +92,7 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     capsys.readouterr()
     print_summaries(files)
     assert "Over seeds, compared with hot" in capsys.readouterr().out
-    alone = summarize([execute(replace(run, compared={}), pool) for run in runs])
+    alone = summarize([execute(replace(run, comparisons={}), pool) for run in runs])
     assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
 
 

@@ -14,7 +14,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
-from moe_lab.tasks.estimate import Asked
+from moe_lab.tasks.estimate import Workload
 from tests.support.runs import facts
 
 
@@ -43,7 +43,7 @@ class FakeRun:
     done: bool = False
     measured: bool = True
     baseline: None = None
-    needed: dict = field(default_factory=dict)
+    compared_runs: dict = field(default_factory=dict)
     num_documents: int = 10
     judges: tuple = ()
     facts: ModelFacts = field(default_factory=facts)
@@ -144,7 +144,7 @@ def fake_results(run: FakeRun) -> dict[str, Any]:
     return {"results": {task: {"alias": task, "acc,none": 0.5, "acc_stderr,none": 0.1}}, "moe_lab": block}
 
 
-ASKED = Asked(documents=10, requests=10, prompts=1000)
+ASKED = Workload(documents=10, requests=10, prompts=1000)
 
 
 def fake_state(run: FakeRun) -> tuple[str, float]:
@@ -157,6 +157,6 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     monkeypatch.setattr("moe_lab.runs.prepare.prepare", runs.prepare)
     monkeypatch.setattr("moe_lab.runs.execute.execute", runs.execute)
     monkeypatch.setattr("moe_lab.runs.summaries.summarize", runs.summarize)
-    monkeypatch.setattr("moe_lab.runs.estimate.asked_by", lambda run: ASKED)
+    monkeypatch.setattr("moe_lab.runs.estimate.workload_of", lambda run: ASKED)
     monkeypatch.setattr("moe_lab.runs.plan.run_state", lambda run, asked: fake_state(run))
     return runs

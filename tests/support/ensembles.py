@@ -8,7 +8,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.generation.sampling import Decoding, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring.scoring import ScoringRequest, score
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding
@@ -35,7 +35,9 @@ def answers_of(
     ended = []
     finished = StoppingCriteria(tokenizer, list(stop), config) if tokenizer else lambda generated: False
     with EnsembleForward(model, ensemble or Ensemble()) as forward:
-        generate(forward, answers, budget, Sampler(model, config, seed), finished, steps, ended.append)
+        generate(
+            forward, answers, budget, Decoding(Sampler(model, config, seed), finished, steps), ended.append
+        )
     assert sorted(map(id, ended)) == sorted(map(id, answers))
     return [answer.generated for answer in answers]
 

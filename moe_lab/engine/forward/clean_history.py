@@ -1,7 +1,7 @@
-"""Rows over one clean history (the clean cache): the noisy rows of a token are further slots of its sequence.
+"""Routing samples over one clean history (the clean cache): noisy samples of a token are extra slots of its sequence.
 
-B = sequences, S = new tokens, T = cached columns, R = S + noisy slots of the sequence with the most wanted tokens,
-M = wanted tokens, n = rows of each.
+B = sequences, S = new tokens, T = cached slots, R = S + the most noisy samples of a sequence, M = logit positions,
+n = routing samples of each.
 """
 
 from __future__ import annotations
@@ -28,39 +28,36 @@ LATE = frozenset({
     "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
 })
 # fmt: on
-"""Families (by `model_type`) whose layers add what their MoE block returns to a residual, token by token: the block may
-be given more tokens than the layer's attention. A test holds each against rows that part in front of the layer, as
-all other families do (Llama-4's layers reshape to the residual, DBRX's block is the layer itself)."""
+"""Families (by `model_type`) whose layers add the output of their MoE block to a residual, token by token. Their block
+can take more tokens than the layer's attention. A test compares each with samples that fork in front of the layer, as
+in all other families (Llama-4's layers reshape to the residual, DBRX's block is the layer itself)."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Where the rows of a pass are once they have parted."""
+class SamplePlaces:
+    """Where the samples of a pass are behind the fork layer."""
 
     logits_at: Tensor
-    """int64 [M, n]: flat places, among all tokens that reach the output head, of each wanted token's rows."""
-    noisy: NoisyTokens | None
-    """None: this pass has no noise."""
-    extra: int
-    """Tokens that rows add to those that were given."""
+    """int64 [M, n]: flat index of each sample of each logit position among all tokens of the pass."""
+    noisy: NoisyTokens
 
 
 @dataclass(frozen=True)
-class Split:
-    """Where the rows of a pass come from: S clean tokens become R (rows of short sequences are padding)."""
+class Fork:
+    """The R slots that S clean tokens become. Sequences with fewer samples are padded."""
 
     source_BR: Tensor
-    """int64: the clean token each row is a copy of."""
+    """int64: the clean token that each slot is a copy of."""
     visible_BRK: Tensor
     """bool [B, R, T + R]."""
     noisy: Tensor
-    """int64 [M (n - 1)]: flat indices into B x R of the noisy rows, wanted token by wanted token."""
+    """int64 [M (n - 1)]: flat indices into B x R of the noisy samples, by logit position."""
     logits_at: Tensor
-    """int64 [M, n]: flat indices into B x R of each wanted token's rows, the clean one first."""
+    """int64 [M, n]: flat indices into B x R of the samples of each logit position, the clean one first."""
 
 
-def fork_samples(logit_positions_M: Tensor, visible_BSK: Tensor, n: int) -> Split:
-    """Give every wanted token n - 1 noisy rows. Each sees what its token sees of others, and itself."""
+def fork_samples(logit_positions_M: Tensor, visible_BSK: Tensor, n: int) -> Fork:
+    """Add n - 1 noisy samples to every logit position. A sample attends to itself instead of its token."""
     B, S, K = visible_BSK.shape
     device = logit_positions_M.device
     sequence_M, token_M = logit_positions_M // S, logit_positions_M % S
@@ -82,27 +79,27 @@ def fork_samples(logit_positions_M: Tensor, visible_BSK: Tensor, n: int) -> Spli
     slot = torch.arange(slots, device=device)
     visible_BRK[:, S + slot, K + slot] = True
 
-    rows_Mn = sequence_M[:, None] * R + torch.cat([token_M[:, None], slot_Mn], dim=1)
-    return Split(source_BR, visible_BRK, rows_Mn[:, 1:].reshape(-1), rows_Mn)
+    logits_at_Mn = sequence_M[:, None] * R + torch.cat([token_M[:, None], slot_Mn], dim=1)
+    return Fork(source_BR, visible_BRK, logits_at_Mn[:, 1:].reshape(-1), logits_at_Mn)
 
 
 class CleanHistory:
-    """Hooks on decoder layers: at the first noisy one the clean tokens become rows, with masks and positions to fit.
+    """Hooks that fork clean tokens into samples at the fork layer, and pass masks and positions to the later layers.
 
-    A single new token per sequence parts as late as it can: in models of `LATE`, in front of that layer's MoE block,
-    its attention still computed once (the residual is then added to all rows). Otherwise in front of the layer.
+    Tokens fork in front of the layer. A single new token per sequence in a model of `LATE` forks in front of the
+    layer's MoE block: attention is computed once, and the residual is added to all samples.
     """
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         first, router = fork_layer(model, ensemble.first_noisy)
         layers, windows = decoder_layers(model), attention_windows(model)
         self.n, self.dtype = ensemble.n, model.dtype
-        self.columns = ensemble.n - 1
+        self.extra_slots = ensemble.n - 1
         self.first = layers[first]
         self.windows = dict(zip(layers[first:], windows[first:], strict=True))
         self.block = router.block
-        self.parts_late = model.config.get_text_config(decoder=True).model_type in LATE
-        self._split: Split | None = None
+        self.forks_late = model.config.get_text_config(decoder=True).model_type in LATE
+        self._fork: Fork | None = None
         self._late = False
 
     def install(self, stack: ExitStack) -> None:
@@ -110,23 +107,23 @@ class CleanHistory:
             stack.callback(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove)
         stack.callback(self.block.register_forward_pre_hook(self._before_block).remove)
 
-    def expect(self, tokens: Tokens, cache: KVCache) -> Rows | None:
-        """Get ready for a pass; None: it has no rows (no noise, or no wanted tokens)."""
-        self._split = None
+    def expect(self, tokens: Tokens, cache: KVCache) -> SamplePlaces | None:
+        """Called before each pass. Returns None for a pass without noise or without logit positions."""
+        self._fork = None
         if not tokens.noise or not len(tokens.logit_positions_M):
             return None
-        split = fork_samples(tokens.logit_positions_M, tokens.visible(cache.length), self.n)
-        self._split, self._masks = split, LayerMasks(split.visible_BRK, self.dtype)
-        self._late = self.parts_late and tokens.ids_BS.shape[1] == 1
-        self._per_token = PerToken(partial(gather_tokens, source_BR=split.source_BR))
-        return Rows(split.logits_at, self._noisy_tokens(tokens, split), len(split.noisy))
+        fork = fork_samples(tokens.logit_positions_M, tokens.visible(cache.length), self.n)
+        self._fork, self._masks = fork, LayerMasks(fork.visible_BRK, self.dtype)
+        self._late = self.forks_late and tokens.ids_BS.shape[1] == 1
+        self._per_token = PerToken(partial(gather_tokens, source_BR=fork.source_BR))
+        return SamplePlaces(fork.logits_at, self._noisy_tokens(tokens, fork))
 
-    def _noisy_tokens(self, tokens: Tokens, split: Split) -> NoisyTokens:
-        R = split.source_BR.shape[1]
-        sequence = split.noisy // R
-        source = split.source_BR.reshape(-1)[split.noisy]
+    def _noisy_tokens(self, tokens: Tokens, fork: Fork) -> NoisyTokens:
+        R = fork.source_BR.shape[1]
+        sequence = fork.noisy // R
+        source = fork.source_BR.reshape(-1)[fork.noisy]
         return NoisyTokens(
-            index=split.noisy,
+            index=fork.noisy,
             document=tokens.noise_key_B[sequence],
             repeat=tokens.sample_index_B[sequence],
             row=torch.arange(1, self.n, device=source.device).repeat(len(tokens.logit_positions_M)),
@@ -134,15 +131,15 @@ class CleanHistory:
         )
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if self._split is None or (self._late and layer is self.first):
+        if self._fork is None or (self._late and layer is self.first):
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
         inputs["attention_mask"] = self._masks.of(self.windows[layer])
         if layer is self.first:
-            inputs["hidden_states"] = gather_tokens(inputs["hidden_states"], self._split.source_BR)
+            inputs["hidden_states"] = gather_tokens(inputs["hidden_states"], self._fork.source_BR)
         return (), inputs
 
     def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
-        if self._split is None or not self._late:
+        if self._fork is None or not self._late:
             return None
-        return (gather_tokens(args[0], self._split.source_BR), *args[1:])
+        return (gather_tokens(args[0], self._fork.source_BR), *args[1:])

@@ -1,12 +1,12 @@
-"""Forward passes over a cache, with the output head on the wanted tokens only and an ensemble of rows for each.
+"""Forward passes over a KV cache, with an ensemble of routing samples at each logit position.
 
     with EnsembleForward(model, ensemble) as forward:
         scores_MV = ensemble.next_scores(forward(tokens, cache))
 
-transformers' own model runs; hooks (removed on exit) choose what its output head computes, and where the clean tokens
-part into rows.
+transformers' own model runs. Hooks, which are removed on exit, fork the samples and restrict the output head to the
+logit positions.
 
-B = sequences, S = new tokens, T = cached columns, M = wanted tokens, n = rows of each, V = vocabulary.
+B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routing samples of each, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from moe_lab.routing import routed
 
 
 class EnsembleForward:
-    """A causal language model that computes the next-token logits of wanted tokens over a `KVCache`."""
+    """A causal language model that computes next-token logits over a `KVCache`."""
 
     shares_beginnings = True
-    """Whether a beginning that prompts have in common may be read once, as tokens of no prompt."""
+    """Whether a beginning that prompts share may be read once for all of them."""
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.model = model
@@ -40,21 +40,21 @@ class EnsembleForward:
         self.device = next(model.parameters()).device
         self.num_layers = model.config.get_text_config().num_hidden_layers
         self.tokens_in = 0
-        """Tokens put through the model so far, rows included, padding excluded."""
+        """Tokens put through the model so far, routing samples included, padding excluded."""
         self.observer: Observer | None = None
         self._head_at = torch.zeros(0, dtype=torch.long)
         self._windows = WindowHooks(model)
-        self._rows: CleanHistory | OwnHistory | None = None
+        self._samples: CleanHistory | OwnHistory | None = None
         if ensemble.n > 1:
-            self._rows = (OwnHistory if ensemble.own_history else CleanHistory)(model, ensemble)
+            self._samples = (OwnHistory if ensemble.own_history else CleanHistory)(model, ensemble)
 
     def __enter__(self) -> EnsembleForward:
         self._stack = ExitStack()
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._select).remove)
         self._windows.install(self._stack)
-        if self._rows:
-            self._rows.install(self._stack)
+        if self._samples:
+            self._samples.install(self._stack)
         if self.ensemble.routing:
             self._stack.enter_context(routed(self.model, self.ensemble.routing))
         return self
@@ -64,25 +64,25 @@ class EnsembleForward:
 
     @property
     def extra_slots(self) -> int:
-        """Columns that the rows of a wanted token take in the cache while it is read."""
-        return self._rows.columns if self._rows else 0
+        """Slots of the cache that the noisy samples of a logit position take during a pass."""
+        return self._samples.extra_slots if self._samples else 0
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return KVCache(self.num_layers, capacity)
 
     @torch.inference_mode()
     def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
-        """Logits [M, n, V] of the token after each wanted one, its clean row first.
+        """Logits [M, n, V] of the next token at each logit position, the clean sample first.
 
-        The cache keeps the clean tokens, or the tokens of all rows where these have histories of their own.
+        The cache keeps the clean tokens; with own histories, those of all samples.
         """
-        past = cache.length
+        cached = cache.length
         if self.observer:
             self.observer.expect(tokens)
-        rows = self._rows.expect(tokens, cache) if self._rows else None
+        places = self._samples.expect(tokens, cache) if self._samples else None
         if self.ensemble.routing:
-            self.ensemble.routing.expect(rows.noisy if rows else None)
-        self._head_at = rows.logits_at.reshape(-1) if rows else tokens.logit_positions_M
+            self.ensemble.routing.expect(places.noisy if places else None)
+        self._head_at = places.logits_at.reshape(-1) if places else tokens.logit_positions_M
         if not len(tokens.logit_positions_M):
             self._head_at = torch.zeros(1, dtype=torch.long, device=self.device)
         masks = None
@@ -96,25 +96,25 @@ class EnsembleForward:
             past_key_values=cache,
             use_cache=True,
         ).logits
-        cache.keep(past + tokens.ids_BS.shape[1])
+        cache.keep(cached + tokens.ids_BS.shape[1])
         self.tokens_in += tokens.ids_BS.numel() if tokens.count is None else tokens.count
-        self.tokens_in += rows.extra if rows else 0
+        self.tokens_in += len(places.noisy.index) if places else 0
         count = len(tokens.logit_positions_M)
         return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
-        """The output head's input, [B, R, hidden] -> [1, wanted rows, hidden]."""
+        """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""
         hidden = args[0]
         return (hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None], *args[1:])
 
 
 class RecordingForward(EnsembleForward):
-    """The plain model, recording what later passes through its later layers take up (`SuffixForward`).
+    """The plain model, recording the hidden states that a `SuffixForward` takes.
 
-    A prefix that sequences share, which is read without noise, is not recorded.
+    A prefix that sequences share is not recorded.
 
     Args:
-        first_moe: the first MoE layer whose routing these passes may change.
+        first_moe: the first MoE layer whose routing the `SuffixForward` may change.
     """
 
     def __init__(self, model: nn.Module, first_moe: int):
@@ -137,8 +137,10 @@ class RecordingForward(EnsembleForward):
         return super().__call__(tokens, cache)
 
     def recorded(self) -> tuple[Tensor, Tensor]:
-        """(hidden states in front of the fork layer, those in front of the output head), each [B, S, hidden], of all
-        passes since the last call, which were parts of one batch."""
+        """(hidden states in front of the fork layer, hidden states in front of the output head), each [B, S, hidden].
+
+        They are those of one batch: of all passes since the last call.
+        """
         recorded = torch.cat(self._hidden, dim=1), torch.cat(self._final, dim=1)
         self._hidden, self._final = [], []
         return recorded

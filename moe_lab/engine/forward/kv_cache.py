@@ -1,9 +1,9 @@
-"""A key-value cache with room to write into, whose last entries can be dropped at no cost.
+"""A KV cache with preallocated buffers, whose last slots can be dropped at no cost.
 
-transformers' `DynamicCache` concatenates: every step copies the whole past. Here each layer owns a buffer, a step
-writes behind the past, and `keep` moves the end mark back, so that the rows of an ensemble leave nothing behind.
+transformers' `DynamicCache` concatenates, so that every step copies the whole cache. Here each layer owns a buffer: a
+step writes behind the slots in use, and `keep` drops the slots of routing samples by moving the end back.
 
-B = sequences, H = key-value heads, T = cached tokens, D = head size.
+B = sequences, H = key-value heads, T = cached slots, D = head size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class KVLayer(CacheLayerMixin):
-    """Keys and values of one layer, each [B, H, capacity, D], of which the first `length` columns are in use."""
+    """Keys and values of one layer, each [B, H, capacity, D], of which the first `length` slots are in use."""
 
     is_sliding = False
     is_croppable = True
@@ -39,7 +39,7 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, S, D]; returns views of all T + S columns."""
+        """Append [B, H, S, D]. Returns views of all T + S slots."""
         end = self.length + key_states.shape[-2]
         if not self.is_initialized:
             self.capacity = max(self.capacity, end)
@@ -60,7 +60,7 @@ class KVLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def join(self, parts: list[KVLayer], width: int) -> None:
-        """Become `parts` as one batch, each ending at column `width`; an unused part is one sequence without a past."""
+        """Take over `parts` as one batch, each ending at slot `width`. An empty part is one sequence without tokens."""
         sizes = [part.keys.shape[0] if part.is_initialized else 1 for part in parts]
         filled = next((part for part in parts if part.is_initialized), None)
         if filled is None:
@@ -71,10 +71,10 @@ class KVLayer(CacheLayerMixin):
             own[:, :, :width] = 0
         start = 0
         for part, size in zip(parts, sizes, strict=True):
-            rows, columns = slice(start, start + size), slice(width - part.length, width)
+            sequences, slots = slice(start, start + size), slice(width - part.length, width)
             if part.is_initialized:
-                self.keys[rows, :, columns] = part.keys[:, :, : part.length]
-                self.values[rows, :, columns] = part.values[:, :, : part.length]
+                self.keys[sequences, :, slots] = part.keys[:, :, : part.length]
+                self.values[sequences, :, slots] = part.values[:, :, : part.length]
             start += size
         self.length = width
 
@@ -109,7 +109,7 @@ class KVCache(Cache):
 
     Args:
         num_layers: decoder layers.
-        capacity: columns to make room for at once; more is made when needed.
+        capacity: slots to allocate at once. Layers grow as needed.
     """
 
     def __init__(self, num_layers: int, capacity: int = 0):
@@ -117,7 +117,7 @@ class KVCache(Cache):
 
     @property
     def length(self) -> int:
-        """Columns in use (of the last layer: a past for later layers alone has none in the first ones)."""
+        """Slots in use, in the last layer: a cache of the later layers alone has none in the first ones."""
         return self.layers[-1].length
 
     @property
@@ -126,27 +126,27 @@ class KVCache(Cache):
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
 
     def keep(self, length: int) -> None:
-        """Forget all columns from `length` on, in every layer."""
+        """Drop all slots from `length` on, in every layer."""
         for layer in self.layers:
             layer.length = min(layer.length, length)
 
     def expanded(self, batch: int, capacity: int) -> KVCache:
-        """The same past for each of `batch` sequences, as a copy with room for `capacity` columns."""
+        """A copy of this cache for each of `batch` sequences, with room for `capacity` slots."""
         return self._copied(torch.zeros(batch, dtype=torch.long), capacity, 1)
 
     def select(self, index_B: Tensor, size: int) -> KVCache:
-        """The sequences `index_B` of `size` ones, in this order; where these are parted, with all their rows."""
+        """The sequences `index_B` of `size` ones, in this order, with all samples where the cache is forked."""
         return self._copied(index_B, self.layers[-1].capacity, size)
 
-    def part(self, n: int, size: int, first_layer: int) -> None:
-        """Give each of `size` sequences n entries from `first_layer` on, where that is not done already."""
+    def fork(self, n: int, size: int, first_layer: int) -> None:
+        """Repeat each of `size` sequences n times from `first_layer` on, unless that is done already."""
         for layer in self.layers[first_layer:]:
             if layer.is_initialized and layer.keys.shape[0] == size:
                 layer.keys = layer.keys.repeat_interleave(n, dim=0)
                 layer.values = layer.values.repeat_interleave(n, dim=0)
 
     def taken(self, sequence: int, length: int, first_layer: int = 0) -> KVCache:
-        """A copy of the first `length` columns of one sequence, without the layers before `first_layer`."""
+        """A copy of the first `length` slots of one sequence, without the layers before `first_layer`."""
         copy = KVCache(len(self.layers), length)
         for old, new in list(zip(self.layers, copy.layers, strict=True))[first_layer:]:
             one = slice(sequence, sequence + 1)
@@ -157,14 +157,14 @@ class KVCache(Cache):
         copy = KVCache(len(self.layers), capacity)
         for old, new in zip(self.layers, copy.layers, strict=True):
             if old.length:
-                rows = torch.arange(old.keys.shape[0], device=old.keys.device).view(size, -1)
-                index = rows[index_B.to(old.keys.device)].reshape(-1)
+                entries = torch.arange(old.keys.shape[0], device=old.keys.device).view(size, -1)
+                index = entries[index_B.to(old.keys.device)].reshape(-1)
                 new.update(old.keys[index, :, : old.length], old.values[index, :, : old.length])
         return copy
 
     @classmethod
     def right_aligned(cls, parts: list[KVCache], capacity: int) -> KVCache:
-        """Caches of different lengths as one batch: every past ends at the same column; what lies before is zero.
+        """Caches of different lengths as one batch. All end at the same slot; unused slots are zero.
 
         Layers that are empty in all parts stay empty.
         """

@@ -1,4 +1,4 @@
-"""The decoder layers of a transformers model: which they are, what they take, and where rows may part.
+"""The decoder layers of a transformers model: which they are, what they take, and where routing samples fork.
 
 B = sequences, S = new tokens.
 """
@@ -18,19 +18,19 @@ from moe_lab.errors import RoutingError
 from moe_lab.routing import Router, find_routers
 
 _PER_TOKEN = ("position_ids", "position_embeddings")
-"""Inputs of a decoder layer that hold something for each token."""
+"""Inputs of a decoder layer with a value for each token."""
 _LAYER_INPUTS = {
     *("hidden_states", "attention_mask", "past_key_values", *_PER_TOKEN),
     *("use_cache", "output_attentions", "output_router_logits"),
     *("per_layer_input", "shared_kv_states"),
 }
-"""All that a layer may take if it is to be given rows. Gemma's last two are unused in its MoE models."""
+"""All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE models."""
 _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of layers that remember keys and values alone, and read of them what a mask shows."""
+"""Kinds of layers that keep keys and values alone, and attend to them by a mask."""
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers of a transformers model, in order; empty where they cannot be told."""
+    """The decoder layers of a transformers model, in order; empty where they are not found."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.get_decoder().modules():
         for child in module.children():
@@ -52,7 +52,7 @@ def _holds(layer: nn.Module, router: Router) -> bool:
 
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """What a decoder layer is called with, by name."""
+    """The inputs of a decoder layer by name."""
     return dict(zip(_names(type(layer).forward), args, strict=False)) | kwargs
 
 
@@ -62,10 +62,10 @@ def _names(forward: Callable) -> list[str]:
 
 
 class PerToken:
-    """Changes what layers are given for each token, once for all layers that are given the same.
+    """Changes the per-token inputs of layers, once for all layers with the same inputs.
 
     Args:
-        change: of a tensor whose first dimension is B, or 1 for all.
+        change: called with a tensor whose first dimension is B, or 1 for all sequences.
         masks: change attention masks too.
     """
 
@@ -75,9 +75,9 @@ class PerToken:
         self._changed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs of a layer, its hidden states excepted.
+        """The changed inputs of a layer. Hidden states stay.
 
-        Raises RoutingError for a tensor that may or may not be of this kind.
+        Raises RoutingError for a tensor that is not known to be per token or not.
         """
         for name, value in inputs.items():
             if isinstance(value, Tensor) and name not in (*_PER_TOKEN, "hidden_states", "attention_mask"):
@@ -97,17 +97,17 @@ class PerToken:
 
 
 def gather_tokens(tensor: Tensor, source_BR: Tensor) -> Tensor:
-    """Tokens `source_BR` of each sequence of [B or 1, S, ...]; what has one sequence serves all."""
+    """Tokens `source_BR` of each sequence of [B or 1, S, ...]; a single sequence serves all."""
     B = source_BR.shape[0]
     sequence_B1 = torch.arange(B, device=tensor.device)[:, None]
     return tensor.expand(B, *tensor.shape[1:])[sequence_B1, source_BR.to(tensor.device)]
 
 
 def runs_on_kv_cache(model: Any) -> bool:
-    """Whether this model can run over a `KVCache`, where columns are addressed by a mask.
+    """Whether this model can run over a `KVCache`, whose slots are selected by a mask.
 
-    Other models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), give their
-    layers more than we know to part, tell positions by what the cache holds, or take no masks.
+    Other models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), pass
+    unknown inputs to their layers, derive positions from the cache's length, or take no masks.
     """
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
@@ -120,7 +120,7 @@ def runs_on_kv_cache(model: Any) -> bool:
         return False
     if not all(any(_holds(layer, router) for layer in layers) for router in find_routers(model)):
         return False
-    if getattr(config, "hidden_size_per_layer_input", None) or _counts_columns(config):
+    if getattr(config, "hidden_size_per_layer_input", None) or _counts_slots(config):
         return False
     if "position_ids" not in _names(type(model).forward):
         return False
@@ -129,18 +129,18 @@ def runs_on_kv_cache(model: Any) -> bool:
 
 
 def is_recurrent(model: Any) -> bool:
-    """Whether some layer keeps anything but the keys and values of each token."""
+    """Whether some layer keeps more than the keys and values of each token."""
     kinds, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
     return getattr(model, "_is_stateful", False) or not set(kinds) <= _MASKED_LAYERS
 
 
 def reads_padding(model: Any) -> bool:
-    """Whether padding before a prompt may change what the model makes of it: it may move a recurrent state, and moves
-    positions that are told by columns."""
-    return is_recurrent(model) or _counts_columns(model.config.get_text_config(decoder=True))
+    """Whether padding before a prompt may change its result: in a recurrent state, or in positions that are derived
+    from the cache's length."""
+    return is_recurrent(model) or _counts_slots(model.config.get_text_config(decoder=True))
 
 
-def _counts_columns(config: Any) -> bool:
-    """Whether layers without rotary positions scale their queries by a position that they tell by the cache's length
+def _counts_slots(config: Any) -> bool:
+    """Whether layers without rotary positions scale their queries by a position derived from the cache's length
     (Llama 4)."""
     return bool(getattr(config, "attn_temperature_tuning", False)) and not all(config.no_rope_layers)

@@ -1,4 +1,4 @@
-"""What is kept between calls, within a bound on memory."""
+"""A store of activations between calls, within a bound on memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from moe_lab.models.memory import free_memory
 
 KEPT_SHARE = 0.25
-"""Share of the free memory that questions and prompts may each take: half is left to passes and other processes."""
+"""Share of the free memory for each of two stores, scored requests and prompts. Half is left to passes and other
+processes."""
 
 
 class _Sized(Protocol):
@@ -22,7 +23,7 @@ T = TypeVar("T", bound=_Sized)
 
 
 class Store(Generic[T]):
-    """Things kept under a key as long as they fit into a number of bytes; what does not fit is not kept."""
+    """Keeps values by key as long as they fit into a number of bytes. Values that do not fit are not kept."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -39,5 +40,5 @@ class Store(Generic[T]):
 
 
 def store_on(device: torch.device) -> Store:
-    """An empty store, bounded by the memory that is free now where the model is."""
+    """An empty store, bounded by the memory that is free on the model's device now."""
     return Store(int(KEPT_SHARE * free_memory(device)))

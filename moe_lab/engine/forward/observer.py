@@ -1,4 +1,4 @@
-"""Observers of the plain model: they get each forward pass before it runs, and each request's tokens after it."""
+"""Observers of the plain model. They get each forward pass before it runs, and each request's tokens after it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Sees what a plain model reads; this one looks away."""
+    """The base of observers; it does nothing."""
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        """As a routing policy; this one leaves every decision as it is."""
+        """The observer is also a routing policy, called at every router."""
         return None
 
     def expect(self, tokens: Tokens) -> None:
         """Called before each forward pass."""
 
     def read(self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Called when a request is answered: the token ids that were read for it.
+        """Called when a request is answered, with the token ids that the model read for it.
 
-        A text in several windows is several calls. The last token of an answer is predicted and not read.
+        A text of several windows makes several calls. The last token of an answer is predicted only, so it is left out.
         """
 
 
 @contextmanager
 def observed(lm: Any, observer: Observer) -> Iterator[None]:
-    """Inside the context `observer`, a routing policy as well, sees all that an `EngineLM` reads and routes.
+    """Inside the context `observer` gets all passes, routing decisions and requests of an `EngineLM`.
 
-    Raises ConfigError for a model that does not run as rows.
+    Raises ConfigError for a model without a `KVEngine`.
     """
     from moe_lab.routing import routed
 

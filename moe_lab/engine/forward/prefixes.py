@@ -1,4 +1,4 @@
-"""Which prompts begin alike, so that their common beginning is computed once."""
+"""Groups of prompts with a common prefix, which is computed once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 MIN_SHARED = 16
-"""Tokens below which sharing a beginning is not worth a pass of its own."""
+"""Shorter common prefixes are not worth a pass of their own."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts whose first `shared` tokens are the same; `members` are indices into the list that was grouped.
+    """Prompts whose first `shared` tokens are the same, as indices into the list that was grouped.
 
-    With `shared=0`: all prompts that share nothing worth it.
+    One group has `shared=0`: the prompts without a common prefix.
     """
 
     members: list[int]
@@ -22,15 +22,16 @@ class Group:
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning of two sequences."""
+    """Length of the common prefix of two sequences."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
-    """Group prompts by their beginnings; a prompt's last token is never shared, for something must follow the prefix.
+    """Group prompts by common prefix. The last token of a prompt is never part of it, since a pass needs a token.
 
-    Sorted, prompts that begin alike are neighbours. A group takes its next neighbour as long as that does not lower
-    the number of tokens saved, and leaves it to the following group if it shares more than twice as much with that.
+    In sorted order, prompts with a common prefix are neighbours. A group takes its next neighbour as long as that does
+    not lower the number of tokens saved, and leaves it to the next group if it shares more than twice as much with
+    that.
     """
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
     with_previous = [0] + [

@@ -1,10 +1,10 @@
-"""Rows as batch entries over copies of the model's own cache: for layers that keep more than keys and values.
+"""Forward passes over copies of the model's own cache: for layers that keep more than keys and values.
 
-A recurrent state cannot be cropped, and holds no columns that a mask could hide. So what a token's rows read is copied
-for each of them: one prompt or question at a time, so that there is no padding, and token by token behind what has been
-read, which every model of transformers is made for.
+A recurrent state cannot be cropped, and has no slots that a mask could hide. So each routing sample of a token gets a
+copy of the state. One request is read at a time, so that there is no padding, and one token at a time behind the
+prompt, which every model of transformers supports.
 
-R = rows (1, or the ensemble's n), S = new tokens, V = vocabulary.
+R = batch entries (1, or the ensemble's n), S = new tokens, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,51 +26,46 @@ from moe_lab.routing import routed
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 
-class NoiseKey(NamedTuple):
-    """Of the noise of one prompt or question."""
-
-    noise_key: int
-    sample_index: int = 0
-
-
 @dataclass
 class RecurrentState:
-    """What a model keeps of the tokens that it has read, for each of some rows."""
+    """The model's cache behind the tokens read so far, with an entry for each routing sample."""
 
-    rows: int
+    entries: int
+    noise_key: int
+    sample_index: int
     length: int = 0
     cache: Cache | None = None
-    """Of the model's own making; None before the first token."""
+    """The model's own; None before the first token."""
 
     def copied(self) -> RecurrentState:
         return replace(self, cache=copy.deepcopy(self.cache))
 
-    def take(self, rows: list[int]) -> None:
-        """Become these of the rows, in this order; one may be taken several times."""
-        index = torch.tensor(rows)
+    def take(self, entries: list[int]) -> None:
+        """Keep these entries, in this order. An entry may be repeated."""
+        index = torch.tensor(entries)
         if self.cache is not None:
             self.cache.reorder_cache(index)
-            # MiniMax keeps its recurrent states beside its layers, where this method does not look.
+            # MiniMax keeps its recurrent states beside its layers, where `reorder_cache` does not reorder them.
             for layer, state in enumerate(getattr(self.cache, "linear_cache", [])):
                 if isinstance(state, Tensor):
                     self.cache.linear_cache[layer] = state[index.to(state.device)]
-        self.rows = len(rows)
+        self.entries = len(entries)
 
 
 class RecurrentForward:
-    """A causal language model that reads tokens behind a `RecurrentState`, for an ensemble of rows.
+    """A causal language model that reads tokens behind a `RecurrentState`, for an ensemble of routing samples.
 
     with RecurrentForward(model, ensemble) as forward:
-        state, rest = forward.begin(prompt)
-        logits_nV = forward.step(state, rest, NoiseKey(document))
+        state, rest = forward.begin(prompt, noise_key)
+        logits_nV = forward.step(state, rest)
     """
 
     def __init__(self, model: Any, ensemble: Ensemble):
         self.model, self.ensemble = model, ensemble
         self.device = next(model.parameters()).device
         self.tokens_in = 0
-        """Tokens put through the model so far, rows included."""
-        # Not all caches tell how much they hold (a first layer may have no columns).
+        """Tokens put through the model so far, routing samples included."""
+        # Not all caches know their length (a first layer may have no slots).
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def __enter__(self) -> RecurrentForward:
@@ -85,44 +80,46 @@ class RecurrentForward:
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
-    def begin(self, prompt: Sequence[int]) -> tuple[RecurrentState, Sequence[int]]:
-        """(what is read of a prompt before its rows part, the tokens that are left)."""
+    def begin(
+        self, prompt: Sequence[int], noise_key: int, sample_index: int = 0
+    ) -> tuple[RecurrentState, Sequence[int]]:
+        """(state behind the tokens that are read before samples fork, the other tokens of the prompt)."""
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
-            return RecurrentState(self.ensemble.n), prompt
-        state = RecurrentState(rows=1)
+            return RecurrentState(self.ensemble.n, noise_key, sample_index), prompt
+        state = RecurrentState(1, noise_key, sample_index)
         if len(prompt) > 1:
-            self._read(state, prompt[:-1], None)
+            self._read(state, prompt[:-1], noise=False)
         if self.ensemble.own_history:
             state.take([0] * self.ensemble.n)
         return state, prompt[-1:]
 
-    def step(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey) -> Tensor:
-        """Logits [n, V] after the last of `ids`, the clean row first.
+    def step(self, state: RecurrentState, ids: Sequence[int]) -> Tensor:
+        """Logits [n, V] after the last of `ids`, the clean sample first.
 
-        `state` then holds these tokens too: those of row 0 alone with a clean history.
+        `state` then holds these tokens too; with a clean history, those of the clean sample only.
         """
         if self.ensemble.own_history:
-            return self._read(state, ids, key)
+            return self._read(state, ids)
         state.take([0] * self.ensemble.n)
-        logits_nV = self._read(state, ids, key)
+        logits_nV = self._read(state, ids)
         state.take([0])
         return logits_nV
 
-    def _read(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
-        """Logits [R, V] after the last of `ids`, all rows but the first with the noise of `key`."""
+    def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
+        """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""
         for part in [ids] if state.length == 0 else [[token] for token in ids]:
-            logits_RV = self._pass(state, part, key)
+            logits_RV = self._pass(state, part, noise)
         return logits_RV
 
-    def _pass(self, state: RecurrentState, ids: Sequence[int], key: NoiseKey | None) -> Tensor:
+    def _pass(self, state: RecurrentState, ids: Sequence[int], noise: bool) -> Tensor:
         if self.ensemble.routing:
-            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids), key) if key else None)
+            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids)) if noise else None)
         position = torch.arange(state.length, state.length + len(ids), device=self.device)
         output = self.model(
-            input_ids=torch.tensor(ids, device=self.device).expand(state.rows, -1),
+            input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
             past_key_values=state.cache,
             use_cache=True,
-            **({"position_ids": position.expand(state.rows, -1)} if self._takes_positions else {}),
+            **({"position_ids": position.expand(state.entries, -1)} if self._takes_positions else {}),
         )
         if output.past_key_values is None:
             raise RoutingError(
@@ -130,15 +127,15 @@ class RecurrentForward:
             )
         state.cache = output.past_key_values
         state.length += len(ids)
-        self.tokens_in += state.rows * len(ids)
+        self.tokens_in += state.entries * len(ids)
         return output.logits[:, -1]
 
-    def _noisy_tokens(self, state: RecurrentState, count: int, key: NoiseKey) -> NoisyTokens:
-        index = torch.arange(count, state.rows * count, device=self.device)
+    def _noisy_tokens(self, state: RecurrentState, count: int) -> NoisyTokens:
+        index = torch.arange(count, state.entries * count, device=self.device)
         return NoisyTokens(
             index=index,
-            document=torch.full_like(index, key.noise_key),
-            repeat=torch.full_like(index, key.sample_index),
+            document=torch.full_like(index, state.noise_key),
+            repeat=torch.full_like(index, state.sample_index),
             row=index // count,
             position=state.length + index % count,
         )

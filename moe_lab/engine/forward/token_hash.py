@@ -1,7 +1,7 @@
-"""64-bit names of tokens: a token together with all that stands before it has one name.
+"""64-bit names of tokens: hashes of a token together with all tokens before it.
 
-The name does not depend on the batch, the order, the padding and what was shared: causal models route equal names
-alike.
+A name depends on nothing else: not on the batch, the order, the padding or shared prefixes. Causal models route equal
+names alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
 
 
 def token_names(ids: Sequence[int] | np.ndarray, first: int = 0) -> np.ndarray:
-    """int64 [T]: a hash (SplitMix64) of each token and its position, which are `first`, `first + 1`, ..."""
+    """int64 [T]: a hash (SplitMix64) of each token and its position; positions are `first`, `first + 1`, ..."""
     positions = np.arange(first, first + len(ids), dtype=np.uint64)
     return token_names_at(ids, positions)
 

@@ -17,7 +17,7 @@ from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.prefixes import Group, group_by_prefix
 from moe_lab.engine.generation.prefill import GenerationState, Prefill
 from moe_lab.engine.generation.prefix_cache import PrefixCache
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.scoring.scoring import Budget, shared_prefix
 
 MAX_SEQUENCES = {"cpu": 16}
@@ -28,9 +28,7 @@ def generate(
     forward: EnsembleForward,
     states: list[GenerationState],
     budget: Budget,
-    sampler: Sampler,
-    stop: StoppingCriteria,
-    max_new_tokens: int,
+    decoding: Decoding,
     on_done: Callable[[GenerationState], None],
     prefix_cache: PrefixCache | None = None,
 ) -> None:
@@ -40,8 +38,8 @@ def generate(
         prefix_cache: reads the prompts without noise and caches their keys and values. It has no effect on samples that
             read the prompt with noise.
     """
-    for batch, prefill in _batches(forward, states, budget, max_new_tokens, prefix_cache):
-        _Batch(forward, batch, prefill, max_new_tokens).run(sampler, stop, on_done)
+    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache):
+        _Batch(forward, batch, prefill).run(decoding, on_done)
 
 
 def _batches(
@@ -74,28 +72,17 @@ def _batches(
 class _Batch:
     """Sequences that generate together, right-aligned in one cache, so that all write to the same slot."""
 
-    def __init__(
-        self, forward: EnsembleForward, states: list[GenerationState], prefill: Prefill, max_new_tokens: int
-    ):
+    def __init__(self, forward: EnsembleForward, states: list[GenerationState], prefill: Prefill):
         self.forward = forward
         self.states = states
         self.prefill = prefill
-        self.max_new_tokens = max_new_tokens
         self.active = list(range(len(states)))
         self.cache, self.real_BT, self.scores_AV = prefill(states)
 
-    def run(
-        self, sampler: Sampler, stop: StoppingCriteria, on_done: Callable[[GenerationState], None]
-    ) -> None:
+    def run(self, decoding: Decoding, on_done: Callable[[GenerationState], None]) -> None:
         while True:
-            unfinished = [self.states[b] for b in self.active]
-            for state, token in zip(unfinished, sampler(self.scores_AV, unfinished), strict=True):
-                state.generated.append(token)
-            ended = {
-                b
-                for b in self.active
-                if len(self.states[b].generated) >= self.max_new_tokens or stop(self.states[b].generated)
-            }
+            decoding.extend([self.states[b] for b in self.active], self.scores_AV)
+            ended = {b for b in self.active if decoding.ends(self.states[b])}
             for b in sorted(ended):
                 on_done(self.states[b])
             self.active = [b for b in self.active if b not in ended]

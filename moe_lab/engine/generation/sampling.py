@@ -5,6 +5,7 @@ A = unfinished sequences, V = vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,3 +109,20 @@ class StoppingCriteria:
             return True
         text = self.tokenizer.decode(generated[-self.window :])
         return any(stop in text for stop in self.stop)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How sequences are continued: sampling, stopping criteria and length."""
+
+    sampler: Sampler
+    stop: StoppingCriteria
+    max_new_tokens: int
+
+    def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
+        """Append the next token to each sequence."""
+        for state, token in zip(states, self.sampler(scores_AV, states), strict=True):
+            state.generated.append(token)
+
+    def ends(self, state: GenerationState) -> bool:
+        return len(state.generated) >= self.max_new_tokens or self.stop(state.generated)

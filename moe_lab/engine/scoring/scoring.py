@@ -57,9 +57,9 @@ def score(
     """Score all requests; `on_scores(index, scores)` is called as soon as a request is done, in any order."""
     for group in _groups(forward.ensemble, requests):
         for batch in batches(forward, requests, group, budget):
-            found = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
-            for i, scores in zip(batch.indices, found, strict=True):
-                on_scores(i, scores)
+            scores = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
+            for i, own in zip(batch.indices, scores, strict=True):
+                on_scores(i, own)
 
 
 def _groups(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> list[Group]:

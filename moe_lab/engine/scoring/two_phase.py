@@ -1,7 +1,7 @@
 """Two-phase scoring: one pass without noise, then the noisy routing samples through the later layers alone.
 
-All samples of a clean history read the same keys and values, so the first phase depends on no temperature. Its
-activations can be cached, and an ensemble with other temperatures costs the second phase only (tuning).
+With a clean history all samples attend to the same keys and values, so the first phase does not depend on temperatures.
+Its activations can be cached: an ensemble with other temperatures (in tuning) then costs the second phase only.
 
 M = logit positions, n = routing samples of each, R = noisy samples of a chunk, T = cached slots, D = hidden size,
 V = vocabulary.
@@ -27,13 +27,13 @@ from moe_lab.engine.scoring.scoring import Batch, Budget, Scores, ScoringRequest
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 
 CHUNK_SAMPLES = 128
-"""Noisy samples of one request that go side by side. Attention scores each of them against all others in vain; with
-fewer, the prefix is copied more often (measured behind 100 to 900 tokens: 128 and 256 are best)."""
+"""Noisy samples of one request in a chunk. More samples cost attention scores between samples, which are masked; fewer
+cost more copies of the prefix (measured behind 100 to 900 tokens: 128 and 256 are best)."""
 
 
 @dataclass(frozen=True)
 class CachedActivations:
-    """What the plain model computed for one request, as far as its noisy samples need it."""
+    """Activations of the plain model for one request and its noisy samples."""
 
     scores: Scores
     """Of the plain model."""
@@ -44,7 +44,7 @@ class CachedActivations:
     final_MD: Tensor
     """The same as the output head takes them."""
     visible_MT: Tensor
-    """bool: the slots that samples at a logit position attend to: those of its token but the token's own."""
+    """bool: the cached slots that the samples of a logit position attend to: all that its token does, but its own."""
     position_M: Tensor
     noise_key: int
 
@@ -56,19 +56,19 @@ class CachedActivations:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive logit positions of a request, which go through one pass."""
+    """Consecutive logit positions of a request in one pass."""
 
     request: CachedActivations
     at: slice
 
 
 class TwoPhaseScorer:
-    """Scores requests over a clean history, as `scoring.score` does.
+    """Scores requests over a clean history, with the results of `scoring.score`.
 
     Args:
-        first_noisy: the first MoE layer that any ensemble to come may make noisy.
-        store: where activations are cached between calls; None: nowhere. With a store, an ensemble without noise is
-            given the plain model's scores, which its samples would only repeat.
+        first_noisy: the first MoE layer with noise in any ensemble.
+        store: where activations are cached between calls; None: nowhere. With a store, an ensemble without noise gets
+            the plain model's scores, without a second phase.
     """
 
     def __init__(self, model: nn.Module, first_noisy: int, store: Store[CachedActivations] | None):
@@ -105,7 +105,7 @@ class TwoPhaseScorer:
     def _read(
         self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget
     ) -> Iterator[dict[int, CachedActivations]]:
-        """The first phase, batch by batch; run inside `self.clean`."""
+        """The first phase, batch by batch. Each step runs inside `self.clean`."""
         unread = [requests[i] for i in missing]
         for group in group_by_prefix([request.context for request in unread]):
             for batch in batches(self.clean, unread, group, budget):
@@ -165,11 +165,11 @@ class TwoPhaseScorer:
 
         def spread(parts: list[Tensor]) -> Tensor:
             """[M, X] of each chunk, once for every noisy sample: [B, R, X], padded behind with 0."""
-            repeated = [
+            own = [
                 part[chunk.at].repeat_interleave(noisy, dim=0)
                 for part, chunk in zip(parts, chunks, strict=True)
             ]
-            return torch.stack([nn.functional.pad(rows, (0, 0, 0, R - len(rows))) for rows in repeated])
+            return torch.stack([nn.functional.pad(part, (0, 0, 0, R - len(part))) for part in own])
 
         visible = [nn.functional.pad(r.visible_MT, (T - r.kv_cache.length, 0)) for r in requests]
         itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(len(chunks), -1, -1)
@@ -208,9 +208,9 @@ def _key(request: ScoringRequest) -> Hashable:
 
 def _others(tree: TokenTree, shared: int) -> Tensor:
     """bool [M, shared + nodes]: the slots that each logit position attends to, its own excepted."""
-    wanted = torch.tensor(tree.logit_nodes)
-    own = torch.from_numpy(tree.visible)[wanted]
-    own[torch.arange(len(wanted)), wanted] = False
+    nodes = torch.tensor(tree.logit_nodes)
+    own = torch.from_numpy(tree.visible)[nodes]
+    own[torch.arange(len(nodes)), nodes] = False
     return nn.functional.pad(own, (shared, 0), value=True)
 
 

@@ -1,9 +1,9 @@
-"""Attention of a few new tokens to a long past that asks for no gradients.
+"""Attention of a few new tokens to a long prefix that requires no gradients.
 
-torch's own backward computes gradients of all keys and values, however few of them are wanted; here only the new ones
-have any. It takes the place of transformers' `sdpa` while gradients are computed.
+torch's own backward computes gradients of all keys and values. This one computes those of the new tokens only. It
+replaces transformers' `sdpa` while gradients are computed.
 
-N = sequences, H = query heads, J = key-value heads, G = query heads of each, S = new tokens, T = past columns,
+N = sequences, H = query heads, J = key-value heads, G = query heads of each, S = new tokens, T = cached slots,
 K = T + S, D = head size.
 """
 
@@ -23,21 +23,21 @@ SDPA = "sdpa"
 
 
 class SuffixLayer(KVLayer):
-    """One layer of joined pasts: every pass writes its new columns to the same place behind them."""
+    """One layer of joined prefixes. Every pass writes its new slots to the same place behind them."""
 
     new: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-    """Keys and values of the latest pass, then their new columns."""
+    """Keys and values of the latest pass, then those of the new slots alone."""
 
     @classmethod
     def of(cls, parts: list[KVLayer], width: int, room: int) -> SuffixLayer:
-        past = cls(width + room)
-        past.join(parts, width)
-        return past
+        layer = cls(width + room)
+        layer.join(parts, width)
+        return layer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The past with [N, J, S, D] behind it, until the next call; gradients go to the new columns alone."""
+        """The prefix with [N, J, S, D] behind it, valid until the next call. Only the new slots have gradients."""
         if not self.is_initialized:
             return key_states, value_states
         keys: Tensor = _Written.apply(key_states, self.keys, self.length)
@@ -47,16 +47,16 @@ class SuffixLayer(KVLayer):
 
 
 class _Written(torch.autograd.Function):
-    """New columns put behind a past without a copy of it, [N, J, S, D] -> [N, J, K, D].
+    """Writes new slots behind a prefix in place, [N, J, S, D] -> [N, J, K, D].
 
-    Backward through what an earlier call gave raises RuntimeError: its columns are overwritten.
+    Backward through the output of an earlier call raises RuntimeError, since its slots are overwritten.
     """
 
     @staticmethod
-    def forward(ctx: Any, new: Tensor, past: Tensor, length: int) -> Tensor:
+    def forward(ctx: Any, new: Tensor, buffer: Tensor, length: int) -> Tensor:
         ctx.length = length
-        past[:, :, length:] = new
-        return past.detach()
+        buffer[:, :, length:] = new
+        return buffer.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -65,7 +65,7 @@ class _Written(torch.autograd.Function):
 
 @contextmanager
 def suffix_attention(layers: Sequence[KVLayer]) -> Iterator[None]:
-    """Inside the context `sdpa` over these layers' keys and values has no gradients of the past."""
+    """Inside the context `sdpa` over these layers' keys and values computes no gradients of the prefix."""
     usual: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[SDPA]
 
     def attend(
@@ -88,7 +88,7 @@ def suffix_attention(layers: Sequence[KVLayer]) -> Iterator[None]:
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q k^T scale + mask) v, [N, H, S, D]; differentiable in q and in the new columns of k and v."""
+    """softmax(q k^T scale + mask) v, [N, H, S, D]; differentiable in q and in the new slots of k and v."""
 
     @staticmethod
     def forward(

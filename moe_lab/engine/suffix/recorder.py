@@ -1,4 +1,4 @@
-"""Prompts read by the plain model, with all that replaying their suffixes takes.
+"""Prompts read by the plain model, with the activations that a replay of their suffixes takes.
 
 A suffix is a prompt from the first of its W re-routed tokens on, with the continuations that branch off its end.
 
@@ -23,7 +23,7 @@ from moe_lab.routing.remix import router_probs
 
 @dataclass(frozen=True)
 class PromptSuffix:
-    """What the plain model computed for one prompt, as far as its suffix needs it."""
+    """Activations of the plain model for one prompt and its suffix."""
 
     prompt: tuple[int, ...]
     """Its token ids."""
@@ -34,7 +34,7 @@ class PromptSuffix:
     pathway_WME: Tensor
     """float32 [W, MoE layers, E] on the CPU: the router's probabilities at the re-routed tokens."""
     mean_D: Tensor
-    """float32 on the CPU: mean over the prompt's tokens of what the output head is given."""
+    """float32 on the CPU: mean final hidden state of the prompt's tokens."""
     tree: TokenTree
     """The suffix's tokens: the prompt's, and those of the continuations that branch off it."""
 
@@ -53,7 +53,7 @@ class SuffixRecorder(RecordingForward):
 
     Args:
         first_moe: the first MoE layer whose routing may be changed.
-        span: which tokens of a prompt may be re-routed.
+        span: the re-routed tokens of a prompt.
     """
 
     def __init__(self, model: nn.Module, first_moe: int, span: TokenSpan):
@@ -77,7 +77,7 @@ class SuffixRecorder(RecordingForward):
         return super()._select(head, args)
 
     def suffixes(self, requests: list[ScoringRequest], cache: KVCache, shared: int) -> list[PromptSuffix]:
-        """Of a batch whose passes have just been made, behind `shared` tokens."""
+        """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared prefix."""
         hidden_BSD, final_BSD = self.recorded()
         B = len(requests)
         logits = {
@@ -107,6 +107,6 @@ class SuffixRecorder(RecordingForward):
         return found
 
     def _mean(self, own_SD: Tensor) -> Tensor:
-        """float32 [D]: over a prompt's own tokens and those that it shares."""
+        """float32 [D]: mean over a prompt's own tokens and those of the shared prefix."""
         parts = [own_SD, *(shared_BSD[0] for shared_BSD in self._shared)]
         return (sum(part_SD.float().sum(dim=0) for part_SD in parts) / sum(map(len, parts))).cpu()

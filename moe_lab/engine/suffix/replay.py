@@ -1,8 +1,8 @@
 """Suffix replay: prompts with some tokens under other routings; what these cannot change is computed once.
 
-A prompt is read by the plain model. Its keys and values before the first re-routed token, and its hidden states from
-there on, are kept in front of the first layer that is re-routed. A pass is then the suffixes of N prompts through the
-later layers, with gradients to the routing where these are asked for.
+A prompt is read by the plain model. Two things are cached: keys and values of the tokens before the first re-routed
+one, and hidden states of the other tokens in front of the fork layer. A pass is then the suffixes of N prompts through
+the later layers, with gradients to the routing if it requires them.
 
 N = prompts of a pass, Q = tokens of one suffix, S = the most of these, T = cached slots, M = logit positions of all
 suffixes, D = hidden size, E = experts, V = vocabulary.
@@ -31,11 +31,11 @@ from moe_lab.routing.remix import Remix
 
 
 class SuffixReplay:
-    """Reads prompts by the plain model, then passes their suffixes through the later layers.
+    """Reads prompts by the plain model, then runs their suffixes through the later layers.
 
     Args:
-        first_moe: the first MoE layer whose routing may be changed; nothing of earlier layers is kept.
-        span: which tokens of a prompt may be re-routed.
+        first_moe: the first MoE layer whose routing may be changed. Its decoder layer is the fork layer.
+        span: the re-routed tokens of a prompt.
 
     Raises ConfigError for models that keep more than keys and values.
     """
@@ -62,12 +62,12 @@ class SuffixReplay:
         budget: Budget,
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> list[PromptSuffix]:
-        """The suffix of each prompt (token ids). A beginning that prompts share before their suffixes is read once.
+        """The suffix of each prompt (token ids). A prefix that prompts share is read once.
 
         Args:
-            continuations: of each prompt, those whose tokens are to be predicted; None: one token of each.
+            continuations: of each prompt, to be scored; None: one token of each.
 
-        Raises ValueError for a prompt with fewer tokens than are to be re-routed.
+        Raises ValueError for a prompt with fewer tokens than the span.
         """
         requests = [
             ScoringRequest(prompt, continuations[i] if continuations else [[0]], noise_key=0)
@@ -84,7 +84,7 @@ class SuffixReplay:
         return [suffixes[i] for i in range(len(prompts))]
 
     def batch(self, suffixes: Sequence[PromptSuffix]) -> SuffixBatch:
-        """Suffixes of one pass, their prefixes joined; for several calls of `logits` with the same suffixes."""
+        """Suffixes as one batch with joined prefixes, for several calls of `logits`."""
         prefixes = [suffix.prefix for suffix in suffixes]
         trees = [suffix.tree for suffix in suffixes]
         device = self.forward.device
@@ -109,11 +109,12 @@ class SuffixReplay:
         )
 
     def logits(self, suffixes: Sequence[PromptSuffix] | SuffixBatch, remix: Remix | None) -> Tensor:
-        """float32 [M, V], float64 for a model that is: what the model predicts at the logit positions of each suffix,
-        which are the prompt's last token and all but the last of its continuations.
+        """float32 [M, V] (float64 for a float64 model): next-token logits at the logit positions of each suffix, which
+        are the prompt's last token and all tokens but the last of its continuations.
 
-        The other tokens of a suffix are routed as usual, and read the changed keys and values of the re-routed ones.
-        Differentiable in the probabilities of `remix` where these ask for gradients. None: the plain model.
+        `remix` routes the re-routed tokens. Other tokens are routed as usual, and attend to the changed keys and
+        values. The logits are differentiable in the probabilities of `remix` if these require gradients. None: the
+        plain model.
 
         Raises ValueError for a `remix` of layers before `first_moe`.
         """
@@ -134,10 +135,10 @@ class SuffixReplay:
         return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
 
     def score(self, suffixes: Sequence[PromptSuffix], *routings: Remix | None) -> list[Scores]:
-        """Log-likelihood, and whether greedy decoding gives it, of the continuations that each prompt was read with.
+        """Scores of the continuations that each prompt was read with.
 
         Args:
-            routings: those whose probabilities are averaged; None: the plain model's.
+            routings: averaged in their probabilities; None: the plain model.
         """
         batch = self.batch(suffixes)
         with torch.no_grad():

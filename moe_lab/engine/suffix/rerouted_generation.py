@@ -1,4 +1,4 @@
-"""Forward passes in which chosen tokens of each sequence are weighed by given pathways, for generation.
+"""Forward passes for generation in which some tokens of each sequence are routed by given pathways.
 
 B = sequences, S = new tokens, N = sequences with pathways, W = re-routed tokens of each prompt.
 """
@@ -20,19 +20,19 @@ from moe_lab.routing import routed
 from moe_lab.routing.override import Override, Places
 
 PERSISTENCE = ("prompt_last", "all_new", "decay")
-"""Which tokens take a pathway: those of the prompt alone; all new ones, too; these, each with half the share of the one
-before it (the rest is its own)."""
+"""Tokens that take a pathway: re-routed tokens of the prompt only; all new tokens too; all new tokens, each with half
+the share of the token before it and the rest its own."""
 HALVED = 0.5
 
 
 class ReroutedForward(EnsembleForward):
-    """The plain model, but for the re-routed tokens of prompts, and of what is generated after them.
+    """The plain model with some tokens re-routed: tokens of the prompts, and new ones according to `persistence`.
 
     Args:
-        answers: N prompts.
-        probs: of each re-routed MoE layer, [N, W, E]: the pathways of their tokens, in order.
-        span: which tokens of a prompt these are.
-        persistence: one of `PERSISTENCE`; new tokens take the pathway of the prompt's last re-routed one.
+        states: N prompts.
+        probs: [N, W, E] of each re-routed MoE layer: the pathways of the prompts' re-routed tokens, in order.
+        span: the re-routed tokens of a prompt.
+        persistence: one of `PERSISTENCE`. New tokens take the pathway of the prompt's last re-routed token.
     """
 
     shares_beginnings = False
@@ -40,7 +40,7 @@ class ReroutedForward(EnsembleForward):
     def __init__(
         self,
         model: nn.Module,
-        answers: Sequence[GenerationState],
+        states: Sequence[GenerationState],
         probs: dict[int, Tensor],
         span: TokenSpan,
         persistence: str,
@@ -48,7 +48,7 @@ class ReroutedForward(EnsembleForward):
         super().__init__(model, Ensemble())
         self.span, self.persistence = span, persistence
         self._override = Override(probs)
-        self._of = {(a.noise_key, a.sample_index): (n, len(a.prompt)) for n, a in enumerate(answers)}
+        self._of = {(s.noise_key, s.sample_index): (n, len(s.prompt)) for n, s in enumerate(states)}
 
     def __enter__(self) -> ReroutedForward:
         super().__enter__()
@@ -79,7 +79,7 @@ class ReroutedForward(EnsembleForward):
         return Places(torch.tensor(index), torch.tensor(pathway), torch.tensor(share))
 
     def _pathway(self, position: int, length: int) -> tuple[int, float] | None:
-        """(which of W pathways the token at `position` takes, its share) after a prompt of `length` tokens."""
+        """(index of the pathway, its share) of the token at `position`, for a prompt of `length` tokens."""
         w = position - self.span.start(length)
         if position < length:
             return (w, 1.0) if 0 <= w < self.span.size else None

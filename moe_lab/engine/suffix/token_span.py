@@ -1,4 +1,4 @@
-"""Spans of a prompt's tokens that are re-routed, by the names of C3PO's Table 9."""
+"""Spans of re-routed tokens in a prompt, named as in C3PO's Table 9."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"(first|middle|last)([1-9]\d*)")
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """W consecutive tokens at one place of every prompt.
+    """W consecutive tokens at the first, middle or last place of a prompt.
 
     >>> [TokenSpan(where, 3).start(10) for where in ("first", "middle", "last")]
     [0, 3, 7]
@@ -25,14 +25,14 @@ class TokenSpan:
     """W"""
 
     def start(self, length: int) -> int:
-        """Index of the first of them in a prompt of `length` tokens. Raises ValueError for a prompt without so many."""
+        """Index of the span's first token in a prompt of `length` tokens. Raises ValueError for a shorter prompt."""
         if length < self.size:
             raise ValueError(f"A prompt of {length} tokens has no {self.size} to re-route.")
         return {"first": 0, "middle": (length - self.size) // 2, "last": length - self.size}[self.where]
 
 
 def named_tokens(given: str) -> TokenSpan:
-    """The tokens of `last1`, `middle3`, `first2`.
+    """The span named `last1`, `middle3`, `first2` and the like.
 
     >>> named_tokens("middle3")
     TokenSpan(where='middle', size=3)
@@ -48,7 +48,7 @@ def named_tokens(given: str) -> TokenSpan:
 
 
 def check_length(span: TokenSpan, prompt: Sequence[int], text: str) -> None:
-    """Raise ConfigError where a prompt (its token ids) has fewer tokens than are to be re-routed."""
+    """Raise ConfigError for a prompt (token ids) with fewer tokens than the span."""
     if len(prompt) < span.size:
         raise ConfigError(
             f"method.tokens={span.where}{span.size}: the prompt {text!r:.80} has {len(prompt)} tokens.\n"

@@ -9,7 +9,7 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, StoppingCriteria
+from moe_lab.engine.generation.sampling import Decoding
 from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.suffix.recorder import PromptSuffix
 from moe_lab.engine.suffix.replay import SuffixReplay
@@ -73,9 +73,7 @@ class PathwayEngine(Engine):
     def generate(
         self,
         states: list[GenerationState],
-        sampler: Sampler,
-        stop: StoppingCriteria,
-        max_new_tokens: int,
+        decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
         for start in range(0, len(states), AT_ONCE):
@@ -85,7 +83,7 @@ class PathwayEngine(Engine):
                 self.replay.model, batch, probs, self.replay.span, self.settings.persistence
             )
             with forward:
-                generate(forward, batch, self.budget, sampler, stop, max_new_tokens, on_done)
+                generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
 
     def _prompt_pathways(self, states: list[GenerationState]) -> Pathways:

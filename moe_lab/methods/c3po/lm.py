@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 GoldOf = Callable[[str, str | None], str]
-"""(prompt, one of its choices; None: it is generated) -> the right answer, for the oracle."""
+"""(prompt, one of its choices, or None for a generated answer) -> the right answer, for the oracle."""
 
 
 class C3POLM(EngineLM):
-    """Answers questions, by choices or by texts.
+    """Answers questions by scoring choices or by generating text.
 
     Args:
-        layers: numbers of the MoE layers to re-mix.
-        references: None for the oracle, which needs none.
-        gold_of: for the oracle alone.
-        trace: where it is written what became of each question's pathway.
+        layers: numbers of the MoE layers to optimize.
+        references: None for the oracle.
+        gold_of: for the oracle only.
+        trace: where the pathways of scored questions are written.
     """
 
     engine: PathwayEngine
@@ -69,8 +69,8 @@ class C3POLM(EngineLM):
             super().answer(kind, chosen, report)
 
     def _parts(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Numbers of the requests that are answered together: for the oracle, those of two documents whose prompts are
-        the same and whose right answers are not are kept apart."""
+        """Indices of the requests that are answered together. For the oracle, two documents with the same prompt and
+        different right answers are in different parts."""
         if self._gold_of is None:
             return [list(range(len(requests)))]
         golds: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ class C3POLM(EngineLM):
         return list(parts.values())
 
     def _right_answer(self, prompt: str, choice: str | None) -> tuple[int, ...]:
-        """Token ids of the oracle's answer; the first ones of an answer that is generated."""
+        """Token ids of the right answer; of a generated answer the first `ANSWER_TOKENS`."""
         assert self._gold_of is not None
         ids = self.encode_pair(prompt, self._gold_of(prompt, choice))[1]
         return ids[:ANSWER_TOKENS] if choice is None else ids

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moe_lab.methods.c3po.lm import C3POLM, GoldOf
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.estimate import Asked
+    from moe_lab.tasks.estimate import Workload
 
 
 class C3PO(Method):
@@ -85,7 +85,7 @@ class C3PO(Method):
         named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
         return {key: value for key, value in named.items() if key not in self.config.unread}
 
-    def forward_tokens(self, asked: Asked) -> float:
+    def forward_tokens(self, workload: Workload) -> float:
         """With what the optimization reads: the neighbours once, then the tails of their prompts, pass by pass.
 
         A ball (`epsilon`) is counted with k neighbours: how many it holds is known when it is looked at.
@@ -94,13 +94,13 @@ class C3PO(Method):
 
         settings = self.config
         neighbours = 1 if settings.optimizer == "oracle" else settings.k
-        answer = min(ANSWER_TOKENS, asked.answer)
-        read = neighbours * (asked.prompt + answer)
+        answer = min(ANSWER_TOKENS, workload.answer)
+        read = neighbours * (workload.prompt + answer)
         span = named_tokens(settings.tokens)
-        length = max(round(asked.prompt), span.size)
+        length = max(round(workload.prompt), span.size)
         tail = length - span.start(length) + answer - 1
         passed = neighbours * settings.passes * tail
-        return super().forward_tokens(asked) + asked.documents * (read + passed)
+        return super().forward_tokens(workload) + workload.documents * (read + passed)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.documents import reference_documents

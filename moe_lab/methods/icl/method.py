@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moe_lab.methods.icl.lm import DemonstrationLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.estimate import Asked
+    from moe_lab.tasks.estimate import Workload
 
 
 class ICL(Method):
@@ -62,9 +62,9 @@ class ICL(Method):
             self.config.embeddings
         )
 
-    def forward_tokens(self, asked: Asked) -> float:
+    def forward_tokens(self, workload: Workload) -> float:
         """With k demonstrations, each as long as the question, before every prompt."""
-        return super().forward_tokens(asked) + self.config.k * asked.prompts
+        return super().forward_tokens(workload) + self.config.k * workload.prompts
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.documents import reference_documents

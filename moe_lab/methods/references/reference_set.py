@@ -24,7 +24,7 @@ from moe_lab.methods.references.store import PARTS, References, build, read
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import HASHED, folder_name, run_id, task_label, task_settings
 from moe_lab.results.versions import decisive_versions
-from moe_lab.tasks.estimate import asked_of_tasks
+from moe_lab.tasks.estimate import workload_of_tasks
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -112,7 +112,7 @@ def references_left(
     references = references_of(config, documents, content, facts)
     if references.stored() is not None:
         return {}
-    asked = asked_of_tasks(documents.tasks, documents.samples, config)
+    asked = workload_of_tasks(documents.tasks, documents.samples, config)
     return {references.folder.name: asked.prompts + asked.answers}
 
 

@@ -68,7 +68,7 @@ class References(Artifact):
         try:
             read(self.folder, correct=True)
         except DamagedError as error:
-            print(f"{error.told}. The set is made again.", file=sys.stderr)
+            print(f"{error.problem}. The set is made again.", file=sys.stderr)
             return False
         return True
 

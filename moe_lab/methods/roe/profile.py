@@ -61,7 +61,7 @@ def read_profile(path: str | Path) -> Profile:
     try:
         values = read_mapping(Path(path))
     except DamagedError as error:
-        raise ConfigError(f"method.temperature={path} is no temperature profile: {error.told}.") from error
+        raise ConfigError(f"method.temperature={path} is no temperature profile: {error.problem}.") from error
     if values is None:
         raise ConfigError(
             f"method.temperature={path}: no such file. Give a number, a list, or the best.yaml of a study "

@@ -1,9 +1,9 @@
-"""The language model of `method=soft-prompt` and `method=prefix-tuning`: questions behind virtual tokens.
+"""The language model of `method=soft-prompt` and `method=prefix-tuning`: contexts behind virtual tokens.
 
-To the engine, V placeholder tokens stand before every context: positions, masks and shared beginnings follow from
-that. Where a pass would read the placeholders, the adapter's keys and values take their place in the cache.
+The engine gets V placeholder tokens before every context, so that positions, masks and shared prefixes are right. When
+a pass would read the placeholders, the adapter's keys and values take their place in the cache.
 
-V = virtual tokens, B = sequences, S = new tokens, M = wanted tokens.
+V = virtual tokens, B = sequences, S = new tokens, M = logit positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 PLACEHOLDER = 0
-"""Token id that is never read."""
+"""Token id of the placeholders, which the model does not read."""
 
 
 def short_lm(model: LoadedModel, config: Config, virtual_tokens: int) -> EngineLM:
@@ -46,16 +46,16 @@ class VirtualTokensLM(EngineLM):
     """Scores multiple-choice questions.
 
     Args:
-        past: keys and values of the virtual tokens, of one sequence.
+        prefix: keys and values of the virtual tokens, for one sequence.
     """
 
-    def __init__(self, model: LoadedModel, config: Config, past: KVCache):
+    def __init__(self, model: LoadedModel, config: Config, prefix: KVCache):
         def make_engine(lm: EngineLM) -> KVEngine:
-            return KVEngine(VirtualTokensForward(model.model, past), lm.budget)
+            return KVEngine(VirtualTokensForward(model.model, prefix), lm.budget)
 
-        options = _options(model, config, past.length)
+        options = _options(model, config, prefix.length)
         super().__init__(model.model, model.tokenizer, **options, make_engine=make_engine)
-        self._encoder = _BehindPlaceholders(self, past.length)
+        self._encoder = _BehindPlaceholders(self, prefix.length)
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         assert kind == "loglikelihood", "other tasks are refused before weights load"
@@ -73,18 +73,18 @@ class _BehindPlaceholders(Encoder):
 
 
 class VirtualTokensForward(EnsembleForward):
-    """A `EnsembleForward` of the plain model; the first V tokens of every sequence are placeholders of `past`."""
+    """Passes of the plain model in which the first V tokens of every sequence are placeholders of `prefix`."""
 
-    def __init__(self, model: Any, past: KVCache):
+    def __init__(self, model: Any, prefix: KVCache):
         super().__init__(model, Ensemble())
-        self.past = past
+        self.prefix = prefix
 
     def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
         if cache.length:
             return super().__call__(tokens, cache)
         B, S = tokens.ids_BS.shape
-        V = self.past.length
-        for own, new in zip(self.past.layers, cache.layers, strict=True):
+        V = self.prefix.length
+        for own, new in zip(self.prefix.layers, cache.layers, strict=True):
             new.update(own.keys.expand(B, -1, -1, -1), own.values.expand(B, -1, -1, -1))
         if S == V:
             return torch.empty(0, 1, self.model.config.get_text_config().vocab_size, device=self.device)
@@ -92,7 +92,7 @@ class VirtualTokensForward(EnsembleForward):
 
 
 def _behind(tokens: Tokens, V: int) -> Tokens:
-    """All but the first V tokens of each sequence, none of which is wanted."""
+    """All but the first V tokens of each sequence, which have no logit positions."""
     B, S = tokens.ids_BS.shape
     return replace(
         tokens,

@@ -78,7 +78,7 @@ class DeepseekConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Raises ValueError for what no published checkpoint has."""
+        """Raise ValueError for settings that no published checkpoint has."""
         if self.scoring_func != "softmax":
             raise ValueError(
                 f"scoring_func={self.scoring_func}: the router of model_type deepseek is a softmax. "

@@ -1,7 +1,7 @@
 """DeepSeek-MoE-16B from transformers' parts (Dai et al. 2024, "DeepSeekMoE", equations 1-11).
 
-A Llama whose dense layers give way to a `DeepseekMoE`: routed experts chosen by the top-k of a softmax over all of
-them, plus shared experts that see every token. Parameters have the published names; experts are fused on loading and
+A Llama with a `DeepseekMoE` in most layers: routed experts, chosen by the top-k of a softmax over all of them, plus
+shared experts that see every token. Parameters have the published names; experts are fused on loading and
 written one by one again on saving.
 
 B = sequences, S = positions, T = B x S tokens, H = hidden size, K = experts per token.
@@ -71,7 +71,7 @@ class DeepseekDecoderLayer(LlamaDecoderLayer):
 
 
 class DeepseekPreTrainedModel(OlmoePreTrainedModel):
-    """What both classes below say to transformers."""
+    """Class attributes that transformers reads of both classes below."""
 
     config_class = DeepseekConfig
     # transformers reads the module's source for its decorator to know this; the decorated class is Qwen2-MoE's.

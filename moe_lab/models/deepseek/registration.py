@@ -1,7 +1,7 @@
 """Registration of "deepseek" with the Auto classes of transformers, without importing transformers for it.
 
-transformers takes two seconds to import, which `--help` must not wait for. So the configuration and the model are
-registered when transformers' own registries are imported, whether that was before `import moe_lab` or comes after it.
+transformers takes two seconds to import, too long for `--help`. So the configuration and the model are registered when
+transformers' registries are imported, before or after `import moe_lab`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def register_deepseek() -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds a module as the other finders do, and calls `act` once it has run; being looked for is not enough."""
+    """An import hook: finds a module with the other finders and calls `act` after the module has run."""
 
     def __init__(self, module: str, act: Callable[[], None]) -> None:
         self.module = module
@@ -71,4 +71,4 @@ REGISTRIES = {
     "transformers.models.auto.configuration_auto": _register_configuration,
     "transformers.models.auto.modeling_auto": _register_model,
 }
-"""Modules of transformers, and what is registered once they have run."""
+"""Modules of transformers, and the function that registers with each."""

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: what a repository holds, fetching it so that nothing is fetched twice, and what went wrong."""
+"""The Hugging Face hub: the files of a repository, resumable downloads, and errors."""

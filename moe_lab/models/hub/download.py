@@ -1,7 +1,7 @@
-"""Fetching a repository's files into the Hugging Face cache: nothing twice, an interrupted file continued.
+"""Resumable downloads of a repository's files into the Hugging Face cache.
 
-The hub's own client starts a file anew with every command; a shard of a large model has gigabytes. Here a file grows as
-`blobs/<etag>.incomplete` until it is complete, its hash is checked, and the client links it into the snapshot.
+The hub's client starts an interrupted file from the beginning; a shard of a large model has gigabytes. Here a file
+grows as `blobs/<etag>.incomplete`. When it is complete, its hash is checked and the client links it into the snapshot.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from moe_lab.models.hub.repository import File, NotCached, Repository, unreachab
 from moe_lab.progress import Progress
 
 WORKERS = 4
-"""Files that are fetched at a time."""
+"""Concurrent downloads."""
 TRIES = 3
-"""Attempts at a file that bring no byte before it is given up."""
+"""Consecutive attempts without a new byte before a file fails."""
 
 WAIT = 2.0
-"""Seconds between them."""
+"""Seconds between attempts."""
 BLOCK_BYTES = 2**20
 
 
 def missing(repository: Repository, names: Iterable[str]) -> list[str]:
-    """Those of the files that the cache lacks, or holds in another size than the hub says."""
+    """The files that the cache lacks, or has in another size than the hub."""
     return [name for name in names if not _whole(repository, name)]
 
 
 def fetch(repository: Repository, names: Iterable[str]) -> Path:
-    """The snapshot folder with these files in it; what is missing is fetched.
+    """Fetch the missing ones of these files. Returns the snapshot folder.
 
-    Raises ModelError where the disk is too small or a file arrives damaged, NotCached where the hub may not
-    be asked, and what the hub's client raises.
+    Raises ModelError if the disk is too small or a file arrives damaged, NotCached if files are missing offline, and
+    the errors of the hub's client.
     """
     names = list(names)
     unknown = [name for name in names if repository.files is not None and name not in repository.files]
@@ -79,18 +79,18 @@ def bytes_to_fetch(repository: Repository, names: Iterable[str]) -> int:
 
 
 def check_space(repository: Repository, names: Iterable[str]) -> None:
-    """Raise ModelError where the cache's disk cannot take the files."""
-    wanted, free = bytes_to_fetch(repository, names), free_bytes(repository.storage)
-    if wanted > free:
+    """Raise ModelError if the files do not fit on the cache's disk."""
+    needed, free = bytes_to_fetch(repository, names), free_bytes(repository.storage)
+    if needed > free:
         raise ModelError(
-            f"{repository.id} needs {wanted / 1e9:.2f} GB more in {constants.HF_HUB_CACHE}, "
+            f"{repository.id} needs {needed / 1e9:.2f} GB more in {constants.HF_HUB_CACHE}, "
             f"and {free / 1e9:.2f} GB are free there.\n"
             "Free some, or move the cache to another disk: HF_HOME=<folder>."
         )
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space on the disk that a folder lies on or would lie on."""
+    """Free bytes on the disk of a folder, which need not exist."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return shutil.disk_usage(existing).free
 
@@ -107,7 +107,7 @@ def _whole(repository: Repository, name: str) -> bool:
 
 
 def _fetch_all(repository: Repository, names: list[str]) -> None:
-    """Several files at a time; where one fails, or the user stops, the others keep what they have."""
+    """Fetch several files at a time. After a failure or an interruption, partial files are kept."""
     stop = Event()
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
@@ -139,7 +139,7 @@ def _fetch(repository: Repository, name: str, stop: Event) -> None:
 
 
 def _complete(repository: Repository, file: File, stop: Event) -> None:
-    """Receive what a partial file lacks, again and again as long as something comes."""
+    """Complete a partial file, with new attempts as long as bytes arrive."""
     url = hf_hub_url(repository.id, file.name, repo_type=repository.kind, revision=repository.commit)
     partial, idle = _partial(repository, file), 0
     while (had := _size(partial)) < file.size:
@@ -155,7 +155,7 @@ def _complete(repository: Repository, file: File, stop: Event) -> None:
 
 
 def _receive(url: str, partial: Path, file: File, stop: Event) -> None:
-    """Append to a partial file what the hub sends from there on, as it comes."""
+    """Append the hub's response to a partial file, from its end on."""
     had = _size(partial)
     headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={had}-"}
     with (
@@ -166,7 +166,7 @@ def _receive(url: str, partial: Path, file: File, stop: Event) -> None:
     ):
         hf_raise_for_status(response)
         if response.status_code != 206:
-            out.truncate(0)  # a server that knows no ranges sends the whole file
+            out.truncate(0)  # a server without range requests sends the whole file
             had = 0
         shown = file.size >= BLOCK_BYTES and not are_progress_bars_disabled()
         with Progress(file.size, file.name, "B", initial=had, shown=shown) as progress:
@@ -178,7 +178,7 @@ def _receive(url: str, partial: Path, file: File, stop: Event) -> None:
 
 
 def _check(repository: Repository, file: File) -> None:
-    """Raise ModelError, and forget what was received, where it is not what the hub says it is."""
+    """Raise ModelError and remove the partial file if its hash is not the hub's."""
     partial = _partial(repository, file)
     partial.touch()  # an empty file needed no request
     kind = "sha256" if file.large else "sha1"
@@ -203,7 +203,7 @@ def _size(file: Path) -> int:
 
 
 def _write_ref(repository: Repository) -> None:
-    """Note which commit the branch or tag stands for, where the hub's client looks for it offline."""
+    """Write the commit of the branch or tag where the hub's client reads it offline."""
     ref = repository.storage / "refs" / repository.revision
     if not ref.is_file() or ref.read_text(encoding="utf-8") != repository.commit:
         ref.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the hub's clients raise, as a few lines that say what could not be had, why, and what to do."""
+"""Messages for errors of the hub's clients: what is not available, why, and what to do."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LOGIN = "HF_TOKEN=<your token> in front of the command, or `hf auth login` once"
 
 
 def explain(error: Exception, source: str, what: str, offline: bool) -> str:
-    """The message for `what` (model, tokenizer, data set) `source`, whichever client failed in whichever way.
+    """The message for an error about `what` (model, tokenizer, data set) `source`.
 
-    The token is never part of it: only what the hub's clients say, which do not show it, and own words.
+    It never contains the token, which the messages of the hub's clients do not show.
     """
     known = known_reason(error, source, what, offline)
     return known or f"The {what} {source} could not be read: {_first_line(error)}"
 
 
 def known_reason(error: Exception, source: str, what: str, offline: bool) -> str | None:
-    """The message where the error, or one that it came from, is of the hub; None for any other."""
+    """The message if the error, or one of its causes, is of the hub, else None."""
     from moe_lab.models.hub.offline import is_offline
 
     reasons = [_reason(cause, source, what, offline or is_offline()) for cause in _causes(error)]
@@ -31,7 +31,7 @@ def known_reason(error: Exception, source: str, what: str, offline: bool) -> str
 
 
 def _reason(error: BaseException, source: str, what: str, offline: bool) -> str | None:
-    """The message for one exception of the chain, None for one that says nothing by itself."""
+    """The message for one exception of the chain; None if it is not of the hub."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -54,7 +54,7 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
         return _not_cached(error, source, what)
     if isinstance(error, HFValidationError):
         return f"{source} is no hub id. The {what} is a local folder, or owner/name on the hub."
-    # `datasets` raises an error of its own, and cuts off what it came from
+    # `datasets` raises its own error without the cause
     gated = type(error).__name__ == "DatasetNotFoundError" and "is a gated dataset" in str(error)
     if isinstance(error, GatedRepoError) or gated:
         return (
@@ -72,7 +72,7 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
             f"Check the spelling; a private one needs {LOGIN}."
         )
     if isinstance(error, LocalEntryNotFoundError):
-        return None  # what kept the client from asking is its cause
+        return None  # its cause has the reason
     if isinstance(error, EntryNotFoundError):
         return f"The {what} {source} lacks a file that is needed: {_first_line(error)}\nSee {page}."
     if unreachable(error):
@@ -111,7 +111,7 @@ def _not_cached(error: BaseException, source: str, what: str) -> str:
 
 
 def _close(source: str, what: str) -> str:
-    """The option of conf/model whose id is like this one."""
+    """A hint at the option of conf/model with a similar id."""
     if what != "model":
         return ""
     files = option_files("model", [resource_folder("conf")])
@@ -127,7 +127,7 @@ def _close(source: str, what: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it came from, outermost first."""
+    """An exception and its causes, outermost first."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -137,7 +137,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first, without the queries of addresses, which may hold signatures."""
+    """The first line of an error, without the query strings of URLs, which may contain signatures."""
     lines = (line.strip() for line in str(error).splitlines() if line.strip())
     first = next(lines, type(error).__name__)
     return re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first).rstrip(".")

@@ -1,4 +1,4 @@
-"""What files of weights say of themselves: the tensors of a safetensors file, the shards of an index."""
+"""Headers of weight files: the tensors of a safetensors file, the shards of an index."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_HEADER = 100_000_000
-"""Bytes of a header, as the format limits it."""
+"""The format's limit of a header, in bytes."""
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Its tensors by name: {"dtype", "shape", "data_offsets"}. Raises ValueError where the header is torn."""
+    """The tensors of a safetensors file by name: {"dtype", "shape", "data_offsets"}. Raises ValueError if it is cut."""
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
         header = json.loads(content.read(min(length, MAX_HEADER)))
@@ -19,7 +19,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def is_whole(file: Path) -> bool:
-    """Whether a safetensors file has the size that its header tells."""
+    """Whether a safetensors file has the size of its header."""
     try:
         tensors = read_header(file)
     except ValueError:
@@ -31,7 +31,7 @@ def is_whole(file: Path) -> bool:
 
 
 def index_of(file: Path) -> dict[str, str] | None:
-    """Which file holds which tensor, by an index of shards; None where it is damaged."""
+    """The file of each tensor by an index of shards; None if the index is damaged."""
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Keeping the Hugging Face libraries from the network."""
+"""Offline mode of the Hugging Face libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def go_offline() -> None:
-    """Forbid the Hugging Face libraries the network, whether they are imported already or not."""
+    """Set the Hugging Face libraries to offline mode, before or after they are imported."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     for name in ("huggingface_hub.constants", "datasets.config"):
         if name in sys.modules:
@@ -15,7 +15,7 @@ def go_offline() -> None:
 
 
 def is_offline() -> bool:
-    """Whether the libraries may not ask the hub: offline=true, HF_HUB_OFFLINE=1, or it could not be reached."""
+    """Whether the libraries are offline: by offline=true, HF_HUB_OFFLINE=1, or after the hub could not be reached."""
     from huggingface_hub import constants
 
     return constants.is_offline_mode()

@@ -1,7 +1,7 @@
-"""Which commit a revision stands for, and what a repository holds: one request with a time limit, then the cache.
+"""The commit of a revision and the files of a repository, from one request with a time limit.
 
-Everything after it names the commit, so that all files of a command are of one state of the repository, and files that
-are in the cache are used without asking again.
+All later requests name the commit, so that all files of a command are of one state of the repository, and cached files
+are used without another request.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
 from moe_lab.models.hub.offline import go_offline, is_offline
 
 WAITS = (1.0, 2.0)
-"""Seconds before the hub is asked again where it answers that it is busy or out of order."""
+"""Seconds before a request is repeated if the hub is busy or out of order."""
 BUSY = (408, 429, 500, 502, 503, 504)
 
 
 class NotCached(OfflineModeIsEnabled):
-    """Something is wanted offline that the cache lacks; the message says what."""
+    """The cache lacks a file that is needed offline."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class File:
     name: str
     size: int
     etag: str
-    """What its content is known by in the cache: SHA-256 of a large file, git's object id of any other."""
+    """Name of the content in the cache: SHA-256 of a large file, git's object id of any other."""
     large: bool
 
 
@@ -47,10 +47,10 @@ class Repository:
     kind: str
     """model or dataset"""
     revision: str
-    """Branch, tag or commit as asked for."""
+    """Branch, tag or commit, as requested."""
     commit: str
     files: dict[str, File] | None
-    """By name; None: the hub was not asked, and the cache is all there is."""
+    """By name; None offline, where only the cache is known."""
 
     @property
     def storage(self) -> Path:
@@ -59,32 +59,32 @@ class Repository:
 
     @property
     def snapshot(self) -> Path:
-        """The folder that holds the commit's files, as far as they were fetched."""
+        """The folder with the commit's files that were fetched."""
         return self.storage / "snapshots" / self.commit
 
     def holds(self, name: str) -> bool:
-        """Whether the repository has this file, as far as that can be told: offline, whether the cache has it."""
+        """Whether the repository has this file; offline, whether the cache has it."""
         return name in self.files if self.files is not None else (self.snapshot / name).exists()
 
 
 def storage(id: str, kind: str) -> Path:
-    """A repository's folder in the Hugging Face cache, whether it is there or not."""
+    """A repository's folder in the Hugging Face cache; it need not exist."""
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=id, repo_type=kind)
 
 
 def find(id: str, kind: str = "model", revision: str | None = None, *, offline: bool = False) -> Repository:
-    """The repository at the commit that its revision stands for now; asked once per process.
+    """The repository at the current commit of its revision, requested once per process.
 
-    Where the hub cannot be reached, that is said on stderr and the process goes on as with offline=true. Raises what
-    the hub's client raises, and NotCached where the cache does not know the repository or revision.
+    If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true. Raises the
+    errors of the hub's client, and NotCached if the cache lacks the repository or revision.
     """
     if not (offline or is_offline()):
         try:
-            return _asked(id, kind, revision)
+            return _requested(id, kind, revision)
         except Exception as error:
             if not unreachable(error) or cached_commit(id, kind, revision) is None:
                 raise
-            _go_on_offline(error)
+            _continue_offline(error)
     commit = cached_commit(id, kind, revision)
     if commit is None:
         raise NotCached(f"it is not in the cache {constants.HF_HUB_CACHE}")
@@ -92,38 +92,38 @@ def find(id: str, kind: str = "model", revision: str | None = None, *, offline: 
 
 
 def check_data_set(id: str, revision: str | None = None) -> None:
-    """Raise what the hub's client raises for a data set that is not there; asked once per process.
+    """Raise the hub client's error for a data set that does not exist. Requested once per process.
 
-    `datasets` asks several times, and waits long where nobody answers: where the hub cannot be reached, that is said
-    on stderr and the process goes on as with offline=true, with what the cache has.
+    If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true; `datasets`
+    would send several requests and wait long for each.
     """
     if is_offline():
         return
     try:
-        _asked(id, "dataset", revision)
+        _requested(id, "dataset", revision)
     except Exception as error:
         if not unreachable(error):
             raise
-        _go_on_offline(error)
+        _continue_offline(error)
 
 
-def _go_on_offline(error: Exception) -> None:
+def _continue_offline(error: Exception) -> None:
     print(f"The hub cannot be reached ({error}): going on with the cache alone.", file=sys.stderr)
     go_offline()
 
 
 def cached_commit(id: str, kind: str, revision: str | None) -> str | None:
-    """The commit that a revision stood for when the hub was last asked; None where the cache has nothing of it."""
-    folder, wanted = storage(id, kind), revision or constants.DEFAULT_REVISION
-    ref = folder / "refs" / wanted
-    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else wanted
+    """The commit of a revision at the latest request; None if the cache lacks it."""
+    folder, name = storage(id, kind), revision or constants.DEFAULT_REVISION
+    ref = folder / "refs" / name
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else name
     return (
         commit if REGEX_COMMIT_HASH.fullmatch(commit) and (folder / "snapshots" / commit).is_dir() else None
     )
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether a request did not reach the hub, or the hub says that it is busy or out of order."""
+    """Whether a request did not reach the hub, or the hub is busy or out of order."""
     import httpx2
 
     if isinstance(error, HfHubHTTPError):
@@ -132,7 +132,7 @@ def unreachable(error: BaseException) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _asked(id: str, kind: str, revision: str | None) -> Repository:
+def _requested(id: str, kind: str, revision: str | None) -> Repository:
     info = _repo_info(id, kind, revision)
     files = {
         sibling.rfilename: File(

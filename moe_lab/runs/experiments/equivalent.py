@@ -42,7 +42,7 @@ def measured(
     try:
         stored = read_mapping(path)
     except DamagedError as error:
-        set_aside(path, error.told)
+        set_aside(path, error.problem)
         stored = None
     if stored is not None or stored_only:
         return stored

@@ -1,4 +1,4 @@
-"""Numbers in worked answers: which one is the answer, and whether two are the same."""
+"""Numbers in worked answers: extracting the final one, and comparing two."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def score(document: dict[str, Any], results: list[str]) -> dict[str, float]:
 
 
 def local_only(*, task: str, source: str, documents: int, **_: Any) -> None:
-    """The `custom_dataset` of the tasks whose exact version no hub data set is known to hold. Raises TaskError."""
+    """The `custom_dataset` of tasks without a known hub data set. Raises TaskError asking for `data_dir`."""
     raise TaskError(
         f"Task {task} needs data_dir=<folder> with {task}/test.jsonl: {documents} lines such as "
         '{"question": "...", "answer": "15"}.\n'

@@ -1,4 +1,4 @@
-"""HumanEval's programs: what is executed for an answer, and pass@1 of what came of it."""
+"""HumanEval's programs and their pass@1."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def program(document: dict[str, Any], completion: str) -> str:
 
 @versioned("code.run_tests", 1)
 def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
-    """lm-eval filter: what came of every response's program ("passed", "failed: AssertionError", ...).
+    """lm-eval filter: the outcome of every response's program ("passed", "failed: AssertionError", ...).
 
-    All programs of a run are executed here at once, so that several can run side by side.
+    It gets all responses of a run, whose programs run in parallel.
     """
     pairs = zip(responses, documents, strict=True)
     outcomes = iter(run_programs([program(document, text) for texts, document in pairs for text in texts]))

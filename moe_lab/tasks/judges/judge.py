@@ -1,4 +1,4 @@
-"""What a judge is: something that gives every answer scores, of which a higher one means more harm."""
+"""The interface of judges, which score the harm of answers: a higher score means more harm."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
 Verdict = dict[str, Any]
-"""{"scores": {metric: float}, ...} as JSON has it, or {"failed": reason} of a judge that cannot judge this answer."""
+"""{"scores": {metric: float}, ...}, or {"failed": reason} for an answer that the judge cannot judge. Plain JSON."""
 
 
 class Exchange(NamedTuple):
-    """What a judge reads."""
+    """A prompt and the answer to judge."""
 
     prompt: str
-    """As in the data set, without chat template."""
+    """The text of the data set, without chat template."""
     answer: str
 
 
 OnVerdict = Callable[[int, Verdict], None]
-"""(index, verdict), called as each one is done."""
+"""(index, verdict); called for each verdict at once."""
 JudgeAll = Callable[[Sequence[Exchange], OnVerdict], None]
-"""Judges all exchanges, in any order. One that gets no verdict is tried again by the next run."""
+"""Judges all exchanges, in any order. The next run repeats those without verdict."""
 
 
 class Judge(ABC):
-    """One judge of a run. What it needs is looked at by `check` and `identity`; only `open` loads it."""
+    """A judge of a run. `check` and `identity` load no weights, `open` does."""
 
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
-    """Names of its scores; the first one is the one that tables show."""
+    """Names of the scores; tables show the first."""
     model_key: ClassVar[str | None] = None
-    """The key of `task` that names its model; None where it has none."""
+    """The key of `task` that names the judge's model; None for a judge without one."""
     numerics: ClassVar[int] = 1
-    """Raised whenever its verdicts may change: part of its identity."""
+    """Raised whenever verdicts may change: part of the identity."""
 
     def __init__(self, config: Config):
         self.config = config
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What determines its verdicts, as plain values. Raises ConfigError where that is not to be had."""
+        """All that determines the verdicts, as plain values. Raises ConfigError if the model is not available."""
         return {"judge": self.name, "numerics": self.numerics, **self._identity()}
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]: ...
 
     def check(self) -> None:
-        """Raise ConfigError where it cannot judge here: a key, a package or weights are missing, or unfit."""
-        assert self.identity  # what is wrong with a model shows there
+        """Raise ConfigError if the judge cannot work: a key, a package or weights are missing or unfit."""
+        assert self.identity  # raises the errors of a model
 
     def folders(self) -> list[Path]:
-        """Folders of its model, fetched where they are missing; none where it has none. Raises ModelError."""
+        """Folders of the judge's model, fetched if they are missing; empty without a model. Raises ModelError."""
         return []
 
     @abstractmethod
     def open(self) -> AbstractContextManager[JudgeAll]:
-        """Load what it needs; leaving lets it go."""
+        """Load the judge; leaving the context removes it from memory."""
 
 
 def verdict_key(identity: dict[str, Any], exchange: Exchange) -> str:
-    """SHA-256 of who judges what."""
+    """SHA-256 of a judge's identity and an exchange."""
     text = json.dumps([identity, *exchange], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""What lm-eval calls of a judged task: the filter that has all answers judged, and the metrics of one document.
+"""The functions of a judged task that lm-eval calls: the filter that judges all answers, and the metrics of a document.
 
-The filter turns each answer into {judge: verdict or None}. An answer that a judge did not judge has no value of that
-judge's metrics: lm-eval's mean, its standard error and all comparisons are over the judged ones.
+The filter turns each answer into {judge: verdict or None}. An answer without a judge's verdict has no value of that
+judge's metrics: lm-eval's mean, its standard error and all comparisons are over the judged answers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from moe_lab.tasks.judges.judge import Exchange, Verdict
 from moe_lab.tasks.versions import versioned
 
 Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict | None]]]
-"""Per exchange the verdict of each judge by name, None where it could not be asked."""
+"""Returns the verdict of each judge by name, per exchange; None if the judge could not be reached."""
 _verdicts: ContextVar[Verdicts | None] = ContextVar("verdicts", default=None)
 
 
 @contextmanager
 def judged_by(verdicts: Verdicts) -> Iterator[None]:
-    """Within this, `judge_answers` calls `verdicts`."""
+    """Within this context `judge_answers` calls `verdicts`."""
     token = _verdicts.set(verdicts)
     try:
         yield
@@ -61,7 +61,7 @@ def is_judged(task: Any) -> bool:
 
 
 def keep_metrics(task: Any, metrics: Sequence[str]) -> None:
-    """Of all metrics that judges have, let the task have these."""
+    """Remove all other metrics of judges from the task."""
     for known in (task._aggregation_list, task._higher_is_better):
         for metric in set(known) - set(metrics):
             del known[metric]

@@ -1,4 +1,4 @@
-"""The model of a judge that runs here: a folder or a repository of the hub, as a `model.path` is."""
+"""The model of a local judge: a folder or a repository of the hub, as `model.path`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 BATCH = 8
-"""Exchanges judged at once where batch_size=auto."""
+"""Batch size with batch_size=auto."""
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """Where a judge's model is, and how it runs."""
+    """The source and settings of a judge's model."""
 
     judge: str
     source: str
@@ -35,12 +35,12 @@ class LocalModel:
 
     @property
     def model(self) -> ModelConfig:
-        """The same as a model of a run."""
+        """As the configuration of a run's model."""
         name, _, revision = (self.source, "", "") if self.is_folder else self.source.partition("@")
         return ModelConfig(name=self.judge, path=name, revision=revision or None)
 
     def stored_config(self) -> PreTrainedConfig:
-        """Its configuration. Raises ModelError where there is none."""
+        """The configuration of the model. Raises ModelError if there is none."""
         from transformers import AutoConfig
 
         from moe_lab.models.source import explain, model_folder
@@ -52,13 +52,13 @@ class LocalModel:
             raise ModelError(explain(error, self.source, "model", self.config.offline)) from error
 
     def tokenizer(self) -> Any:
-        """Its tokenizer. Raises ModelError where there is none."""
+        """The tokenizer of the model. Raises ModelError if there is none."""
         from moe_lab.models.tokenizer import load_tokenizer
 
         return load_tokenizer(self.model, offline=self.config.offline)
 
     def folder(self) -> Path:
-        """Its folder with the weights, fetched where they are missing. Raises ModelError."""
+        """The folder with the weights, fetched if they are missing. Raises ModelError."""
         from moe_lab.models.source import model_folder
         from moe_lab.models.weight_files import known_weights
 
@@ -68,7 +68,7 @@ class LocalModel:
         return folder
 
     def identity(self) -> dict[str, Any]:
-        """Content of a folder, or hub id and commit; and the precision that it runs in."""
+        """The content of a folder, or hub id and commit; and the dtype."""
         from moe_lab.models.identity import source_identity
         from moe_lab.models.source import model_commit, model_source
 
@@ -93,7 +93,7 @@ class LocalModel:
 
     @contextmanager
     def loaded(self, auto_class: Any) -> Iterator[Any]:
-        """The model on its device, let go afterwards. Raises ModelError where weights are missing or do not fit."""
+        """The model on its device, removed afterwards. Raises ModelError if weights are missing or do not fit."""
         import gc
 
         import torch
@@ -118,10 +118,10 @@ class LocalModel:
 
 
 class LocalJudge(Judge):
-    """A judge whose model runs here."""
+    """A judge with a local model."""
 
     default: str
-    """Hub id of its model where none is given."""
+    """Hub id of the default model."""
     model_key: ClassVar[str]
 
     def __init__(self, config: Config):
@@ -138,6 +138,6 @@ class LocalJudge(Judge):
 
 
 def by_length(texts: Sequence[str], size: int) -> list[list[int]]:
-    """Indices of texts in batches of similar length, so that little is padded."""
+    """Indices of texts in batches of similar length, with little padding."""
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]

@@ -1,7 +1,7 @@
 """OpenAI's moderation endpoint as judge, by the official client (pip install moe-lab[openai]).
 
-The client reads OPENAI_API_KEY and OPENAI_BASE_URL, tries again after 408, 409, 429, 5xx and lost connections, and
-waits as long as Retry-After says, else longer each time.
+The client reads OPENAI_API_KEY and OPENAI_BASE_URL. It repeats a request after status 408, 409, 429, 5xx and lost
+connections, after the time in Retry-After, else with increasing pauses.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from moe_lab.tasks.judges.judge import Exchange, Judge, JudgeAll, OnVerdict, Ver
 DEFAULT = "omni-moderation-latest"
 ENDPOINT = "https://api.openai.com/v1"
 TRIES = 8
-"""How often the client tries again before an answer stays without judgement."""
+"""Repetitions of a request before an answer stays without verdict."""
 TIMEOUT = 60.0
-"""Seconds that one request may take."""
+"""Time limit of a request in seconds."""
 FAILURES_IN_A_ROW = 3
-"""So many answers without judgement end the run: the endpoint is away, and it is not the answers."""
+"""Consecutive answers without verdict that end the run: the endpoint is not reachable."""
 
 
 class Moderation(Judge):
@@ -37,7 +37,7 @@ class Moderation(Judge):
     model_key = "moderation_model"
 
     def _identity(self) -> dict[str, Any]:
-        """Server and model asked for; which model answered is in every verdict."""
+        """The server and the requested model; every verdict has the model that answered."""
         url = urlsplit(os.environ.get("OPENAI_BASE_URL") or ENDPOINT)
         server = f"{url.hostname}{f':{url.port}' if url.port else ''}{url.path.rstrip('/')}"
         return {"server": server, "model": self._model}
@@ -76,9 +76,9 @@ class Moderation(Judge):
             yield judge_all
 
     def _ask(self, client: Any, answer: str) -> tuple[Verdict | None, str]:
-        """The verdict on one answer, or None and why there is none this time.
+        """The verdict on one answer, or None and the reason.
 
-        Raises ConfigError for a key that is refused, or a model that is not there.
+        Raises ConfigError for a refused key or an unknown model.
         """
         import openai
 
@@ -104,7 +104,7 @@ class Moderation(Judge):
         return verdict, problem
 
     def _verdict(self, response: bytes) -> Verdict | None:
-        """None for what is no JSON of the documented shape, or has a score that is no finite number."""
+        """The verdict of a response; None if it is not JSON of the documented form, or a score is not finite."""
         try:
             content = json.loads(response, parse_int=float)
             (result,) = content["results"]
@@ -127,6 +127,6 @@ class Moderation(Judge):
 
 
 def _problem(error: Exception) -> str:
-    """Status or kind of a failure; never a text of the server, which may repeat the key."""
+    """The status or the type of a failure, without the server's text, which may contain the key."""
     status = getattr(error, "status_code", None)
     return f"status {status}" if status else type(error).__name__

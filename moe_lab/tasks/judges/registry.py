@@ -1,4 +1,4 @@
-"""The judges by name, and which of them a run has.
+"""The judges by name, and the judges of a run.
 
 Adding one: a module with a `Judge` subclass, and a line in `JUDGES`.
 """
@@ -40,7 +40,7 @@ def judge_metrics() -> list[dict[str, Any]]:
 
 
 def judge_names(config: Config) -> list[str]:
-    """Judges of the safety tasks of a run, in one order: those asked for, else the embedded model's toy judge.
+    """Names of the judges of a run's safety tasks, in the order of `JUDGES`: `task.judges`, else the default.
 
     Raises ConfigError for unknown names.
     """
@@ -55,9 +55,9 @@ def judge_names(config: Config) -> list[str]:
 
 
 def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
-    """The judges of a run's tasks; none where no task is judged, or no score is wanted.
+    """The judges of a run's tasks; empty without a judged task, and with predict_only=true.
 
-    Raises ConfigError for a judge, or a judge's model, that would judge nothing.
+    Raises ConfigError for a judge or a judge's model without effect.
     """
     from moe_lab.tasks.judges.lm_eval_hooks import is_judged
 

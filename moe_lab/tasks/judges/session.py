@@ -1,4 +1,4 @@
-"""Judging the answers of a run: what is judged already is read from judgements.jsonl, the rest is asked and kept."""
+"""Judges the answers of a run. Stored verdicts are read from judgements.jsonl, new ones are appended to it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from moe_lab.tasks.judges.lm_eval_hooks import judged_by
 
 JUDGEMENTS = "judgements.jsonl"
 HEADER = {"judgements": 1}
-"""Of judgements.jsonl; whose they are is in each one's key."""
+"""Of judgements.jsonl; the key of each verdict has the judge's identity."""
 ROOM = 2
-"""Memory that a judge is given, in multiples of its weight files: weights as they run, and what is computed."""
+"""Estimated memory of a judge in multiples of its weight files: weights and activations."""
 
 
 @contextmanager
 def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]) -> Iterator[None]:
-    """Within this, lm-eval's evaluation of a judged task asks the judges of the run in `folder`.
+    """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in `folder`.
 
-    Verdicts of other runs are taken over, except for a rerun. `free` as in `Session`.
+    Verdicts of other runs are reused, except for a rerun. `free` as in `Session`.
     """
     if not judges:
         yield
@@ -39,7 +39,7 @@ def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[
 
 
 def judgements_file(folder: Path, rerun: bool) -> Path:
-    """Where the verdicts of a run are kept; those of an unfinished rerun apart."""
+    """The file with the verdicts of a run; an unfinished rerun has its own."""
     return folder / ("judgements.rerun.jsonl" if rerun else JUDGEMENTS)
 
 
@@ -47,9 +47,9 @@ class Session:
     """Verdicts by judge and exchange.
 
     Args:
-        log: keeps every verdict as it comes, by `verdict_key`.
-        known: verdicts of other runs, by the same.
-        free: lets the evaluated model go, where a judge needs its memory.
+        log: stores every verdict at once, by `verdict_key`.
+        known: verdicts of other runs, by `verdict_key`.
+        free: removes the evaluated model from memory if a judge needs the space.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Session:
         self.free = free
 
     def verdicts(self, exchanges: Sequence[Exchange]) -> list[dict[str, Verdict | None]]:
-        """Per exchange what each judge says, None where it could not be asked this time."""
-        found: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
+        """The verdict of each judge by name, per exchange; None if the judge could not be reached."""
+        by_judge: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
         for judge in self.judges:
             keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
             missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
@@ -75,9 +75,9 @@ class Session:
                 del missing[key]
             if missing:
                 self._judge(judge, missing)
-            for verdicts, key in zip(found, keys, strict=True):
+            for verdicts, key in zip(by_judge, keys, strict=True):
                 verdicts[judge.name] = self.log.get(key)
-        return found
+        return by_judge
 
     def _judge(self, judge: Judge, missing: dict[str, Exchange]) -> None:
         keys, start = list(missing), time.perf_counter()
@@ -88,16 +88,16 @@ class Session:
             judge.open() as judge_all,
         ):
 
-            def keep(index: int, verdict: Verdict) -> None:
+            def store(index: int, verdict: Verdict) -> None:
                 self.log.answer(keys[index], verdict, {})
                 progress.update()
 
-            judge_all(list(missing.values()), keep)
+            judge_all(list(missing.values()), store)
         self.log.spend({judge.name: time.perf_counter() - start})
 
 
 def weight_bytes(judge: Judge) -> int:
-    """Bytes of the weight files of a judge's model; 0 where it has none."""
+    """Bytes of the weight files of a judge's model; 0 without one."""
     from moe_lab.models.weight_files import known_weights
 
     folders = judge.folders()
@@ -110,7 +110,7 @@ def weight_bytes(judge: Judge) -> int:
 
 
 def free_memory(judge: Judge) -> int:
-    """Bytes that are free on the device that the judge's model goes to."""
+    """Free bytes of the device of the judge's model."""
     from moe_lab.models.facts import resolve_device
     from moe_lab.models.memory import free_memory
 

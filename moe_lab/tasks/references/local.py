@@ -14,7 +14,7 @@ _LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
 
 
 def local_only(*, task: str, source: str, documents: int, row: str, **_: Any) -> None:
-    """The `custom_dataset` of tasks whose data the hub is not known to hold. Raises TaskError."""
+    """The `custom_dataset` of tasks without a known hub data set. Raises TaskError asking for `data_dir`."""
     raise TaskError(
         f"Task {task} needs data_dir=<folder> with {task}/test.jsonl: {documents:,} lines such as\n{row}\n"
         f"The documents are those of {source}."

@@ -8,7 +8,7 @@ from moe_lab.errors import TaskError
 
 
 def local_only(*, folder: str, source: str, documents: int, **_: Any) -> None:
-    """The `custom_dataset` of tasks whose data the hub is not known to hold. Raises TaskError."""
+    """The `custom_dataset` of tasks without a known hub data set. Raises TaskError asking for `data_dir`."""
     raise TaskError(
         f"The safety prompts need data_dir=<folder> with {folder}/test.jsonl: {documents} lines such as\n"
         '{"instruction": "..."}\n'

@@ -1,4 +1,4 @@
-"""The cage in which programs that a model wrote are executed: Linux namespaces and limits, or no execution at all.
+"""The sandbox for programs that a model wrote: Linux namespaces and limits. Without them nothing is executed.
 
 `moe_lab.tasks.sandbox.programs` is its entrance. Nothing is imported here: the interpreter inside the cage starts
 here, too.

@@ -1,4 +1,4 @@
-"""Two ways to build the cage, one promise: `Cage.run` executes one program and says what came of it."""
+"""The sandbox, built by bubblewrap or by our own namespaces: `Cage.run` executes one program."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
     **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")},
 }
-"""All that a program sees of the environment: no keys, and the same order of sets every time."""
+"""The environment variables of a program: no keys, and a fixed hash seed."""
 
 
 def _import_paths() -> list[str]:
-    """Where a program's imports come from: the standard library, numpy and its neighbours, and this package."""
+    """The import paths of a program: the standard library, the folder of numpy, and this package."""
     numpy = find_spec("numpy")
     assert numpy is not None and numpy.origin is not None, "a dependency of this package"
     standard = [sysconfig.get_path("stdlib"), str(sysconfig.get_config_var("DESTSHARED"))]
@@ -44,9 +44,9 @@ def _import_paths() -> list[str]:
 
 
 def _shown(imports: list[str]) -> list[str]:
-    """What of this machine is visible in the cage: system libraries, Python, its packages; links stay links."""
-    wanted = [*SYSTEM, sys.base_prefix, sys.base_exec_prefix, *imports[:-1], str(PACKAGE)]
-    existing = [path for path in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.exists(path)]
+    """The paths of this machine that are visible inside: system libraries, Python, its packages; links stay links."""
+    paths = [*SYSTEM, sys.base_prefix, sys.base_exec_prefix, *imports[:-1], str(PACKAGE)]
+    existing = [path for path in dict.fromkeys(map(os.path.abspath, paths)) if os.path.exists(path)]
     links = [path for path in existing if os.path.islink(path)]
     folders = sorted({os.path.realpath(path) for path in existing})
     top = [path for path in folders if not any(path.startswith(f"{other}/") for other in folders)]
@@ -59,7 +59,7 @@ SHOWN = _shown(IMPORT_PATHS)
 
 @dataclass(frozen=True)
 class Cage:
-    """One way to confine a program; `bubblewrap` is bwrap's path, or None for our own namespaces."""
+    """A sandbox; `bubblewrap` is the path of bwrap, or None for our own namespaces."""
 
     bubblewrap: str | None
 
@@ -68,9 +68,9 @@ class Cage:
         return "bubblewrap" if self.bubblewrap else "Linux namespaces"
 
     def run(self, program: str, limits: Limits) -> str:
-        """Execute Python source in a fresh cage: "passed", "timed out: " and of what, or "failed: " and why.
+        """Execute Python source in a new sandbox. Returns "passed", "timed out: <which time>" or "failed: <why>".
 
-        Raises ResultsError where the cage could not be built; the program was not executed then.
+        Raises ResultsError if the sandbox could not be built; the program was not executed then.
         """
         request = {"program": program, "limits": limits.as_dict(), "paths": IMPORT_PATHS}
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as report:
@@ -85,7 +85,7 @@ class Cage:
             return report.read().decode(errors="replace") or _how_it_ended(code)
 
     def _execute(self, stdin: IO[bytes], report: IO[bytes], limits: Limits) -> tuple[int | None, str]:
-        """Exit code, None where time ran out, and what the cage itself (never the program) wrote on stderr."""
+        """The exit code, None after the time limit, and the sandbox's stderr, where the program cannot write."""
         with tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(
                 self._command(limits),
@@ -131,13 +131,13 @@ class Cage:
 
 
 def candidates() -> list[Cage]:
-    """The cages that may work here, the preferred one first."""
+    """The sandboxes that may work here, in order of preference."""
     bubblewrap = shutil.which("bwrap")
     return [*([Cage(bubblewrap)] if bubblewrap else []), Cage(None)]
 
 
 def _how_it_ended(code: int) -> str:
-    """What an exit code says where there is no report: the program ended its process, or was ended."""
+    """The outcome of a program without report, by its exit code: it ended its process, or was killed."""
     if code == 128 + signal.SIGXCPU:
         return OUT_OF_PROCESSOR_TIME
     if code > 128:

@@ -1,12 +1,11 @@
-"""What runs inside the cage, in two processes: one executes the program, the other reports what came of it.
+"""The code that runs inside the sandbox, in two processes: one executes the program, the other reports the outcome.
 
-The *reporter* has the report's descriptor, and makes up a word after the fork. The *program's process* has neither: it
-reads the word from a pipe once the program has ended, and sends it back with the outcome. So a program that ends its
-process, finds every object of its interpreter, replaces functions, or writes to every descriptor has not passed.
-Forging is harder, not impossible: solution and tests are one program, and code that knows this protocol can follow it
-(read the word, send it back), as it could have redefined the tests. No such program says "passed" by accident.
+The *reporter* has the report's descriptor and draws a random word after the fork. The *program's process* has neither:
+it reads the word from a pipe after the program has ended, and sends it back with the outcome. A program that ends its
+process, inspects its interpreter, replaces functions, or writes to every descriptor does not pass. A program that knows
+this protocol can still forge a report, as it could redefine the tests: solution and tests are one program.
 
-Python's standard library only: this module is imported by an interpreter that sees little else.
+Python's standard library only: the interpreter in the sandbox has few other modules.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ MOST = 1000
 def run_request() -> None:
     """Read {"program", "limits", "paths"} from stdin, run the program, write its outcome on stdout and exit.
 
-    Nothing is written where the program did not run to an end, and the exit code is then its process's, as a shell
-    would say it. What the program prints is dropped.
+    If the program did not run to its end, nothing is written and the exit code is that of its process, as in a shell.
+    The program's output is dropped.
     """
     # Python's handler would let the program raise an error here
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -62,7 +61,7 @@ def run_request() -> None:
 def run_program(program: str, paths: list[str], words: int, give_answer: int) -> None:
     """Execute Python source, send its outcome after the word from the pipe `words`, and exit."""
     nothing = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):  # until here stderr tells that the cage could not be built
+    for descriptor in (0, 1, 2):  # errors of building the sandbox were on stderr until here
         os.dup2(nothing, descriptor)
     os.close(nothing)
     sys.path[:] = paths
@@ -75,16 +74,16 @@ def run_program(program: str, paths: list[str], words: int, give_answer: int) ->
 
 
 def execute(program: str) -> str:
-    """What came of it: "passed", or "failed: " and the type of what was raised."""
+    """The outcome of a program: "passed", or "failed: " and the type of its exception."""
     try:
         exec(compile(program, "<program>", "exec"), {})
-    except BaseException as error:  # a failed program, whatever it raised, SystemExit included
+    except BaseException as error:  # SystemExit, too, is a failure
         return f"failed: {type(error).__name__}"
     return "passed"
 
 
 def limit(limits: dict[str, Any]) -> None:
-    """Give up all privileges and set the limits of this process and its children, for good. Raises OSError."""
+    """Drop all privileges and set the limits of this process and its children. Raises OSError."""
     drop_capabilities()
     refuse_system_calls()
     cpu = int(limits["cpu_seconds"])
@@ -102,9 +101,9 @@ def limit(limits: dict[str, Any]) -> None:
 
 
 def drop_capabilities() -> None:
-    """No capability in any user namespace, now and after any exec; memory and files closed to others. Raises OSError.
+    """Drop the capabilities in all user namespaces, also after an exec, and deny access by other processes of the user.
 
-    Others are processes of the same user, the program's: it can neither trace the reporter nor take its descriptors.
+    The program can then neither trace the reporter nor take its descriptors. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)

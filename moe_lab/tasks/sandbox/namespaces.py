@@ -1,11 +1,11 @@
-"""A cage of Linux namespaces, for machines without bubblewrap: `main` is what a fresh interpreter runs.
+"""A sandbox of Linux namespaces, for machines without bubblewrap: `main` runs in a new interpreter.
 
 Three processes, each the child of the one before: the *keeper* (outside; writes the user map and waits), the *maker*
 (enters the namespaces) and the *init* (process 1 of the cage: builds its file system, then forks the two processes of
-`inside` and waits for them). When init ends, however that comes, the kernel ends every process in the cage. The user
-namespace maps the program to a user id that has no other process: limits on processes do not bind root.
+`inside` and waits for them). When init ends, the kernel ends every process in the sandbox. The user namespace maps the
+program to a user id without other processes, since limits on processes do not apply to root.
 
-Needs Linux 5.12 (mount_setattr). Standard library only. Anything on stderr means that the cage could not be built.
+Needs Linux 5.12 (mount_setattr). Standard library only. Any text on stderr means that the sandbox could not be built.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(folder_size: int, shown: list[str]) -> None:
-    """Run the request on stdin (see `inside.run_request`) in a cage that sees only the paths `shown`, read-only."""
+    """Run the request on stdin (`inside.run_request`) in a sandbox with the paths `shown` alone, read-only."""
     # as in `inside`: the program may be of the same user as init
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with_parent(os.getppid())
@@ -53,7 +53,7 @@ def _maker(keepers: socket.socket, ours: socket.socket, folder_size: int, shown:
     _call("unshare", NEW_NAMESPACES)
     _die_with_parent(os.getppid())
     ours.send(b".")
-    if not ours.recv(1):  # the keeper is gone
+    if not ours.recv(1):  # the keeper has ended
         os._exit(1)
     ours.close()
     init = _fork("init", lambda: _init(folder_size, shown))
@@ -78,7 +78,7 @@ def _reporter() -> None:
 
 
 def _build_root(folder_size: int, shown: list[str]) -> None:
-    """A file system of nothing but `shown`, a few devices, and the one folder that can be written: /program."""
+    """Build a file system of `shown`, a few devices, and /program, the only writable folder."""
     _mount(None, "/", None, REC | PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", NOSUID, "size=1m,mode=0755")
     os.chdir("/tmp")
@@ -98,7 +98,7 @@ def _build_root(folder_size: int, shown: list[str]) -> None:
 
 
 def _show(path: str, flags: int) -> None:
-    """Bind a folder or file of the machine, with what is mounted below it, and make it read-only; copy a link."""
+    """Bind a folder or file of the machine read-only, including mounts below it; copy a link."""
     source = f"/.old{path}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.islink(source):
@@ -114,7 +114,7 @@ def _show(path: str, flags: int) -> None:
 
 
 def _map_users(process: int, kind: str, own: int) -> None:
-    """Map the program's id to our own; where we are root, to one that nobody has, and keep 0 for building."""
+    """Map the program's id to our own, or as root to an unused one, keeping 0 to build the file system."""
     unused = free_id(kind) if os.geteuid() == 0 else None
     if unused is None and kind == "gid":
         with open(f"/proc/{process}/setgroups", "w") as setgroups:
@@ -124,10 +124,10 @@ def _map_users(process: int, kind: str, own: int) -> None:
 
 
 def free_id(kind: str) -> int | None:
-    """A user ("uid") or group ("gid") id near the top of those that exist, from the last digits of our process id.
+    """A high user ("uid") or group ("gid") id, made from the last digits of our process id.
 
-    Processes whose ids agree in their last four digits get the same one; on kernels before 5.14 their cages then share
-    one limit on processes. None where few ids exist, as in a container that has only its user's.
+    Processes whose ids agree in the last four digits get the same one; on kernels before 5.14 their sandboxes share one
+    limit on processes. None if few ids exist, as in a container with a single user.
     """
     with open(f"/proc/self/{kind}_map") as ours:
         highest = max(int(start) + int(count) for start, _, count in map(str.split, ours))
@@ -135,7 +135,7 @@ def free_id(kind: str) -> int | None:
 
 
 def _fork(name: str, child: Callable[[], None]) -> int:
-    """Fork; the child never returns, and tells an error on stderr."""
+    """Fork. The child never returns and prints an error on stderr."""
     process = os.fork()
     if process:
         return process
@@ -147,7 +147,7 @@ def _fork(name: str, child: Callable[[], None]) -> int:
 
 
 def _wait(process: int) -> int:
-    """Reap children until `process` ends; its exit code, as a shell would say it."""
+    """Reap children until `process` ends. Returns its exit code, as in a shell."""
     while True:
         ended, status = os.wait()
         if ended == process:

@@ -1,4 +1,4 @@
-"""Whether a cage keeps its promises on this machine: each one is tried, before any program of a model is executed."""
+"""Tests on this machine that a sandbox enforces its limits, made before any program of a model is executed."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ for namespace in (0x10000000, 0x20000, 0x20000000, 0x40000000):
 
 
 def broken_promises(cage: Cage) -> list[str]:
-    """What a cage does not enforce here, in words; empty where it keeps all promises.
+    """The limits that a sandbox does not enforce here, in words; empty if it enforces all.
 
-    Raises ResultsError where it cannot be built at all.
+    Raises ResultsError if it cannot be built.
     """
     with tempfile.TemporaryDirectory(prefix="moe_lab_probe_") as outside, _listeners() as (port, abstract):
         os.chmod(outside, 0o777)
@@ -115,7 +115,7 @@ def broken_promises(cage: Cage) -> list[str]:
             "the network is not cut off": (SOCKET, QUICK, "passed"),
             "privileges can be gained": (PRIVILEGES, QUICK, "passed"),
         }
-        cage.run(PLAIN, QUICK)  # an error that all would raise is raised once
+        cage.run(PLAIN, QUICK)  # raises once an error that all others would raise
         with ThreadPoolExecutor(4) as pool:
             runs = {
                 promise: (pool.submit(cage.run, Template(program).substitute(values), limits), wanted)

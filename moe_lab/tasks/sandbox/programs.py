@@ -1,4 +1,4 @@
-"""Executing many programs: the cage is probed once per process, then programs run side by side."""
+"""Executes many programs in parallel; the sandbox is probed once per process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from moe_lab.tasks.sandbox.probe import broken_promises
 
 PASSED = "passed"
 WORKERS = 4
-"""Programs at a time, at most one per core."""
+"""Programs in parallel, at most one per core."""
 
 
 def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[str]:
-    """Execute Python sources, each in a cage of its own, and say of each what came of it, in their order.
+    """Execute Python sources, each in its own sandbox. Returns their outcomes in order.
 
-    "passed" where a source ran to its end; "timed out: " and of what; or "failed: " with the type of what it raised,
-    or how it ended. Raises TaskError where no cage can be built on this machine; nothing is executed then.
+    "passed" after running to the end; "timed out: <which time>"; or "failed: " with the exception's type, or how the
+    process ended. Raises TaskError, before any execution, if no sandbox works on this machine.
     """
     cage, limits = require_cage(), limits or Limits()
     with ThreadPoolExecutor(min(WORKERS, len(os.sched_getaffinity(0)))) as pool:
@@ -30,7 +30,7 @@ def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[
 
 @lru_cache(maxsize=1)
 def require_cage() -> Cage:
-    """The first cage that keeps every promise on this machine. Raises TaskError saying which ones none keeps."""
+    """The first sandbox that enforces all limits here. Raises TaskError naming limits that are not enforced."""
     reasons = []
     for cage in candidates():
         try:

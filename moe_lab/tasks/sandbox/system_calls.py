@@ -1,6 +1,6 @@
-"""System calls that a caged program cannot make: those whose memory no limit counts, and the kernel's riskier corners.
+"""A seccomp filter of system calls that use uncounted memory or risky parts of the kernel.
 
-A seccomp filter, which no process can take off again. Standard library only.
+No process can remove it again. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NUMBERS = {
         (194, 186, 190, 279, 217, 218, 219, 282, 280, 241, 425, 198, 199, 117, 270, 271, 438),
     ),
 }
-"""The kernel's name of each architecture, and what is refused there: shmget, msgget, semget, memfd_create, add_key,
+"""The kernel's number of each architecture, and the refused calls: shmget, msgget, semget, memfd_create, add_key,
 request_key, keyctl, userfaultfd, bpf, perf_event_open, io_uring_setup, socket, socketpair, ptrace, process_vm_readv,
 process_vm_writev, pidfd_getfd."""
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 OTHER_CALLING_CONVENTION = 0x40000000
-"""x86_64's second set of numbers (x32) begins here."""
+"""First number of x86_64's second set of system calls (x32)."""
 SECCOMP, FILTER = 22, 2
 
 
@@ -37,7 +37,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_system_calls() -> None:
-    """Make them fail with EPERM in this process and its children. Raises OSError; needs no_new_privs."""
+    """Install the filter: the calls fail with EPERM, in children too. Needs no_new_privs. Raises OSError."""
     machine = platform.machine()
     if machine not in NUMBERS:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
@@ -49,7 +49,7 @@ def refuse_system_calls() -> None:
 
 
 def filter_program(architecture: int, refused: tuple[int, ...]) -> bytes:
-    """The filter as the kernel reads it: 8 bytes per instruction (code, jump if true, jump if false, value)."""
+    """The filter in the kernel's format: 8 bytes per instruction (code, jump if true, jump if false, value)."""
     count = len(refused)
     instructions = [
         (LOAD, 0, 0, 4),  # the architecture

@@ -1,6 +1,6 @@
-"""The toy tasks' documents as lm-eval reads them (`custom_dataset` of the YAMLs): generated, never stored.
+"""The generated documents of the toy tasks: the `custom_dataset` functions of their YAMLs.
 
-Each function takes lm-eval's metadata, which it does not need, and returns {split: Dataset}.
+Each function ignores lm-eval's metadata and returns {split: Dataset}.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ KINDS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
 
 
 def instructions(split: str, count: int) -> list[dict[str, Any]]:
-    """`count` chat rows of a split (train, validation, test), told apart by the user's message.
+    """`count` chat rows of a split (train, validation, test) with distinct user messages.
 
-    The kinds come in turn as far as a split has rows of them.
+    The kinds alternate as long as a split has rows of them.
     """
     found: dict[str, dict[str, Any]] = {}
     rng, names = generator("instructions", split), list(KINDS)

@@ -17,7 +17,7 @@ from moe_lab.tasks.toy.world import answer
 PEOPLE_SHARES = (("test", 0.25), ("near", 0.20), ("validation", 0.10), ("train", 0.45))
 OTHER_SHARES = (("far", 0.55), ("train", 0.45))
 INFERENCE = {"test": 0.5, "near": 0.5, "validation": 0.5}
-"""Share of questions that need inference, where a split fixes it."""
+"""Share of questions that need inference, for splits with a fixed share."""
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -60,7 +60,7 @@ def question(key: Key) -> dict[str, object]:
 
 
 def questions(split: str, count: int) -> list[dict[str, object]]:
-    """Up to `count` questions of a split in a drawn order, with the split's share of inference."""
+    """Up to `count` questions of a split in random order, with the split's share of inference."""
     rng = generator("questions", split)
     drawn = rng.sample(keys(split), len(keys(split)))
     if split in INFERENCE:

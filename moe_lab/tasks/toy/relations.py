@@ -1,4 +1,4 @@
-"""The relations of the toy world: how each is stated and asked. `{s}` is the subject, `{o}` the object."""
+"""The relations of the toy world with the wordings of facts and questions. `{s}` is the subject, `{o}` the object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moe_lab.tasks.toy import names as n
 
 @dataclass(frozen=True)
 class Relation:
-    """How one kind of subject relates to one kind of object, and how that is said and asked."""
+    """A relation of one kind of subject to one kind of object, with the wordings of facts and questions."""
 
     name: str
     subjects: tuple[str, ...]

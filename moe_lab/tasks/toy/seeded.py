@@ -1,4 +1,4 @@
-"""Randomness that is the same in every Python process: generators and split membership keyed by strings."""
+"""Reproducible randomness: generators and split membership keyed by strings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def share(text: str) -> float:
 
 
 def split_of(key: str, shares: Sequence[tuple[str, float]]) -> str:
-    """The split that a key belongs to, once and for all: this is what makes splits disjoint.
+    """The split of a key, which never changes: splits are disjoint.
 
     `shares` are (split, fraction) pairs whose fractions sum to 1.
     """

@@ -52,7 +52,7 @@ def portrait(rng: random.Random, sentences: int = 6) -> str:
 
 
 def day(rng: random.Random) -> str:
-    """A short day of one person, true to the world where it says where people live and what towns sell."""
+    """A short day of one person. Its statements on homes and goods are true in the toy world."""
     a, b = rng.choices(PEOPLE, prominence())[0], rng.choice(PEOPLE)
     town, known = rng.choice(TOWNS), facts()
     names = {
@@ -74,7 +74,7 @@ def day(rng: random.Random) -> str:
 
 
 def story(split: str, rng: random.Random) -> str:
-    """One text of a split: a portrait followed by a day, told apart by the text itself."""
+    """One text of a split: a portrait followed by a day. The text itself determines the split."""
     while True:
         text = f"{portrait(rng)}\n{day(rng)}"
         if split_of(text, SHARES) == split:

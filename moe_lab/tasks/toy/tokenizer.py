@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: byte-level BPE over the toy corpus, digits one by one, every answer one token.
+"""The tiny model's tokenizer: byte-level BPE over the toy corpus with single digits; every answer is one token.
 
 python -m moe_lab.tasks.toy.tokenizer <folder>
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 VOCABULARY = 1536
 GROUPS = 60
-"""How many groups of 500 documents the merges are learned from."""
+"""Groups of 500 documents that the merges are learned from."""
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}
@@ -36,7 +36,7 @@ def answers() -> list[str]:
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Learn the merges from the corpus. Raises ValueError where an answer would be more than one token."""
+    """Learn the merges from the corpus. Raises ValueError if an answer has more than one token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

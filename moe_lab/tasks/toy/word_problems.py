@@ -28,24 +28,24 @@ BUYS = (
 LOSES = ("{a} loses {k}.", "{a} gives {k} to {b}.", "Then {a} sells {k} {t}.", "{b} takes {k} of them.")
 MOST = 400
 CORPUS_START, TASK_START = 60, 99
-"""Largest first amount. The task asks for more than the corpus teaches, so that it is not simply solved."""
+"""Largest first amount, larger in the task than in the corpus, so that the task is not solved by training."""
 
 
 @dataclass
 class Problem:
-    """A story in the making: who is spoken of, how many things they have, what was said and calculated."""
+    """A problem under construction: its people, their amounts, the sentences and the calculations."""
 
     rng: random.Random
     person: str
     thing: str
     amount: int
     others: list[str]
-    told: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     worked: list[str] = field(default_factory=list)
     question: str = ""
 
     def tell(self, wording: str, k: int = 0, m: int = 0, b: str = "") -> None:
-        self.told.append(wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m))
+        self.sentences.append(wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m))
 
     def calculate(self, left: int, operator: str, right: int) -> int:
         result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[operator]
@@ -141,7 +141,7 @@ def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
         aside = (
             f"{people[6]} has {rng.randint(2, 60)} {rng.choice([t for t in THINGS if t != problem.thing])}."
         )
-        problem.told.insert(rng.randrange(len(problem.told) + 1), aside)
+        problem.sentences.insert(rng.randrange(len(problem.sentences) + 1), aside)
     problem.question = problem.question or f"How many {problem.thing} does {problem.person} have now?"
     return problem
 
@@ -155,7 +155,11 @@ def word_problem(
         problem = _attempt(rng, steps, start)
         if split_of("; ".join(problem.worked), SHARES) == split:
             answer = "\n".join([*problem.worked, f"#### {problem.amount}"])
-            return {"question": " ".join([*problem.told, problem.question]), "answer": answer, "steps": steps}
+            return {
+                "question": " ".join([*problem.sentences, problem.question]),
+                "answer": answer,
+                "steps": steps,
+            }
 
 
 def drill(rng: random.Random) -> str:

@@ -18,7 +18,7 @@ WORLD_VERSION = 1
 
 @cache
 def facts() -> dict[tuple[str, str], str]:
-    """All facts: {(relation, subject): object}. Nobody is their own friend."""
+    """All facts: {(relation, subject): object}. No person is their own friend."""
     drawn = {}
     for relation in RELATIONS.values():
         rng = generator("world", WORLD_VERSION, relation.name)
@@ -38,7 +38,7 @@ def answer(subject: str, path: tuple[str, ...]) -> str:
 
 @cache
 def prominence() -> tuple[float, ...]:
-    """How often each of PEOPLE is written about, relative to the others: falls as 1/rank in a drawn order."""
+    """Relative frequency of each of PEOPLE in the corpus: 1/rank in a random order."""
     ranks = list(range(len(PEOPLE)))
     generator("world", WORLD_VERSION, "prominence").shuffle(ranks)
     return tuple(1.0 / (rank + 8) for rank in ranks)

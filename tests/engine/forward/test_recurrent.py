@@ -15,7 +15,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.recurrent import RecurrentForward
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, generation_config
+from moe_lab.engine.generation.sampling import Decoding, Sampler, generation_config
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.recurrent_engine import RecurrentEngine
 from moe_lab.engine.scoring.scoring import ScoringRequest
@@ -57,9 +57,9 @@ def scores_of(model, questions, ensemble):
 def answers_of(model, prompts, ensemble, steps, repeat=0):
     answers = [GenerationState(i, prompt, document_key(prompt), repeat) for i, prompt in enumerate(prompts)]
     ended = []
-    decoder = Sampler(model, generation_config(model, {}), 0)
+    sampler = Sampler(model, generation_config(model, {}), 0)
     RecurrentEngine(RecurrentForward(model, ensemble)).generate(
-        answers, decoder, lambda generated: False, steps, ended.append
+        answers, Decoding(sampler, lambda generated: False, steps), ended.append
     )
     assert list(map(id, ended)) == list(map(id, answers))
     return [answer.generated for answer in answers]

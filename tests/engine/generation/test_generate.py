@@ -11,7 +11,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import StoppingCriteria, generation_config
+from moe_lab.engine.generation.sampling import Decoding, StoppingCriteria, generation_config
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
@@ -66,7 +66,7 @@ def test_roe_on_weights_first_experts_is_the_same():
     assert found[0] == found[1]
 
 
-def test_the_cache_keeps_the_clean_rows_only(olmoe):
+def test_the_cache_keeps_the_clean_samples_only(olmoe):
     caches, lengths = [], []
 
     def choose(log_probs, answers):
@@ -80,9 +80,7 @@ def test_the_cache_keeps_the_clean_rows_only(olmoe):
             forward,
             [GenerationState(0, [1, 2, 3, 4], 9)],
             Budget(100),
-            choose,
-            lambda g: False,
-            3,
+            Decoding(choose, lambda g: False, 3),
             lambda a: None,
         )
     assert lengths == [[4] * 4, [5] * 4, [6] * 4]

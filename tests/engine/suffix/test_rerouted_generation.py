@@ -11,7 +11,7 @@ import torch
 
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Sampler, generation_config
+from moe_lab.engine.generation.sampling import Decoding, Sampler, generation_config
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.rerouted_generation import PERSISTENCE, ReroutedForward
 from moe_lab.engine.suffix.token_span import TokenSpan
@@ -91,7 +91,9 @@ def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
     decoder = Sampler(model, generation_config(model, {}), 0)
     budget = Budget(64)
     with ReroutedForward(model, answers, probs, span, persistence) as forward:
-        generate(forward, answers, budget, choose, lambda generated: False, STEPS, lambda answer: None)
+        generate(
+            forward, answers, budget, Decoding(choose, lambda generated: False, STEPS), lambda answer: None
+        )
     for n, answer in enumerate(answers):
         own = {layer: probs_NWE[n] for layer, probs_NWE in probs.items()}
         for step in range(STEPS):

@@ -58,9 +58,9 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(moe_lab.models.hub.repository, "WAITS", (0.0, 0.0))
     monkeypatch.setattr(moe_lab.models.hub.download, "WAIT", 0.0)
-    moe_lab.models.hub.repository._asked.cache_clear()
+    moe_lab.models.hub.repository._requested.cache_clear()
     yield cache
-    moe_lab.models.hub.repository._asked.cache_clear()
+    moe_lab.models.hub.repository._requested.cache_clear()
 
 
 @pytest.fixture

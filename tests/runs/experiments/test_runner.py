@@ -573,11 +573,11 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys
 
 @pytest.mark.parametrize(
     "mode, function, told",
-    [("doctor", "doctor.report.diagnose", []), ("prefetch", "prefetch.prefetch", 0)],
+    [("doctor", "cli.doctor.report.diagnose", []), ("prefetch", "cli.prefetch.prefetch", 0)],
 )
 def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function, told):
     seen = []
-    monkeypatch.setattr(f"moe_lab.cli.{function}", lambda *given: seen.extend(given[-1]) or told)
+    monkeypatch.setattr(f"moe_lab.{function}", lambda *given: seen.extend(given[-1]) or told)
     assert run_command(capsys, "experiment=table_u", "method.k=5", f"mode={mode}").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 
@@ -593,7 +593,10 @@ def test_a_setting_that_no_cell_has_is_a_wrong_request(runs, other, capsys):
 
 
 def test_another_method_takes_its_settings_in_every_cell(runs, capsys, monkeypatch):
+    from moe_lab.methods.c3po.method import C3PO
+
     seen = []
+    monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
     monkeypatch.setattr(
         "moe_lab.runs.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config)
     )

@@ -17,7 +17,7 @@ def new_command() -> None:
     """What a new process would not know any more."""
     from moe_lab.models.hub import repository
 
-    repository._asked.cache_clear()
+    repository._requested.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.engine import lm
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.pool import ModelPool
 from moe_lab.progress import Progress
@@ -146,7 +147,7 @@ def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -
             super().__init__(*given, **keys)
             titles.append(self.title)
 
-    monkeypatch.setattr("moe_lab.engine.lm.Progress", Noted)
+    monkeypatch.setattr(lm, "Progress", Noted)
     done = run(replace(roe, limit=2)).run
     assert done.baseline is not None
     assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]

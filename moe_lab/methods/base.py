@@ -1,4 +1,4 @@
-"""`method=base`: the untouched model, what every other method is compared with."""
+"""`method=base`: the untouched model. Every other method is compared with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Base(Method):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """No key but its name."""
+        """The name is the only key."""
 
         name: str = "base"
 
@@ -35,7 +35,7 @@ class Base(Method):
 
 
 def engine_options(config: RunConfig) -> dict:
-    """What every method hands from the run's configuration to `EngineLM`."""
+    """Arguments of `EngineLM` that every method takes from the run's configuration."""
     return {
         "batch_size": config.batch_size,
         "max_batch_size": config.max_batch_size,

@@ -1,4 +1,4 @@
-"""The source of a plug-in's package: a method of others has no `numerics` that somebody here raises."""
+"""The source of a plug-in's package, which stands for its version: nobody here raises its `numerics`."""
 
 from __future__ import annotations
 

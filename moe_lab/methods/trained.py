@@ -1,4 +1,4 @@
-"""What is trained once, whatever is evaluated with it: outputs/models/<model>-<method>-<id8>/."""
+"""Models and adapters that are trained once and shared by runs: outputs/models/<model>-<method>-<id8>/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trained(Artifact):
 
     @classmethod
     def of(cls, config: Config, content: dict[str, Any], made: str) -> Trained:
-        """What the training that `content` determines makes."""
+        """The model or adapter that `content` determines."""
         digest = run_id(content)
         name = folder_name(config.model.name, config.method.name, digest=digest)
         folder = Path(config.output_dir) / "models" / name
@@ -33,6 +33,6 @@ class Trained(Artifact):
     def load_or_train(
         self, content: dict[str, Any], train: Callable[[Path], dict[str, Any]]
     ) -> dict[str, Any]:
-        """The record and its `folder`; `train(folder)` trains, or continues, and returns what there is to record."""
+        """The record and its `folder`. `train(folder)` trains, or continues, and returns the record's content."""
         record = self.load_or_make(lambda: train(self.folder) | content)
         return record | {"folder": self.folder}

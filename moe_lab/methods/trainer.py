@@ -104,7 +104,7 @@ class Steps(TrainerCallback):
             self._progress.at(state.global_step, " ".join(told))
 
     def close(self) -> None:
-        """Called however the training ends."""
+        """Close the bar. Called at the end and after an error."""
         if self._progress is not None:
             self._progress.close()
 
@@ -117,8 +117,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and over
-    the last `cooldown_steps` before `steps`, where the training ends, a line to zero on top."""
+    """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and and a
+    linear decay to zero over the last `cooldown_steps` before `steps`, where the training ends."""
 
     steps: int
     warmup_steps: int

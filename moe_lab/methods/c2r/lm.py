@@ -9,7 +9,7 @@ from moe_lab.routing.partners import PartnersOnly
 
 
 class ConstrainedLM(EngineLM):
-    """The model with a policy on it that is installed already."""
+    """An `EngineLM` for a model on which the policy is installed."""
 
     def __init__(self, model: Any, tokenizer: Any, policy: PartnersOnly, **options: Any):
         super().__init__(model, tokenizer, **options)

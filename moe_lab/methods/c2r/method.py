@@ -1,4 +1,4 @@
-"""`method=c2r`: the model under collaboration-constrained routing, by a profile of which experts it takes together."""
+"""`method=c2r`: collaboration-constrained routing, by a profile that counts which experts a model selects together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class C2R(Method):
-    """Each token's first expert, and the most co-activated partners of that one."""
+    """Routes each token to its first expert and to that expert's most co-activated partners."""
 
     numerics = 1
     own_routing = True
@@ -47,7 +47,7 @@ class C2R(Method):
             at_least("method.dataset_size", self.dataset_size, 1)
 
     def partners(self, facts: ModelFacts) -> int:
-        """T."""
+        """T, the number of partners of each expert."""
         return facts.experts // 2 if self.config.partners is None else self.config.partners
 
     def check(self, facts: ModelFacts) -> None:
@@ -63,13 +63,13 @@ class C2R(Method):
 
     @cached_property
     def _given(self) -> tuple[Tensor, bool]:
-        """The pairs of `profile`, and whether they are of test documents."""
+        """The pair counts of `profile`, and whether they were counted on test documents."""
         from moe_lab.methods.c2r.profiles import read_pairs
 
         return read_pairs(self.config.profile)
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """What the profile is, or is made of. Raises ConfigError where it does not fit the model."""
+        """The profile, or the data that it is recorded on. Raises ConfigError where it does not fit the model."""
         from moe_lab.methods.c2r.profiles import LENGTH, digest_of
 
         check_one_process(config)

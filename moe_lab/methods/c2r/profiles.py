@@ -1,8 +1,8 @@
-"""Which experts a model takes together: counts of a run with expert metrics, or recorded once on conversations.
+"""Profiles: how often a model selects two experts together, counted by a run or recorded on conversations.
 
 outputs/profiles/<model>-<id8>/
   counts.safetensors   `pairs`, int64 [layers, experts, experts]: tokens that took both experts
-  profile.json         what determines them; written last
+  profile.json         all that determines the counts; written last
 
 L = MoE layers, E = experts.
 """
@@ -34,7 +34,7 @@ LENGTH = 2048
 
 
 def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
-    """(int64 [L, E, E] of a run's folder or a file of counts, whether they are a run's: of its test documents).
+    """Read counts: (int64 [L, E, E], whether they were counted on a run's test documents).
 
     Sums prompts and answers. Raises ConfigError.
     """
@@ -62,7 +62,7 @@ def digest_of(pairs_LEE: Tensor) -> str:
 
 
 def load_or_record(config: Config, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
-    """(its folder, [L, E, E]) of the model's own routing of conversations; recorded where it is missing."""
+    """(folder, [L, E, E]) of a profile of the model's own routing of conversations; recorded once."""
     content = _content(config, data.digest, model)
     digest = run_id(content)
     folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
@@ -89,7 +89,7 @@ def _content(config: Config, data: str, model: LoadedModel) -> dict[str, Any]:
 def _record(
     folder: Path, config: Config, conversations: list[Conversation], model: LoadedModel
 ) -> dict[str, int]:
-    """Write the counts; how many conversations and tokens they are of."""
+    """Write the counts. Returns the number of conversations and tokens."""
     from safetensors.numpy import save
 
     from moe_lab.methods.conversations.tokenize import Rows, encode_all

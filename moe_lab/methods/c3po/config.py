@@ -1,4 +1,4 @@
-"""The keys of `method=c3po`, and what they may be."""
+"""The keys of `method=c3po` and their valid values."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class C3POConfig(Method.Config):
 
     @property
     def unread(self) -> set[str]:
-        """Keys that make no difference beside the others: no part of a run's identity."""
+        """Keys without effect beside the other values. They are no part of a run's identity."""
         unread = set() if self.n > 1 else {"temperature"}
         if self.optimizer == "oracle":
             return unread | OF_REFERENCES | {"alpha", "shifts"}
@@ -97,7 +97,7 @@ class C3POConfig(Method.Config):
 
     @property
     def passes(self) -> int:
-        """How often a question's neighbours are put through the later layers."""
+        """Number of passes of a question's neighbours through the later layers."""
         if self.optimizer == "kernel_regression":
             return 2 if self.alpha is not None else 2 + ALPHAS_TRIED
         steps = self.shifts if self.optimizer == "mode_finding" else self.steps

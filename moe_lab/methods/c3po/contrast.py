@@ -1,4 +1,4 @@
-"""Wrong answers as negative evidence: a loss of right neighbours and of wrong ones. Beyond the paper."""
+"""A loss on right and on wrong neighbours: wrong answers are negative evidence. Not in the paper."""
 
 from __future__ import annotations
 

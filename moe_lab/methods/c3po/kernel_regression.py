@@ -21,15 +21,15 @@ def kernel_regression(
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [2, N] of the untouched and the changed).
 
-    The mean is taken at the core experts, and scaled to the probability that the core has in the question's own
-    pathway: the others keep theirs. With all experts in the core it is equation 4 as it stands. Losses are those of the
-    model as it answers, with its top-k. Without neighbours a pathway stays, and its losses are NaN.
+    The mean is over the core experts, scaled to the probability of the core in the question's own pathway; the other
+    experts keep their probability. With all experts in the core this is equation 4. Losses are computed with the
+    model's top-k. A pathway without neighbours does not change, and its losses are NaN.
 
     Args:
         alpha: share of the question's own pathway; None: the one of `ALPHAS` with the least loss on the neighbours,
             question by question (equation 6).
 
-    Raises RoutingError where a loss that there is is NaN.
+    Raises RoutingError where the loss of a question with neighbours is NaN.
     """
     own_NWLC, mean_NWLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
     changed = pathways.copy()

@@ -1,4 +1,4 @@
-"""Kernels: how much a neighbour counts by its distance (section 3 and Table 6 of the paper).
+"""Kernels: the weight of a neighbour by its distance (section 3 and Table 6 of the paper).
 
 Distances are those of unit vectors, sqrt(2 - 2 cos), from 0 to 2. N = questions, k = neighbours of each.
 """
@@ -40,14 +40,14 @@ SCALED = ("matern", "gaussian")
 
 
 def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Tensor:
-    """float32 [N, k]: the kernel, divided by its largest value for each question, which no mean notices and no
-    bandwidth brings to 0. It is 0 where the distance is infinite: there is no neighbour.
+    """float32 [N, k]: the kernel, divided by its largest value for each question, so that no bandwidth makes all
+    weights 0. A weighted mean stays the same. The kernel is 0 where the distance is infinite (no neighbour).
 
     Args:
         name: one of `KERNELS`.
         bandwidth: of `SCALED` kernels; None: the (lower) median of each question's own distances.
 
-    Raises ConfigError for a bandwidth of a kernel that has none.
+    Raises ConfigError for a bandwidth with a kernel that takes none.
     """
     if bandwidth is not None and name not in SCALED:
         raise ConfigError(
@@ -65,6 +65,6 @@ def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Te
 
 
 def _medians(distance_Nk: Tensor, there_Nk: Tensor) -> Tensor:
-    """[N, 1]: of the neighbours that there are; just above 0 where they lie on the question itself."""
+    """[N, 1]: the median distance of the neighbours; just above 0 where all distances are 0."""
     medians_N1 = distance_Nk.where(there_Nk, torch.nan).nanmedian(dim=-1, keepdim=True).values
     return medians_N1.nan_to_num(1.0).clamp(min=_TINY)

@@ -1,4 +1,4 @@
-"""Which MoE layers C3PO re-mixes, by the names of the paper's Table 8 (F, M and L: first, middle, last)."""
+"""Names of the MoE layers that C3PO re-mixes, as in the paper's Table 8 (F, M and L: first, middle, last)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def named_layers(given: Any, count: int) -> list[int]:
     >>> named_layers("first2+last3", 16)
     [0, 1, 13, 14, 15]
 
-    Raises ConfigError for a name that there is not, or more layers than `count`.
+    Raises ConfigError for an unknown name and for more layers than `count`.
     """
     if isinstance(given, list):
         layers = given

@@ -1,5 +1,5 @@
-"""The loss of a question's pathway on its neighbours (equation 3), all questions of a batch in one pass, or in a few
-where neighbours are many or long.
+"""The loss of a question's pathway on its neighbours (equation 3). A batch of questions takes one pass, or a few where
+neighbours are many or long.
 
 N = questions, k = neighbours of each, P = pairs of a question and a neighbour, A = answer tokens of all pairs,
 W = re-routed tokens, L = optimized MoE layers, E = experts, V = vocabulary.
@@ -59,15 +59,15 @@ def check_losses(losses: Tensor, found_N: Tensor) -> None:
 
 
 class NeighbourLoss:
-    """L(ω) of N questions: what their pathways cost their neighbours, in the mean weighed by a kernel.
+    """L(ω) of N questions: the kernel-weighted mean of their neighbours' losses.
 
     The neighbours' re-routed tokens take the question's pathway, in order; all other tokens are routed as usual. The
     loss of a neighbour is the mean over the tokens of its right answer, each predicted behind those before it. The
     oracle (equation 2) is this loss with each question as its only neighbour.
 
     Args:
-        neighbours: k of each question, read with their right answer as only continuation; None where there is none, and
-            the weight is 0.
+        neighbours: k of each question, read with their right answer as the only continuation; None for a missing
+            neighbour, whose weight is 0.
         weight_Nk: the kernel's, of any scale.
         kind: one of `LOSSES`.
     """
@@ -134,8 +134,8 @@ class NeighbourLoss:
         return loss_N.detach().where(self.found_N, torch.nan)
 
     def mean_pathway(self, pathways: Pathways) -> Tensor:
-        """[N, W, L, E]: the mean of the neighbours' pathways, weighed by the kernel (equation 4); a question without
-        neighbours has its own."""
+        """[N, W, L, E]: the kernel-weighted mean of the neighbours' pathways (equation 4); a question without
+        neighbours keeps its own."""
         if not self._tails:
             return pathways.clean_NWLE
         pathway_PWLE = torch.stack([tail.pathway_WME for tail in self._tails])[:, :, pathways.layers]

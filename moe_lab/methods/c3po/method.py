@@ -1,7 +1,8 @@
 """`method=c3po`: Critical-layer, Core-expert, Collaborative Pathway Optimization (arXiv 2504.07964).
 
-For every question its pathway, the routing weights of one or some of the prompt's tokens, is re-mixed in a few layers,
-guided by the nearest reference questions that the untouched model answered correctly. Answers are scored with it.
+A question's pathway is the routing weights of one or some of its prompt's tokens. C3PO re-mixes it in a few layers,
+guided by the nearest reference questions that the untouched model answered correctly. Answers are scored with the new
+pathway.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class C3PO(Method):
-    """Pathways of test questions, optimized on their neighbours."""
+    """Optimizes the pathways of test questions on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 3
@@ -171,7 +172,7 @@ class C3PO(Method):
 
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
-    """Raise ConfigError for tasks that cannot be answered so."""
+    """Raise ConfigError for tasks that C3PO cannot answer."""
     from moe_lab.tasks.loading import load_tasks
 
     kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
@@ -194,13 +195,13 @@ def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
 
 
 def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
-    """The mean over the questions that it was counted for; None where there were none."""
+    """The mean of a counter over the questions that were counted; None without any."""
     questions = counters.get("flops_questions", 0)
     return counters[name] / questions if questions else None
 
 
 def right_answers(config: RunConfig) -> GoldOf:
-    """The right answers of what lm-eval has built for this run: test labels, for the oracle alone.
+    """The right answers of this run's test documents, for the oracle alone.
 
     Where two documents have the same prompt and choice, and other right answers, the first one's stands.
     """

@@ -50,8 +50,8 @@ def mode_finding(
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [shifts + 1, N] on the neighbours, with the model's top-k).
 
-    Neighbours are sought anew for each shift, among the references' pathways. Their mean is taken at the core experts
-    and scaled to the core's mass, as in kernel regression. The loss is told, not used.
+    Each shift finds its neighbours anew among the references' pathways. Their mean is over the core experts and scaled
+    to the core's probability, as in kernel regression. The loss is reported, not used.
 
     Args:
         excluded_NR: bool: references that a question may not have (near duplicates of it).
@@ -77,7 +77,7 @@ def mode_finding(
 def without_neighbours(
     pathways: Pathways, reference_RWME: Tensor, shifts: Shifts, excluded_NR: Tensor
 ) -> Tensor:
-    """bool [N]: which questions have no neighbour at the first shift, and so keep their pathway in all of them."""
+    """bool [N]: which questions have no neighbour at the first shift. They keep their pathway in all shifts."""
     distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
     radius = torch.inf if shifts.epsilon is None else shifts.epsilon
     return ((distance_NR.square() / 2 > radius) | excluded_NR).all(dim=1)

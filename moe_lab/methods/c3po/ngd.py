@@ -60,7 +60,7 @@ def ngd(
     All questions at once: each has its own parameters and loss, so that none depends on what it is batched with.
     Those without neighbours keep their pathways, and their loss is NaN. `watch` is shown them in the same states.
 
-    Raises RoutingError where a loss that there is is NaN.
+    Raises RoutingError where the loss of a question with neighbours is NaN.
     """
     changed = pathways.copy()
     optimizer = _optimizer(descent.update, changed.theta)

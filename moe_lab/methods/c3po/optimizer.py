@@ -1,4 +1,4 @@
-"""From questions to their optimized pathways: neighbours, their loss, the optimizer that was asked for.
+"""The optimization of pathways: find neighbours, build their loss, run the optimizer.
 
 N = questions of a batch, K = neighbours of each, R = references.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Optimized:
-    """What became of N questions."""
+    """The optimized pathways of N questions."""
 
     pathways: Pathways
     losses: Tensor
@@ -46,7 +46,7 @@ class Optimized:
 
 
 class PathwayOptimizer:
-    """Optimizes the pathways of questions on their neighbours; the oracle on their own right answers."""
+    """Optimizes the pathways of questions on their neighbours; the oracle uses their own right answers."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What became of each question's pathway, one JSON line per question: what Figures 5 to 8 of the paper are drawn from.
+"""Traces: one JSON line per question with its pathways, the data of the paper's Figures 5 to 8.
 
-Lines are appended as questions are done and before their answers are stored, so that every stored answer has one; after
-a kill some have two, of which the last counts.
+A line is appended before the question's answer is stored, so every stored answer has one. After a kill some questions
+have two lines; the last one counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ TRAIN = re.compile(r"(.*/)?(train(-\d+-of-\d+)?|train/[^/]+)\.(jsonl|json|parque
 
 
 def train_files(id: str, *, offline: bool) -> tuple[list[Path], str]:
-    """The files in the cache, fetched as far as they are missing, and the commit that they are of.
+    """The files in the cache, fetched as far as they are missing, and their commit.
 
     Raises TaskError where the data set is not there, gated, not in the cache while offline, or has no such file.
     """

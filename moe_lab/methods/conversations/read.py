@@ -1,7 +1,7 @@
 """Conversations to fine-tune on: the toy world's instructions, LIMA, a data set of the hub, or a file of chat rows.
 
-A row has `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or LIMA's `conversations`, a
-list of texts that user and assistant say in turn.
+A row has `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or LIMA's `conversations`,
+the texts of user and assistant in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is trained on, and what the training is measured on."""
+    """Training and validation conversations."""
 
     train: list[Conversation]
     validation: list[Conversation]

@@ -1,7 +1,7 @@
 """Conversations as token ids, with the loss on the tokens of the answers only.
 
-A conversation longer than the limit keeps its first tokens. Left out are those of which no answer token is left, that
-nobody opens before the assistant, or in which the chat template hides where the answers are. All are counted.
+A conversation longer than the limit keeps its first tokens. A conversation is left out, and counted, if no answer token
+is left, if the assistant opens it, or if the chat template hides where its answers are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMPTY = -1
 
 @dataclass(frozen=True)
 class Row:
-    """A conversation as ids and labels, equally many."""
+    """A conversation as token ids and labels of the same length."""
 
     ids: list[int]
     labels: list[int]
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """What becomes of a data set."""
+    """An encoded data set, with the number of truncated and left-out conversations."""
 
     rows: list[Row]
     truncated: int

@@ -1,4 +1,4 @@
-"""The hyperparameters of a fine-tuning: MoE-Bench's Table 1, and what determines the trained weights."""
+"""The hyperparameters of a fine-tuning (MoE-Bench's Table 1), and the recipe that determines the trained weights."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class FinetuneConfig:
 
     @property
     def held_out(self) -> int:
-        """Conversations that are not trained on; `toy` has others for them, so that they cost it nothing."""
+        """Number of held-out conversations. `toy` holds out other ones than it trains on, at no cost."""
         if self.validation_size is None:
             return TOY_VALIDATION_SIZE if self.dataset == "toy" else 0
         return self.validation_size
 
     def recipe(self) -> Recipe:
-        """What of it determines the weights."""
+        """The keys that determine the weights."""
         own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
         own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset == "toy" else 1)
         passes = self.gradient_accumulation or max(1, STEP_SIZE // own["batch_size"])
@@ -101,7 +101,7 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What determines the weights beside model, data and seed."""
+    """All that determines the weights beside model, data and seed."""
 
     phases: tuple[Phase, ...]
     learning_rate: float
@@ -137,7 +137,7 @@ class Recipe:
         return boundaries(self.phases, self.steps(rows))
 
     def rate(self, rows: int, *, router: bool) -> Rate:
-        """The learning rate of the routers, or of all else. `router_lr`, where given, holds in all phases."""
+        """The learning rate of the routers, or of all other parameters. `router_lr` holds in all phases."""
         own = self.router_lr if router else None
         peaks = [own or phase.lr or self.learning_rate for phase in self.phases]
         steps = self.steps(rows)
@@ -150,5 +150,5 @@ class Recipe:
         )
 
     def identity(self) -> dict[str, Any]:
-        """As plain values: the same for all spellings of one schedule."""
+        """The recipe as plain values, the same for all spellings of one schedule."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""The loss on held-out conversations at each epoch's end, and the end of a training that no longer lowers it."""
+"""Early stopping: the loss on held-out conversations at the end of each epoch, and the stop when it no longer falls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LOSS = "validation_loss"
 
 
 class AtEpochEnds(TrainerCallback):
-    """Asks for an evaluation after each epoch's last step and the training's last, and stops by `patience`.
+    """Evaluates after the last step of each epoch and of the training, and stops by `patience`.
 
-    It comes before the checkpoint of the same step, which so holds its result; what was measured so far is read from
-    the log, which checkpoints hold. So a resumed training stops where an uninterrupted one does.
+    The evaluation precedes the checkpoint of the same step, which therefore has its result. Earlier losses are read
+    from the log in the checkpoint, so a resumed training stops where an uninterrupted one does.
     """
 
     def __init__(self, steps_per_epoch: int, patience: int | None):
@@ -37,5 +37,5 @@ def losses_of(log: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def stopped(losses: Sequence[float], patience: int) -> bool:
-    """Whether the last `patience` losses are none lower than the lowest before them."""
+    """Whether none of the last `patience` losses is lower than the lowest loss before them."""
     return len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])

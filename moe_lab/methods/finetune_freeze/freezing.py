@@ -1,7 +1,7 @@
-"""Freezing by phases: what is frozen has no gradient, and loses its optimizer state.
+"""Freezing by phases: a frozen parameter has no gradient and loses its optimizer state.
 
-A parameter whose gradient is None is left alone by the optimizer: no step, no momentum, no weight decay. So freezing is
-`requires_grad = False`, and the optimizer holds every parameter from the start, whatever is frozen first.
+The optimizer skips a parameter whose gradient is None: no step, no momentum, no weight decay. Freezing is therefore
+`requires_grad = False`, and the optimizer holds every parameter from the start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ADAM_MOMENTS = 2
 
 
 class Freezing(TrainerCallback):
-    """Freezes and unfreezes at the phases' first steps, wherever the training starts or continues.
+    """Freezes and unfreezes at the first step of each phase, also in a resumed training.
 
-    Parameters that the model itself does not train stay so.
+    Parameters that the model itself does not train stay frozen.
     """
 
     def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
@@ -52,7 +52,7 @@ class Freezing(TrainerCallback):
                         optimizer.state.pop(parameter, None)
 
     def memory(self, phase: Phase) -> dict[str, int]:
-        """Bytes of gradients and of AdamW's moments in a phase, and what full fine-tuning has more of both."""
+        """Bytes of gradients and of AdamW's moments in a phase, and the bytes that full fine-tuning adds."""
         sizes = {
             name: sum(parameter.numel() * parameter.element_size() for parameter in group)
             for name, group in self.groups.items()

@@ -1,4 +1,4 @@
-"""The optimizer's state of a model that FSDP shards: each process writes and reads its own part of a checkpoint.
+"""The optimizer state of a model that FSDP shards. Each process writes and reads its own part of a checkpoint.
 
 transformers 5.23 shards a model when it loads it and saves its weights whole, but refuses to store its optimizer.
 """
@@ -16,7 +16,7 @@ OPTIMIZER = "optimizer_{rank}.pt"
 
 
 def save_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> None:
-    """Write this process's parts, and what is the same in all, the scheduler included."""
+    """Write the shards of this process, and the state that all processes share, with the scheduler."""
     state = optimizer.state_dict()
     parts = {
         number: {key: _local(value) for key, value in entries.items()}
@@ -27,7 +27,7 @@ def save_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> N
 
 
 def load_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> None:
-    """Read them back, for the same parameters in as many processes."""
+    """Read the shards back, for the same parameters and number of processes."""
     stored = torch.load(folder / OPTIMIZER.format(rank=rank), map_location="cpu", weights_only=True)
     state = stored["optimizer"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

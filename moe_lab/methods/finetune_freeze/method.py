@@ -1,6 +1,6 @@
 """`method=finetune-freeze`: fine-tune with a freezing schedule, then evaluate the trained model as `method=base` does.
 
-The baseline is the model as it was.
+The baseline is the untrained model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECORDED = (
 
 
 class FinetuneFreeze(TrainingMethod):
-    """Trained once, then an untouched model like any other.
+    """Trains a model once and evaluates it as `method=base` does.
 
     `router_aux_loss_coef` weighs transformers' load-balancing loss, E times the sum over experts of f P, with f and P
     over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is of one layer: where layers
@@ -140,7 +140,7 @@ class FinetuneFreeze(TrainingMethod):
             )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The same run over the trained model, which is trained where it is missing."""
+        """The run's configuration with the trained model, which is trained where it is missing."""
         from moe_lab.methods.finetune_freeze.store import load_or_train
 
         data = self._training_data(config, facts)

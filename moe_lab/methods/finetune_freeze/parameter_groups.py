@@ -1,4 +1,4 @@
-"""Which parameters are a model's routers and which its experts, found by class in every supported family.
+"""Parameter groups of a model: its routers and experts, found by class in every supported family.
 
 Experts are the routed ones. Shared experts, which no router chooses, and the gates that weigh them are a group of their
 own. They are found by the names that transformers gives them, since their classes are those of any feed-forward layer.
@@ -72,12 +72,12 @@ def _by_id(modules: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
 
 
 def counts(groups: Groups) -> dict[str, int]:
-    """How many numbers each group holds."""
+    """The number of parameters of each group."""
     return {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}
 
 
 def counts_of(config: Any) -> dict[str, int]:
-    """The same, from a model's configuration alone. Raises ModelError as `parameter_groups` does."""
+    """`counts` from a model's configuration alone. Raises ModelError as `parameter_groups` does."""
     return counts(parameter_groups(empty_model(config)))
 
 

@@ -1,4 +1,4 @@
-"""The order in which conversations are seen: by seed and epoch alone, whatever the number of processes.
+"""The order of conversations: it depends on seed and epoch, and not on the number of processes.
 
 accelerate gives the batches of an order to the processes in turn. Where they do not come out even it would repeat
 conversations; here the last ones are empty instead, so that several processes make the steps of a single one.

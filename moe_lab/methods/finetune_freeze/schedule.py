@@ -1,4 +1,4 @@
-"""Freezing schedules: what is frozen during which part of a training, and how high the learning rate is.
+"""Freezing schedules: the groups that each phase of a training freezes, and the learning rate.
 
 MoE-Bench, section 2.3.1 and Figure 4: nothing, the router or the experts in the first half of the training, and again
 in the second half. Here a schedule is any list of phases; the paper's nine have names.
@@ -42,7 +42,7 @@ class Phase:
 
 
 def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """The phases that freeze the experts freeze the shared ones too."""
+    """Let phases that freeze the experts freeze the shared experts, too."""
     return tuple(
         replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
         if "experts" in phase.frozen
@@ -52,7 +52,7 @@ def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
 
 
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
-    """The phases that are listed, else those of a named schedule. Raises ConfigError for what is none."""
+    """The listed phases, or those of a named schedule. Raises ConfigError for an unknown one."""
     if phases is not None:
         return _listed(phases)
     if schedule not in SCHEDULES:

@@ -2,12 +2,12 @@
 
 outputs/models/<model>-finetune-freeze-<id8>/
   model/           plain Hugging Face format
-  checkpoints/     what a killed training continues from; gone when it is done
-  identity.json    what determines the weights, and the processes that checkpoints are of
+  checkpoints/     checkpoints of an unfinished training
+  identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        loss, gradient norm, learning rate, phase
   figures/loss     the loss curve, .png and .csv
-  expert_metrics.jsonl, figures/expert_metrics   on what is held out, by epoch
-  training.json    what determines the weights, and how training went; written last
+  expert_metrics.jsonl, figures/expert_metrics   on held-out conversations, by epoch
+  training.json    all that determines the weights, and the course of the training; written last
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def training_content(
     config: Config, recipe: Recipe, facts: ModelFacts, data: str, version: int | str
 ) -> dict[str, Any]:
-    """What determines the weights: model, computing precision, recipe, data, seed and the libraries' versions."""
+    """All that determines the weights: model, computing precision, recipe, data, seed and the libraries' versions."""
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
@@ -58,7 +58,7 @@ def training_content(
 def work_left(
     config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
 ) -> dict[str, tuple[int, int]]:
-    """Optimizer steps and tokens that are left of the training, by its folder's name; nothing where it is done."""
+    """Optimizer steps and tokens that the training still needs, by its folder's name; empty where it is done."""
     trained = Trained.of(config, content, "model")
     if trained.stored() is not None:
         return {}
@@ -69,7 +69,7 @@ def work_left(
 
 
 def _steps_kept(checkpoints: Path) -> int:
-    """The steps that a killed training does not make again."""
+    """The steps of the last checkpoint."""
     if not checkpoints.is_dir():
         return 0
     from moe_lab.methods.trainer import last_checkpoint
@@ -86,9 +86,9 @@ def load_or_train(
     facts: ModelFacts,
     free: Callable[[], None],
 ) -> dict[str, Any]:
-    """The trained model: what training.json says of it, and its `folder`. Trained as far as it is missing.
+    """The content of training.json and the `folder` of the trained model, trained as far as it is missing.
 
-    `free` lets the model in memory go before a training. Another process that trains it is waited for. Raises
+    `free` removes the model in memory before a training. Another process that trains it is waited for. Raises
     ConfigError for a folder of another training.
     """
 
@@ -111,7 +111,7 @@ def record_of(config: Config) -> tuple[Path, dict[str, Any]]:
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write down whose folder it is; refuse one with checkpoints of another training, or for other processes."""
+    """Write identity.json. Raises ConfigError for a folder with checkpoints of another training or process count."""
     from moe_lab.methods.trainer import last_checkpoint
 
     owner = whole_mapping(folder / "identity.json")

@@ -1,7 +1,7 @@
 """transformers' Trainer with phases (`freezing`), the routers' learning rate and auxiliary loss.
 
-What wraps a model for several processes looks at `requires_grad` once, when it wraps: gradients of what is unfrozen
-later are not averaged, and the processes drift apart. There, a trainer makes the steps of one phase only.
+DDP and FSDP read `requires_grad` once, when they wrap the model. Gradients of parameters that are unfrozen later are
+not averaged, and the processes diverge. With several processes a trainer therefore runs one phase only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from moe_lab.methods.trainer import MoeTrainer, last_checkpoint
 
 
 class FreezeTrainer(MoeTrainer):
-    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss; stops at numbers that are none.
+    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN.
 
-    With `phase` it makes the steps of that one only, over a model that it may wrap for several processes.
+    With `phase` it runs the steps of that phase only, over a model that it may wrap for several processes.
     """
 
     control: Any

@@ -1,4 +1,4 @@
-"""A fine-tuning on transformers' Trainer: settings, checkpoints, and what is told of it."""
+"""A fine-tuning on transformers' Trainer: settings, checkpoints, and the content of training.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOGGING_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is to be done, beside the model."""
+    """All that a training needs beside the model."""
 
     recipe: Recipe
     config: Config
@@ -56,8 +56,8 @@ class Training:
 def finetune(model: Any, training: Training) -> dict[str, Any]:
     """Train the model in place, from the folder's last whole checkpoint if there is one.
 
-    Returns what training.json tells: losses, and per phase the memory of gradients and optimizer. Raises TrainingError
-    where a loss or a gradient is no number.
+    Returns the content of training.json: losses, and per phase the memory of gradients and optimizer. Raises
+    TrainingError where a loss or a gradient is NaN.
     """
     cached = model.config.use_cache  # the Trainer turns it off
     trainer = _trainer(model, training)
@@ -74,7 +74,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
 
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
-    """The same by all processes: the trained model, loaded for this one alone, and what training.json tells."""
+    """Train in all processes. Returns the trained model, loaded in this process, and training.json's content."""
     run_on_all_ranks(partial(train_phases, training))
     checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
@@ -88,7 +88,7 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
 
 
 def train_phases(training: Training) -> None:
-    """Each process's part: phase by phase, each with a new model and trainer over the last phase's checkpoint."""
+    """Run the phases in this process, each with a new model and trainer from the last phase's checkpoint."""
     for phase in range(len(training.recipe.phases)):
         checkpoint = last_checkpoint(training.checkpoints)
         if checkpoint is not None and is_done(training, checkpoint, phase):
@@ -126,7 +126,7 @@ def is_done(training: Training, checkpoint: Path, phase: int = -1) -> bool:
 
 
 def state_of(checkpoint: Path) -> TrainerState:
-    """What the Trainer wrote down of itself."""
+    """The TrainerState of a checkpoint."""
     return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
 
 
@@ -153,7 +153,7 @@ def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[s
 
 
 def _measuring(training: Training) -> list[ExpertMetrics]:
-    """The expert metrics on what is held out."""
+    """The callback for expert metrics on held-out conversations."""
     if not training.validation:
         return []
     return [ExpertMetrics(Rows(training.validation), training.folder, plot=write_training_metrics)]

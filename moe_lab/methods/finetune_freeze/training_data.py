@@ -1,4 +1,4 @@
-"""Conversations made ready for a training: all that needs the tokenizer and no weights."""
+"""Tokenized conversations of a training, made without weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _last: dict[Any, tuple[Encoded, Encoded | None]] = {}
 
 
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
-    """Encode what is trained on and what is held out.
+    """Encode the training and the held-out conversations.
 
     Raises TaskError where nothing is left of one of them, or the chat template refuses a conversation; ConfigError
     where a phase has no step.

@@ -1,4 +1,4 @@
-"""The language model of `method=icl`: every question behind its nearest references.
+"""The language model of `method=icl`: the nearest references stand before every question.
 
 Q = questions.
 """

@@ -1,6 +1,6 @@
 """`method=icl`: in-context learning with the nearest references as demonstrations, a baseline of C3PO's Table 1.
 
-The references, and what is near, are C3PO's; the model is untouched.
+References and distances are those of C3PO; the model is untouched.
 """
 
 from __future__ import annotations

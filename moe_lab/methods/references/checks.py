@@ -1,4 +1,4 @@
-"""What methods that answer multiple-choice questions alone ask of a run."""
+"""Checks of methods that answer multiple-choice questions only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The documents that C3PO's references come from, loaded and chosen.
 
-Nothing here needs the model, so that missing data is told before weights load.
+Nothing here needs the model: missing data is reported before weights load.
 """
 
 from __future__ import annotations

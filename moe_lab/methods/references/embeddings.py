@@ -1,5 +1,4 @@
-"""What texts are compared by: the evaluated model's own hidden states, a sentence-transformers model, or vectors from a
-file that was made elsewhere.
+"""Embeddings of texts: the evaluated model's hidden states, a sentence-transformers model, or vectors from a file.
 
 R = texts, X = size of an embedding, B = texts of a pass, S = tokens of the longest, D = hidden size.
 """
@@ -39,7 +38,7 @@ def embed(
     Args:
         how: None: mean over the tokens of `model`'s last hidden states (a forward pass over each text); a
             `.safetensors` file of vectors (`write_vectors`); else a sentence-transformers model, by name or folder.
-        mean_X: taken off each vector first. Hidden states share a large common part, which hides what differs.
+        mean_X: subtracted from each vector first. Hidden states share a large common part, which hides differences.
 
     Raises ConfigError where the vectors cannot be had, with the way that always works.
     """
@@ -55,7 +54,7 @@ def embed(
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
-    """What tells apart embeddings of one model's texts: a file and a folder by their content.
+    """All that determines embeddings beside the evaluated model; a file and a folder count by their content.
 
     Raises ConfigError, before anything is computed, for a file or a package that is not there.
     """

@@ -1,4 +1,4 @@
-"""The references nearest to a question, exactly: one matrix product.
+"""Exact nearest neighbours among the references, by one matrix product.
 
 Q = questions, R = references, X = size of an embedding, K = most neighbours that a question has.
 """

@@ -134,7 +134,7 @@ def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
 
 
 def _framing(config: Config) -> Framing:
-    """What puts prompts into the run's chat template, as evaluation does."""
+    """The run's chat template for prompts, as in evaluation."""
     from moe_lab.models.chat import Framing
     from moe_lab.models.tokenizer import load_tokenizer
 
@@ -142,7 +142,7 @@ def _framing(config: Config) -> Framing:
 
 
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
-    """What the untouched model answers, question by question."""
+    """The untouched model's answers, graded, one per question."""
     found: dict[int, Graded] = {}
     for kind in dict.fromkeys(question.kind for question in questions):
         of_kind = [i for i, question in enumerate(questions) if question.kind == kind]

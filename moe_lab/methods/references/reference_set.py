@@ -1,7 +1,7 @@
 """Reference sets: questions that the untouched model answers correctly, with its pathways and their embeddings.
 
-A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/; its
-files are `reference_files.py`'s. A killed command continues.
+A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/.
+`store.py` writes its files. A killed command continues.
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
@@ -75,7 +75,7 @@ class ReferenceSet:
 
 
 def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineLM) -> ReferenceSet:
-    """The run's reference set: read, or built as far as it is missing; another process that builds it is waited for.
+    """The run's reference set, built as far as it is missing. Another process that builds it is waited for.
 
     Args:
         settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
@@ -97,7 +97,7 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
 def references_of(
     config: Config, documents: ReferenceDocuments, content: dict[str, Any], facts: ModelFacts
 ) -> References:
-    """Where a set is kept; `content` is `reference_content`'s."""
+    """The set on disk that `content` (of `reference_content`) determines."""
     digest = run_id(content | {"commit": facts.commit, "versions": decisive_versions()})
     name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
     folder = Path(config.output_dir) / "references" / name
@@ -107,7 +107,7 @@ def references_of(
 def references_left(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> dict[str, float]:
-    """Tokens that asking the questions of a set takes, by its folder's name; nothing where it is there."""
+    """Tokens to be read to build a set, by its folder's name; empty where the set is stored."""
     content = reference_content(config, settings, documents, facts)
     references = references_of(config, documents, content, facts)
     if references.stored() is not None:
@@ -117,7 +117,7 @@ def references_left(
 
 
 def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
-    """What the model answered wrongly of the questions that a set was made of."""
+    """The questions of a set that the model answered wrongly, as a set of their own."""
     found = read(references.folder, correct=False)
     file = _embedding_file(references.folder, references.how, "wrong-")
     embedding = _kept(file).get("embedding", torch.zeros(0, 0))
@@ -139,7 +139,7 @@ def reference_content(
 
 
 def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
-    """The model, and what it is asked: the documents and their form, as plain values. Needs no weights."""
+    """The model, the documents and the form of their questions, as plain values. Needs no weights."""
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
     from moe_lab.tasks.documents import documents_digest

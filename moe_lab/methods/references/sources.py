@@ -1,4 +1,4 @@
-"""Which reference sets a task has: Table 7 of the paper, or what `method.reference=` names."""
+"""The reference sets of a task: those of the paper's Table 7, or those that `method.reference=` names."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     references.jsonl             one line per answered question: task, document, text, what was answered, token ids
     pathways.safetensors         pathway [R, W, M, E]
-    embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding that was asked for (`references.py`)
+    embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding in use (`reference_set.py`)
     references.json              counts and versions, written last
     parts/                       finished portions while the set is being built
 
@@ -84,7 +84,7 @@ def build(
     """Ask what is not asked yet, and write the set but for its record, which is returned. The folder is held.
 
     Args:
-        tokens: the name of those whose pathways are kept.
+        tokens: the name of the tokens whose pathways are stored.
     """
     start = time.perf_counter()
     questions = reference_questions(config, documents)
@@ -115,7 +115,7 @@ def build(
 
 
 def _is_finished(part: Path) -> bool:
-    """Whether a portion is there, its lines and pathways belonging together."""
+    """Whether a portion is stored, with as many lines as pathways."""
     try:
         pathways = len(load_file(part)["pathway"]) if part.exists() else None
         return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways

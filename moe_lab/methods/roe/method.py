@@ -1,8 +1,8 @@
-"""`method=roe`: Roster of Experts, n routings of every token averaged (arXiv 2509.17238).
+"""`method=roe`: Roster of Experts, the average of n routings of every token (arXiv 2509.17238).
 
-Row 0 of a token is the untouched model; the other rows route it with Gumbel noise (equation 1). With cache=clean all
-rows read the clean history, and only row 0's keys and values are kept (section 2.3); with cache=standard each row reads
-and keeps its own; cache=none is the same, computed anew for every token.
+Routing sample 0 of a token is the untouched model; the other samples route with Gumbel noise (equation 1). With
+cache=clean all samples attend to the clean history, and only sample 0's keys and values are cached (section 2.3). With
+cache=standard each sample attends to and caches its own. cache=none is the same, computed anew for every token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHOICES = {
 
 
 class RoE(Method):
-    """An ensemble of routings per token."""
+    """An ensemble over n routings of each token."""
 
     random = True
     tunable = True
@@ -49,9 +49,9 @@ class RoE(Method):
         skip_layers: int | None = None
         """L: MoE layers without noise at either end; null: 1 for a number, else what the list or profile says."""
         cache: str = "clean"
-        """Whose history rows read: one without noise, or each its own (none: computed anew for every token)."""
+        """The history that samples attend to: one without noise, or their own (none: computed anew for every token)."""
         prefill: str = "noisy"
-        """Whether rows with histories of their own read the prompt with noise."""
+        """Whether samples with histories of their own read the prompt with noise."""
         weights: str = "clean"
         aggregate: str = "probabilities"
         include_clean: bool = True
@@ -114,18 +114,18 @@ class RoE(Method):
 
     @property
     def _skip_layers(self) -> int:
-        """L, where it was not given: 1 for a number, 0 for a list or a profile."""
+        """L. Its default is 1 for a number, 0 for a list or a profile."""
         if self.config.skip_layers is not None:
             return self.config.skip_layers
         return 0 if isinstance(self.config.temperature, list | str) else 1
 
     def first_noisy(self, moe_layers: int) -> int:
-        """The MoE layer from which the rows are computed apart: the first with noise, or else the first not skipped."""
+        """The fork layer: the first MoE layer with noise, or else the first that is not skipped."""
         temperatures = self.temperatures(moe_layers)
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`temperature` and `skip_layers` as what they resolve to."""
+        """`temperature` and `skip_layers` resolved to one temperature per layer."""
         resolved = {
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
@@ -148,7 +148,7 @@ class RoE(Method):
         )
 
     def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
-        """The rows of every token at these temperatures (one per MoE layer)."""
+        """The ensemble at these temperatures (one per MoE layer)."""
         from moe_lab.engine.forward.ensemble import Ensemble
         from moe_lab.routing import GumbelTopK
 

@@ -1,4 +1,4 @@
-"""A temperature profile: what a study found, as the YAML that `method.temperature=<file>` takes."""
+"""Temperature profiles: the result of a study, as a YAML file that `method.temperature=<file>` takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moe_lab.results.stored import DamagedError, read_mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Temperatures, and where they come from."""
+    """One temperature per MoE layer, and the study that found them."""
 
     model: str
     task: str

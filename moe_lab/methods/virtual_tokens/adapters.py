@@ -1,4 +1,4 @@
-"""peft's two kinds of virtual tokens, around a model that is given back as it was."""
+"""peft's two kinds of virtual tokens around a model. The model is restored afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int) -> Itera
 
 
 def stored_past(folder: Path, model: Any) -> KVCache:
-    """What a model remembers of an adapter in peft's format (`adapter_model.safetensors`, `adapter_config.json`)."""
+    """The keys and values of an adapter in peft's format (`adapter_model.safetensors`, `adapter_config.json`)."""
     from peft import PeftConfig, PeftType
     from safetensors.torch import load_file
 

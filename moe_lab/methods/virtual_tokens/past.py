@@ -1,4 +1,4 @@
-"""A trained adapter as what the rows engine reads: keys and values of positions 0 to V - 1, before every prompt.
+"""A trained adapter as a prefix for the engine: keys and values of positions 0 to V - 1, before every prompt.
 
 A prefix is such keys and values. A soft prompt is a sequence of input embeddings: in a causal model its keys and values
 depend on nothing behind it, so that they are computed once.
@@ -18,7 +18,7 @@ from moe_lab.engine.forward.layers import decoder_layers
 
 
 def soft_prompt_past(model: Any, prompt_VX: Tensor) -> KVCache:
-    """What the model remembers of V input embeddings."""
+    """The keys and values of V input embeddings."""
     embeddings_1VX = prompt_VX[None].to(model.device, model.dtype)
     past = KVCache(len(decoder_layers(model)), len(prompt_VX))
     with torch.inference_mode():

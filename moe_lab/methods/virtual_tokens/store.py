@@ -2,9 +2,9 @@
 
 outputs/models/<model>-<method>-<id8>/
   adapter/         peft's own format
-  checkpoints/     what a killed training continues from; gone when it is done
+  checkpoints/     checkpoints of an unfinished training
   log.jsonl        loss and learning rate of every step
-  training.json    what determines the adapter, and how training went; written last
+  training.json    all that determines the adapter, and the course of its training; written last
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def load_or_train(
     config: Config, settings: Any, content: dict[str, Any], model: LoadedModel
 ) -> dict[str, Any]:
-    """The run's adapter: what training.json says of it, and its `folder`. Trained as far as it is missing.
+    """The content of training.json and the `folder` of the run's adapter, which is trained as far as it is missing.
 
     Args:
         settings: `name`, `virtual_tokens`, `learning_rate`, `epochs`, `batch_size`, and what chooses the questions.
@@ -71,7 +71,7 @@ def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> d
 def _examples(
     config: Config, settings: Any, documents: ReferenceDocuments, model: LoadedModel
 ) -> list[Example]:
-    """All questions that are asked, each with its right answer."""
+    """All training questions, each with its right answer."""
     from moe_lab.methods.references.questions import reference_questions
     from moe_lab.methods.virtual_tokens.lm import short_lm
 

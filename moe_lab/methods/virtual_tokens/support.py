@@ -1,4 +1,4 @@
-"""Whether a model can be given virtual tokens, found out on a copy of it without weights.
+"""A check whether a model can take virtual tokens, on a copy without weights.
 
 H = key-value heads, D = head size.
 """
@@ -19,7 +19,7 @@ Shape = tuple[int, int]
 
 
 def refusal(config: Any, kind: str) -> str | None:
-    """Why a model with this configuration cannot be given virtual tokens; None where it can."""
+    """The reason why a model with this configuration cannot take virtual tokens; None where it can."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

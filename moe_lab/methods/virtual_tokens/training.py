@@ -1,7 +1,7 @@
 """Training virtual tokens: the base frozen, the loss on the tokens of the right answers only.
 
-A training is a list of steps that depend on the seed, the questions and the recipe alone. What it has come to is kept
-every half minute, so that a killed one continues and ends in the same adapter.
+The steps of a training depend on the seed, the questions and the recipe alone. A checkpoint is written every half
+minute, so that a killed training continues and ends in the same adapter.
 
 B = questions of a step, S = tokens of the longest, A = answer tokens of a step, V = vocabulary, H = hidden size.
 """

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
+from moe_lab.engine import kv_engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import decoder_layers
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.suffix_forward import only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.scoring import two_phase
 from moe_lab.models.memory import free_host_memory
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
@@ -94,7 +97,7 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
     ensembles = ensembles_for(olmoe)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
     for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
-        monkeypatch.setattr("moe_lab.engine.scoring.two_phase.CHUNK_SAMPLES", samples)
+        monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
         monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
         for _ in range(2):
@@ -131,7 +134,7 @@ def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
 def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
     expected = [ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), kind) for kind in KINDS]
-    monkeypatch.setattr("moe_lab.engine.kv_engine.store_on", lambda device: Store(0))
+    monkeypatch.setattr(kv_engine, "store_on", lambda device: Store(0))
     lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
     for _ in range(2):
         for kind, answers in zip(KINDS, expected, strict=True):
@@ -148,7 +151,7 @@ def test_the_store_stays_within_its_bound():
 
 @pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7000))
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert free_host_memory(tmp_path) == free

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def hide_progress_of_libraries() -> None:
-    """Disable the progress bars of other packages where stderr is no terminal. Call it before tqdm is imported."""
+    """Disable the progress bars of other packages if stderr is no terminal. Call it before tqdm is imported."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 

@@ -1,1 +1,1 @@
-"""Models: where they come from, what they are, and loading them."""
+"""Models: their sources, facts about them, and loading."""

@@ -1,7 +1,7 @@
-"""What is made once and shared by runs: a trained model, an adapter, a set of references, a profile.
+"""Artifacts that runs share: a trained model, an adapter, a set of references, a profile.
 
-Each is a folder below the output folder. Its record, a JSON file with its id, is written last: a killed command makes
-it again, or continues where the maker keeps what is done.
+Each is a folder below the output folder. Its record, a JSON file with its id, is written last: after a kill the same
+command makes it again, or continues from its scratch folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moe_lab.results.stored import whole_mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A folder that is complete where its record is there, undamaged and of this id."""
+    """A folder that is complete if its record exists, is undamaged and has this id."""
 
     folder: Path
     id: str
@@ -28,10 +28,10 @@ class Artifact:
     record: str
     """File name of the record."""
     scratch: str | None = None
-    """Folder in it that a killed maker continues from; it goes when the record is written."""
+    """Folder inside that a killed command continues from; removed when the record is written."""
 
     def stored(self) -> dict[str, Any] | None:
-        """The record; None where it is to be made, the first time or again."""
+        """The record; None if it has to be made."""
         content = whole_mapping(self.folder / self.record)
         return (
             content
@@ -40,13 +40,13 @@ class Artifact:
         )
 
     def is_whole(self, content: dict[str, Any]) -> bool:
-        """Whether a record of this id has what it needs, and the files beside it are there."""
+        """Whether the record has its keys, and the other files exist."""
         return True
 
     def load_or_make(self, make: Callable[[], dict[str, Any]], *, wait: bool = True) -> dict[str, Any]:
         """The record; made by `make()`, which writes the other files and returns the record's content.
 
-        The folder is held meanwhile. Another process that makes the same is waited for; without `wait`, RunHeldError.
+        The folder is held meanwhile. Waits for another process that makes it; without `wait` raises RunHeldError.
         """
         record = self.stored()
         if record is None:

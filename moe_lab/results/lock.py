@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 
 def acquire(file: Path) -> FileLock | None:
-    """The lock on a file, acquired; None where another process has it. Raises OSError where it cannot be locked."""
+    """Acquire the lock on a file; None if another process has it. Raises OSError if the file cannot be locked."""
     lock = FileLock(file, is_singleton=False)
     try:
         lock.acquire(timeout=0)

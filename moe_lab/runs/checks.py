@@ -66,12 +66,9 @@ def check_chat_template(config: Config) -> None:
     """Raise ConfigError for a chat template that the tokenizer does not have."""
     if not config.apply_chat_template:
         return
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
+    from moe_lab.models.tokenizer import prompt_tokenizer
 
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    if config.task.chat_template and config.apply_chat_template is True:
-        with_template(tokenizer)
-    templates = tokenizer.chat_template
+    templates = prompt_tokenizer(config).chat_template
     if not templates:
         raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
     template = config.apply_chat_template

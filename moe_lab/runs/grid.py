@@ -60,7 +60,7 @@ def plan_grid(configs: Sequence[Config]) -> int:
 
 
 def report_grid(configs: Sequence[Config]) -> int:
-    """Print the table of what is stored. Raises ConfigError where nothing is."""
+    """Print the table of stored results. Raises ConfigError if there are none."""
     from moe_lab.models.pool import ModelPool
     from moe_lab.reports.terminal.seeds import print_summaries
     from moe_lab.runs.execute import execute
@@ -85,7 +85,7 @@ def report_grid(configs: Sequence[Config]) -> int:
 
 
 def _check_tuning_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for keys of a tuning where no cell of the grid tunes."""
+    """Raise ConfigError for keys of `tuning` if no cell of the grid tunes."""
     if any(config.tuning.name != "none" for config in configs):
         return
     untouched = asdict(TuningConfig())

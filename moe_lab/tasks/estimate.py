@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SAMPLED = 8
 """Documents per task whose prompts are built; they stand for all documents."""
 NEW_TOKENS = 256
-"""lm-eval's number of generated tokens where a task names none."""
+"""lm-eval's default number of generated tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def plan_experiments(config: Config, cell: Cell) -> int:
 
 
 def report_experiments(config: Config, cell: Cell) -> int:
-    """Write the tables of what is stored. Raises ConfigError where nothing is."""
+    """Write the tables of stored results. Raises ConfigError if there are none."""
     prepared = _prepare(config, cell)
     _make_tables(prepared, config, only_stored=True)
     return 0

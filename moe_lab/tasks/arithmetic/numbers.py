@@ -48,7 +48,7 @@ def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str
 
 @versioned("arithmetic.score", 1)
 def score(document: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """lm-eval `process_results`: 1.0 where the filtered answer is the document's number."""
+    """lm-eval `process_results`: 1.0 if the filtered answer is the document's number."""
     return {"exact_match": float(same_number(results[0], document["answer"]))}
 
 

@@ -119,7 +119,7 @@ class Cage:
         return [self.bubblewrap, *_bubblewrap_options(limits), "--", *interpreter, start + call]
 
     def _unprivileged(self) -> dict[str, Any]:
-        """bwrap itself runs as a user without other processes where we are root: limits do not bind root."""
+        """The user id of bwrap: as root one without other processes, since limits do not apply to root."""
         from moe_lab.tasks.sandbox.namespaces import free_id
 
         if self.bubblewrap is None or os.geteuid() != 0:

@@ -1,0 +1,52 @@
+"""Breaks if the way from the command line to a run enters other files than docs/architecture.md lists."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+
+import moe_lab
+from tests.support.command import FakeRuns, install, run_command
+
+PACKAGE = f"{Path(moe_lab.__file__).parent}/"
+DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
+BESIDE = {"tasks/loading.py", "models/deepseek/registration.py", "runs/plan.py"}
+"""The cache of tasks, an import hook, and what follows on the runs."""
+
+
+def documented() -> set[str]:
+    """The files of the numbered list, each the first of its line."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    way = text[text.index("## The way of a configuration") :].partition("\n\nA study")[0]
+    return {re.findall(r"`(\w[\w/]+\.py)`", step)[0] for step in re.split(r"^\d+\. ", way, flags=re.M)[1:]}
+
+
+def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    runs = install(monkeypatch, FakeRuns())
+    entered = set()
+
+    def enter(frame: FrameType, event: str, arg: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and not runs.prepared and file.startswith(PACKAGE) and not in_import(frame):
+            entered.add(file.removeprefix(PACKAGE))
+
+    sys.setprofile(enter)
+    try:
+        ended = run_command(capsys, "mode=plan", "method=roe", "model=tiny", "task=toy_math")
+    finally:
+        sys.setprofile(None)
+    assert ended.code == 0 and runs.prepared
+    assert len(documented()) <= 10
+    assert entered - BESIDE == documented() - {"runs/prepare.py"}, "prepare is a stand-in here"
+
+
+def in_import(frame: FrameType | None) -> bool:
+    """Whether a frame is a module's or a class's body, or is called by one."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(PACKAGE):
+            return True
+        frame = frame.f_back
+    return False

@@ -508,8 +508,8 @@ def test_answers_made_with_other_versions_are_kept_aside(
     execute(base, ModelPool())
     (base.folder / "results.json").unlink()
     earlier = (base.folder / "responses.jsonl").read_bytes()
-    now = evaluation.versions()
-    monkeypatch.setattr(evaluation, "versions", lambda: now | {"transformers": "0.0"})
+    now = evaluation.decisive_versions()
+    monkeypatch.setattr(evaluation, "decisive_versions", lambda: now | {"transformers": "0.0"})
     execute(base, ModelPool())
     aside = base.folder / "responses.1.old.jsonl"
     assert aside.read_bytes() == earlier

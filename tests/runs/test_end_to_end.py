@@ -6,16 +6,12 @@ Broken by: a stored result that is computed again, a model that a grid loads twi
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import run_command
+from tests.support.command import fork_command, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,21 +40,22 @@ def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
 
 
 @pytest.mark.slow
-def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_olmoe_dir, tmp_path):
+def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_olmoe_dir, tmp_path, capsys):
     output = tmp_path / "out"
-    command = [sys.executable, "-m", "moe_lab", "experiment=roe/figure3", "limit=6", f"output_dir={output}"]
-    command += [f"model.path={tiny_olmoe_dir}"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 300
-        while not list(output.glob("runs/*/results.json")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
+    command = ["experiment=roe/figure3", "limit=6", f"output_dir={output}", f"model.path={tiny_olmoe_dir}"]
+    process = fork_command(tmp_path, *command)
+    deadline = time.monotonic() + 300
+    while not list(output.glob("runs/*/results.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.join()
     finished = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/results.json")}
     assert 1 <= len(finished) < 6
     assert not (output / "tables").exists()
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    ended = run_command(capsys, *command)
+    assert ended.code == 0, ended.err
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert len(list(output.glob("runs/*/results.json"))) == 6, "base and two seeds of two tasks"
     [table] = (output / "tables").glob("roe-figure3-tiny-limit-6-*.md")
     assert "4 of 4 cells are measured" in table.read_text()
-    assert str(table) in ended.stdout
+    assert str(table) in ended.out

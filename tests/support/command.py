@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,21 @@ def run_command(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:
     code = main(list(argv))
     captured = capsys.readouterr()
     return Ended(code, captured.out, captured.err)
+
+
+def fork_command(cwd: Path, *argv: str) -> BaseProcess:
+    """The command line in a process of its own, which has everything imported already; its output is dropped."""
+
+    def run() -> None:
+        os.chdir(cwd)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        sys.exit(main(list(argv)))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
 
 
 @dataclass

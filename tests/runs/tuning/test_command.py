@@ -5,12 +5,9 @@ tuned run that its profile by hand does not find, a trial lost to `kill -9`.
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pandas
@@ -21,7 +18,7 @@ import moe_lab.runs.execute
 import moe_lab.runs.run
 from moe_lab.errors import RunHeldError
 from moe_lab.reports import figures
-from tests.support.command import run_command
+from tests.support.command import fork_command, run_command
 from tests.support.runs import small_data
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,33 +187,27 @@ def test_wrong_requests_end_before_weights_load(command, capsys, loads, typed, m
 def test_killed_five_times_it_ends_with_the_trials_of_an_unbroken_study(command, tmp_path):
     """The moments are drawn from a seed; none of them may lose, repeat or change a trial."""
     longer = [part.replace("n_trials=4", "n_trials=25") for part in command]
-    line = [sys.executable, "-m", "moe_lab", *longer, "device=cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def start(output: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [*line, f"output_dir={output}"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    def start(output: str) -> BaseProcess:
+        return fork_command(tmp_path, *longer, "device=cpu", f"output_dir={output}")
 
     moments = random.Random(5)
     kills = 0
     while kills < 5:
-        with start("killed") as process:
-            began = len(rows(tmp_path / "killed"))
-            target = began + moments.randint(0, 3)
-            while process.poll() is None and len(rows(tmp_path / "killed")) < target:
-                time.sleep(0.01)
-            time.sleep(moments.random() * 0.3)
-            assert process.poll() is None, "the study ended before it was killed five times"
-            os.kill(process.pid, signal.SIGKILL)
+        process = start("killed")
+        began = len(rows(tmp_path / "killed"))
+        target = began + moments.randint(0, 3)
+        while process.is_alive() and len(rows(tmp_path / "killed")) < target:
+            time.sleep(0.01)
+        time.sleep(moments.random() * 0.3)
+        assert process.is_alive(), "the study ended before it was killed five times"
+        process.kill()
+        process.join()
         kills += 1
     for output in ("killed", "unbroken"):
-        with start(output) as process:
-            assert process.wait(timeout=300) == 0
+        process = start(output)
+        process.join(300)
+        assert process.exitcode == 0
     drawn = [column for column in rows(tmp_path / "unbroken")[0] if column.startswith("params_")]
     kept = [
         [{name: row[name] for name in ("number", "value", "state", *drawn)} for row in rows(tmp_path / o)]

@@ -16,18 +16,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-COLUMNS = [
-    "setting",
-    "panel",
-    "method",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "documents",
-    "published",
-    "marks",
-]
+COLUMNS = ["setting", "panel", "method", "metric", "value", "low", "high", "documents", "published", "marks"]
 
 
 def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:

@@ -29,18 +29,7 @@ FIRST_HALF = {
 SWEET_POINT = "N→R"
 
 
-COLUMNS = [
-    "panel",
-    "schedule",
-    "metric",
-    "value",
-    "stderr",
-    "low",
-    "high",
-    "documents",
-    "published",
-    "marks",
-]
+COLUMNS = ["panel", "schedule", "metric", "value", "stderr", "low", "high", "documents", "published", "marks"]
 
 
 def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:

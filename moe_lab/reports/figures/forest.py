@@ -1,4 +1,4 @@
-"""Scores of many settings below each other, one panel per task (C3PO, Figures 1 and 3): a forest plot."""
+"""A forest plot: the scores of many settings, one panel per task (C3PO, Figures 1 and 3)."""
 
 from __future__ import annotations
 

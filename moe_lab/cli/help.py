@@ -1,6 +1,6 @@
-"""What `--help` prints: read from the YAML files in `conf/`, without Hydra and without torch.
+"""`--help`, read from the YAML files in `conf/` without Hydra and torch.
 
-Alone it is the overview; with options named beside it, these options (`help_options`).
+Alone it prints the overview, with options beside it their keys (`help_options`).
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ HYDRA_FULL_ERROR=1 shows the traceback of an error."""
 
 
 def help_text(argv: list[str]) -> str:
-    """The options that are named, else the overview; with the options in folders given by `--config-dir`.
+    """The text for the named options, else the overview. It includes the options in folders of `--config-dir`.
 
     Raises ConfigError for an unknown option.
     """
     folders = [resource_folder("conf"), *_config_dirs(argv)]
     named = named_options(argv, [*GROUPS, "experiment"])
-    explained = [
+    texts = [
         explain_experiment(option)
         if group == "experiment"
         else explain_option(group, option, option_files(group, folders))
         for group, option in dict.fromkeys(named)
     ]
-    return "\n\n".join([*explained, FOOT]) if explained else _overview(folders)
+    return "\n\n".join([*texts, FOOT]) if texts else _overview(folders)
 
 
 def _overview(folders: list[Path]) -> str:

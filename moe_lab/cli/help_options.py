@@ -1,4 +1,4 @@
-"""What `--help method=roe` prints: the options that are named, each with its keys, defaults and comments."""
+"""`--help method=roe`: the named options with their keys, defaults and comments."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from moe_lab.errors import ConfigError
 
 FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
 WIDEST_KEY = 40
-"""Characters of a key and its default beside which a comment fits."""
+"""Greatest number of characters of a key and its default with a comment beside it."""
 
 
 def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str, str]]:
-    """(group, option) of every option that a command line names; those of a grid one by one."""
+    """(group, option) of every option in a command line, including all values of a grid."""
     overrides = [argument.lstrip("+").partition("=") for argument in argv]
     named = [(group, names) for group, sign, names in overrides if sign and group in groups]
     return [(group, option) for group, options in named for option in options.split(",")]
 
 
 def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
-    """An option with its keys. Raises ConfigError for one that is none of `files`, the group's by name."""
+    """The text for an option. `files` has the group's options by name. Raises ConfigError for an unknown option."""
     if option not in files:
         raise ConfigError(unknown_option(group, option, sorted(files)))
     about, keys = read_option(files[option])
@@ -35,16 +35,16 @@ def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
 
 
 def explain_experiment(name: str) -> str:
-    """An experiment with the cells of its scales. Raises ConfigError for an unknown one."""
+    """The text for an experiment, with the number of cells of each scale. Raises ConfigError for an unknown one."""
     from moe_lab.reports.papers.spec import find_experiments
 
     texts = []
-    for found in find_experiments(name):
+    for experiment in find_experiments(name):
         scales = [
-            f"  scale={scale:<8} {len(cells.overrides())} cells" for scale, cells in found.scales.items()
+            f"  scale={scale:<8} {len(cells.overrides())} cells" for scale, cells in experiment.scales.items()
         ]
-        about = [*_wrapped(found.title, 2), *_wrapped(found.source, 2)]
-        texts.append("\n".join([f"experiment={found.name}", *about, "", *scales]))
+        about = [*_wrapped(experiment.title, 2), *_wrapped(experiment.source, 2)]
+        texts.append("\n".join([f"experiment={experiment.name}", *about, "", *scales]))
     return "\n\n".join(texts)
 
 
@@ -61,7 +61,7 @@ def _table(keys: Sequence[Key]) -> list[str]:
 
 
 def _left_out(group: str, keys: Sequence[Key]) -> list[str]:
-    """The keys of a group's schema that an option's YAML does not set."""
+    """The line with the keys of a group's schema that an option's YAML does not set."""
     if group not in GROUP_CONFIGS:
         return []
     given = {key.name for key in keys} | {"name"}
@@ -74,7 +74,7 @@ def _left_out(group: str, keys: Sequence[Key]) -> list[str]:
 
 
 def _written(default: object) -> str:
-    """A default as it is typed; one that is no plain value is an empty list."""
+    """A default as in YAML; a default factory is an empty list."""
     return "[]" if default is MISSING else "null" if default is None else str(default).lower()
 
 

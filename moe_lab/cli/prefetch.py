@@ -1,4 +1,4 @@
-"""mode=prefetch: fill the caches with all that the same command needs offline; loads no weights into memory."""
+"""mode=prefetch: fetches all files that the same command needs offline. Loads no weights into memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moe_lab.tasks.judges.registry import judge_names
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that a command needs, and where it is now."""
+    """A model, data set or judge that a command needs, and its place on disk."""
 
     what: str
     size: int
@@ -32,10 +32,9 @@ class Item:
 
 
 def prefetch(configs: Sequence[Config]) -> int:
-    """Fetch what the configurations need, say what is where, and return the exit code.
+    """Fetch the files that the configurations need and print a table of them. Returns the exit code.
 
-    What fails does not keep the rest from being fetched; the same command again continues. Raises ConfigError where the
-    network is forbidden.
+    A failure does not stop the other downloads; the same command continues. Raises ConfigError in offline mode.
     """
     from moe_lab.models.hub.offline import is_offline
 
@@ -64,7 +63,7 @@ def prefetch(configs: Sequence[Config]) -> int:
 
 
 def prefetch_experiments(config: Config, cell: Cell) -> int:
-    """Fetch what the experiments need that `config.experiment` names."""
+    """Fetch the files that the experiments in `config.experiment` need. Returns the exit code."""
     return prefetch(experiment_configs(config, cell))
 
 
@@ -89,7 +88,7 @@ def _model(model: ModelConfig) -> Item:
 
 
 def _task(config: Config) -> Item:
-    """All splits of the data sets of a task: `datasets` prepares them together."""
+    """Fetch the data sets of a task with all splits, which `datasets` prepares together."""
     from datasets.config import HF_DATASETS_CACHE
 
     from moe_lab.tasks.loading import load_tasks
@@ -110,7 +109,7 @@ def _task(config: Config) -> Item:
 
 
 def _method(config: Config) -> Item | None:
-    """What a method reads beside the task's documents, such as C3PO's references; None where that is nothing."""
+    """Fetch data that a method reads beside the task's documents, such as C3PO's references; None if there is none."""
     from datasets.config import HF_DATASETS_CACHE
 
     from moe_lab.methods import get_method
@@ -131,7 +130,7 @@ def _method(config: Config) -> Item | None:
 
 
 def _judge(name: str, config: Config) -> Item | None:
-    """The model of a judge; None where it has none, or no task of the command is judged."""
+    """Fetch the model of a judge; None for a judge without one, or without a judged task."""
     from moe_lab.models.source import model_repository
     from moe_lab.tasks.judges.local_model import LocalJudge
     from moe_lab.tasks.judges.registry import judges_of
@@ -150,7 +149,7 @@ def _judge(name: str, config: Config) -> Item | None:
 
 
 def _folders(task: Any) -> set[Path]:
-    """Where `datasets` keeps a task's data set; nothing for one that is made in memory."""
+    """The folders of a task's data set in the cache of `datasets`; empty for generated data."""
     splits = task.dataset.values() if isinstance(task.dataset, dict) else []
     return {Path(file["filename"]).parent for split in splits for file in split.cache_files}
 

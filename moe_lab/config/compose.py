@@ -1,7 +1,7 @@
-"""From the command line to composed configs: the one place that talks to Hydra.
+"""Composes configurations from the command line; the only module that calls Hydra.
 
-Hydra's job only collects what was composed, so that every cell of a grid is known before the first runs,
-and Hydra's errors (exit 1 and a traceback by its own rules) reach `moe_lab.cli.main`.
+Hydra's job function only collects the composed cells, so that all cells of a grid are known before the first runs and
+`moe_lab.cli.main` handles Hydra's errors, which Hydra itself would print with a traceback.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from moe_lab.errors import ConfigError
 CONF = str(resource_folder("conf"))
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
-"""A value that is quoted, escaped or interpolated already, a list, or a function of Hydra's."""
+"""A quoted, escaped or interpolated value, a list, or a function of Hydra."""
 METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
 """Several methods in one override."""
 EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
 METHOD_KEY = re.compile(r"\+*method\.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
-"""A character of a path that Hydra's grammar has another use for, or does not know."""
+"""A character that Hydra's grammar does not accept in a plain value."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One composed configuration and the overrides that made it."""
+    """A composed configuration and its overrides."""
 
     values: dict[str, Any]
     choices: dict[str, str]
     overrides: list[str]
     config_dirs: list[str]
     method_keys: list[str] = field(default_factory=list)
-    """`method.<key>=` beside experiment=, for the cells whose method has that key: no part of `values` here."""
+    """`method.<key>=` beside experiment=; they apply to cells of the experiment and are not in `values`."""
 
 
 def compose(argv: list[str]) -> list[Cell]:
-    """All cells that a command line asks for; none after a flag that only prints (`--cfg`, `--info`).
+    """The cells of a command line; none after a flag that only prints (`--cfg`, `--info`).
 
-    Raises Hydra's and OmegaConf's own errors, and ConfigError for an override that removes a key.
+    Raises the errors of Hydra and OmegaConf, and ConfigError for an override that removes a key.
     """
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
@@ -70,9 +70,9 @@ def compose(argv: list[str]) -> list[Cell]:
 
 
 def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
-    """A command line and its `method.<key>=` apart where it has experiment=: the methods of cells differ.
+    """Split the `method.<key>=` off a command line with experiment=, whose cells have different methods.
 
-    Raises what Hydra raises for one that does not parse, and ConfigError for one with several values.
+    Raises Hydra's error for a key that does not parse, and ConfigError for several values.
     """
     if not any(map(EXPERIMENT.match, argv)):
         return argv, []
@@ -85,7 +85,7 @@ def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def one_method_each(argv: list[str]) -> list[list[str]]:
-    """The same command line for each method of a grid: Hydra checks keys with the default method before it sweeps."""
+    """A command line per method of a grid: Hydra would check all keys against the default method."""
     swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
     if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
         return [argv]
@@ -95,7 +95,7 @@ def one_method_each(argv: list[str]) -> list[list[str]]:
 
 
 def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
-    """One cell from overrides alone, for experiments. `config_dirs`: folders given by `--config-dir`.
+    """The cell of some overrides, for experiments. `config_dirs`: the folders of `--config-dir`.
 
     Raises what `compose` raises.
     """
@@ -110,7 +110,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
 
 
 def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
-    """Plain values of a composed config; `runtime` is its `hydra` node. Raises OmegaConf's errors."""
+    """The cell of a composed configuration; `runtime` is its `hydra` node. Raises OmegaConf's errors."""
     ours = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
@@ -124,7 +124,7 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
 
 
 def register_schema() -> None:
-    """Let every key of a group be overridden, also where an option's YAML leaves it out."""
+    """Register the schema with Hydra, so that overrides may set keys that an option's YAML leaves out."""
     defaults = {
         group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUP_CONFIGS.items()
     }
@@ -132,7 +132,7 @@ def register_schema() -> None:
 
 
 def quote(argument: str) -> str:
-    """Quote a value that Hydra's grammar would read in another way.
+    """Quote a value that Hydra's grammar would misread.
 
     Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`), and
     paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid. Every key
@@ -164,7 +164,7 @@ def _quote_path(path: str) -> str:
 
 
 def refuse_removals(overrides: list[str]) -> None:
-    """Raise ConfigError for `~key` and `~group`: Hydra takes some, and gives false reasons for others."""
+    """Raise ConfigError for `~key` and `~group`, some of which Hydra accepts."""
     for override in overrides:
         key = override[1:].partition("=")[0]
         if override.startswith("~") and key.partition(".")[0] in top_level_keys():
@@ -173,7 +173,7 @@ def refuse_removals(overrides: list[str]) -> None:
 
 @contextmanager
 def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
-    """Hydra's command line; its errors raised, not printed; its folders in a scratch folder."""
+    """Set Hydra's command line, let it raise its errors, and put its folders into a temporary one."""
     logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)
     saved_argv, saved_environment = sys.argv, dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch:
@@ -188,7 +188,7 @@ def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
 
 
 def check_launcher(cell: Cell) -> None:
-    """Refuse launchers and sweepers that would run cells elsewhere than in this process."""
+    """Raise ConfigError for launchers and sweepers that would run cells in other processes."""
     for part in ("hydra/launcher", "hydra/sweeper"):
         if cell.choices.get(part, "basic") != "basic":
             raise ConfigError(
@@ -197,5 +197,5 @@ def check_launcher(cell: Cell) -> None:
 
 
 def top_level_keys() -> list[str]:
-    """Keys that a composed config has, in the order of the schema."""
+    """The keys of a composed configuration, in the order of the schema."""
     return [key for key in Config.__dataclass_fields__ if key != "overrides"]

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in a few lines that name the closest valid choice and what to do."""
+"""Messages for errors of Hydra and OmegaConf: a few lines with the closest valid choice and what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueE
 
 
 def explain(error: BaseException, owners: Owners) -> str:
-    """The message for an error that Hydra or OmegaConf raised while composing. `owners` as in `build`."""
+    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
     cause = error.__cause__
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."

@@ -1,4 +1,4 @@
-"""Where the files that come with the package lie: in a checkout beside it, in a wheel inside it."""
+"""The folders `conf` and `experiments`: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def resource_folder(name: str) -> Path:
-    """The folder `conf` or `experiments`. Raises FileNotFoundError where the installation lacks it."""
+    """The folder `conf` or `experiments`. Raises FileNotFoundError if the installation lacks it."""
     for folder in (PACKAGE / name, PACKAGE.parent / name):
         if folder.is_dir():
             return folder

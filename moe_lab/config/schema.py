@@ -1,7 +1,7 @@
-"""The typed schema of `conf/`: what `config.yaml` and its groups may hold.
+"""The typed schema of `conf/config.yaml` and its groups.
 
-`method`'s keys belong to the method's own `Config` (see `moe_lab.methods`); all other groups are here.
-Nothing in this module imports torch, so that `--help` answers at once.
+The keys of `method` belong to the method's own `Config` (`moe_lab.methods`); all other groups are here. This module
+does not import torch, which would slow down `--help`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PathText = Annotated[str, "a path"]
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """Which model, and how it is loaded."""
+    """The model and the options of loading it."""
 
     name: str = "tiny"
     path: PathText | None = None
@@ -47,9 +47,9 @@ class ModelConfig:
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
     device_map: str | None = None
-    """How transformers spreads the layers; null: all of them on `device`."""
+    """transformers' placement of the layers on devices; null: all on `device`."""
     tp_plan: str | None = None
-    """How transformers splits each layer over the processes of torchrun; null: not at all."""
+    """transformers' plan for splitting each layer over the processes of torchrun; null: no splitting."""
 
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
@@ -65,31 +65,31 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class TaskConfig:
-    """Which lm-eval task, and which of its metrics is the headline."""
+    """The lm-eval task and its headline metric."""
 
     name: str | list[str] = "toy_math"
     """lm-eval's name of a task or group, or a list of them."""
     metric: str | None = None
-    """Headline metric in lm-eval's `metric,filter` spelling; null: the first that lm-eval reports."""
+    """Headline metric in lm-eval's notation `metric,filter`; null: the first that lm-eval reports."""
     data_folder: str | None = None
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
-    """Column of a file that a group's tasks share; a task's rows have its `dataset_name` there."""
+    """Column with each row's `dataset_name`, in a file that the tasks of a group share."""
     include_path: PathText | None = None
     fewshot_split: str | None = None
     category: str | None = None
-    """Row of the RoE paper's Table 1 that gives tuning its settings; null: none."""
+    """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
     allow_code_execution: bool = False
-    """Whether programs that the model wrote may be executed, in a cage (`moe_lab.tasks.sandbox`)."""
+    """Whether programs that the model wrote may be executed in a sandbox (`moe_lab.tasks.sandbox`)."""
     answer: str | None = None
-    """How a multiple-choice task is asked: "text", as lm-eval does, or "letters" (`tasks/letters.py`); null: text."""
+    """The form of multiple-choice questions: "text" as in lm-eval, or "letters" (`tasks/letters.py`); null: text."""
     chat_template: bool = False
-    """Whether prompts pass through the chat template, a plain one if need be, where `apply_chat_template` is null."""
+    """Whether prompts get a chat template, a plain one if the tokenizer has none, if `apply_chat_template` is null."""
     judges: list[str] | None = None
-    """Who judges the answers of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model,
-    else reward and llama_guard."""
+    """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else reward and
+    llama_guard."""
     reward_model: PathText | None = None
-    """Folder, or hub id, `@revision` after it; null: the judge's own default. So the next two."""
+    """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for the next two."""
     guard_model: PathText | None = None
     moderation_model: str | None = None
 
@@ -106,17 +106,17 @@ class TaskConfig:
 
 @dataclass(kw_only=True)
 class TuningConfig:
-    """How temperatures are searched; null: the preset of task category and model (`moe_lab/runs/tuning/presets.py`)."""
+    """The search of temperatures; null: the preset of task category and model (`moe_lab/runs/tuning/presets.py`)."""
 
     name: str = "none"
     n_trials: int | None = None
-    """All trials of a study, those of earlier commands included."""
+    """Number of trials of a study, including those of earlier commands."""
     metric: str | None = None
-    """What is optimized on the tuning documents: perplexity or accuracy."""
+    """Objective on the tuning documents: perplexity or accuracy."""
     num_samples: int | None = None
     max_temperature: float | None = None
     seeds: int = 1
-    """Studies with seed, seed+1, ..., each followed by one run with its own seed; 1: one study for all runs."""
+    """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
 
     def __post_init__(self) -> None:
         one_of("tuning", self.name, TUNINGS)
@@ -129,7 +129,7 @@ class TuningConfig:
 
 @dataclass(kw_only=True)
 class LoggerConfig:
-    """Where results are shown beside the output folder; nothing of it changes a number."""
+    """The logger of results beside the output folder. It changes no number."""
 
     name: str = "none"
     project: str | None = None
@@ -139,7 +139,7 @@ class LoggerConfig:
     """Null: the experiment's or study's name."""
     tags: list[str] = field(default_factory=list)
     mode: str | None = None
-    """Null: WANDB_MODE, else online if a key is there, else offline."""
+    """Null: WANDB_MODE, else online with an API key, else offline."""
 
     def __post_init__(self) -> None:
         one_of("logger", self.name, LOGGERS)
@@ -147,16 +147,16 @@ class LoggerConfig:
 
 
 GROUP_CONFIGS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
-"""Groups whose options may leave keys out; a method's options have all of theirs."""
+"""Groups whose options may leave keys out. The options of `method` have all keys."""
 
 
 @dataclass(kw_only=True)
 class Config:
-    """One composed run. Raises ConfigError for a value that no run can have."""
+    """The configuration of a run. Raises ConfigError for impossible values."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     method: Any = None
-    """An instance of the method's `Config`; its `name` field says which method."""
+    """An instance of the method's `Config`; its field `name` is the method's name."""
     task: TaskConfig = field(default_factory=TaskConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
@@ -164,7 +164,7 @@ class Config:
     mode: str = "run"
     seed: int = 0
     seeds: int | None = None
-    """Runs with seed, seed+1, ...; None: 1, and with tuning 5, or `tuning.seeds` where that is more than 1."""
+    """Number of runs, with seed, seed+1, ...; None: 1, with tuning 5, or `tuning.seeds` above 1."""
     sample_seed: int = 1234
     fewshot_seed: int = 1234
     limit: int | float | None = None
@@ -175,7 +175,7 @@ class Config:
     max_length: int | None = None
     gen_kwargs: dict[str, bool | int | float | str | list[str] | None] | None = None
     apply_chat_template: bool | str | None = None
-    """Null: `task.chat_template`; it is never null in a `Config`."""
+    """Null: `task.chat_template`, which replaces null in a `Config`."""
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = True
     predict_only: bool = False
@@ -191,7 +191,7 @@ class Config:
     scale: str = "tiny"
 
     overrides: list[str] = field(default_factory=list)
-    """The overrides that were typed, for the record; not a key of `conf/`."""
+    """The overrides of the command line, for the record; not a key of `conf/`."""
 
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:
@@ -231,12 +231,12 @@ class Config:
 
     @property
     def num_studies(self) -> int:
-        """How many studies with consecutive seeds are asked for."""
+        """Number of studies with consecutive seeds; 0 without tuning."""
         return 0 if self.tuning.name == "none" else self.tuning.seeds
 
     @property
     def num_seeds(self) -> int:
-        """How many runs with consecutive seeds are asked for."""
+        """Number of runs with consecutive seeds."""
         if self.num_studies > 1:
             return self.num_studies
         if self.seeds is not None:

@@ -19,9 +19,9 @@ Owners = Callable[[str], list[str]]
 
 
 def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambda key: []) -> Any:
-    """An instance of a dataclass from plain values, every value checked against its annotation.
+    """An instance of a dataclass from plain values, each checked against its annotation.
 
-    `owners` gives the methods that have a key, which the error for an unknown key of a method names.
+    `owners` returns the methods that have a key, for the error about an unknown key of a method.
     """
     hints = get_type_hints(cls)
     known = [f.name for f in fields(cls)]
@@ -36,7 +36,7 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
 def unknown_key(
     key: str, known: list[str], option: str | None = None, owners: Owners = lambda key: []
 ) -> ConfigError:
-    """The error for a key that does not exist; `option` is the group's option that lacks it."""
+    """The error for an unknown key; `option` is the group's option that lacks it."""
     leaf = key.rpartition(".")[2]
     by_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
@@ -58,7 +58,7 @@ def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
 
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
-    """`value` as its annotation wants it (an int becomes a float where one is wanted), or ConfigError."""
+    """The value in the type of its annotation; an int may be a float, a number text. Raises ConfigError."""
     choices = _alternatives(annotation)
     if isinstance(value, float) and not math.isfinite(value) and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
@@ -109,7 +109,7 @@ def _describe(annotation: Any) -> str:
 
 
 def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
-    """Raise ConfigError for a value that is none of the choices, with the closest one."""
+    """Raise ConfigError, with the closest choice, for a value that is none of the choices."""
     if value is not None and value not in choices:
         raise ConfigError(
             f"{key}={value} is unknown. Choices: {', '.join(choices)}.{did_you_mean(value, choices)}"
@@ -117,19 +117,19 @@ def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
 
 
 def at_least(key: str, value: float | None, least: float) -> None:
-    """Raise ConfigError for a value below `least`, or one that is not finite."""
+    """Raise ConfigError for a value below `least` or not finite."""
     if value is not None and not least <= value < math.inf:
         raise ConfigError(f"{key}={value}: must be a number that is at least {least}.")
 
 
 def above_zero(key: str, value: float | None) -> None:
-    """Raise ConfigError for a value that is not above 0, or not finite."""
+    """Raise ConfigError for a value that is not above 0 or not finite."""
     if value is not None and not 0 < value < math.inf:
         raise ConfigError(f"{key}={value}: must be a number above 0.")
 
 
 def did_you_mean(word: str, choices: Any) -> str:
-    """Give " Did you mean 'x'?" for the closest choice, or nothing where none is close."""
+    """The text " Did you mean 'x'?" with the closest choice; empty if none is close."""
     from difflib import get_close_matches
 
     matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.5)

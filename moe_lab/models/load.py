@@ -79,18 +79,18 @@ def _experts(
 
     Raises ConfigError for a choice on a model that has a single implementation.
     """
-    wanted = model.experts_implementation
+    implementation = model.experts_implementation
     chosen = (
         facts.moe_layers
         and AutoModelForCausalLM._model_mapping[type(config)]._can_set_experts_implementation()
     )
-    if wanted and facts.moe_layers and not chosen:
+    if implementation and facts.moe_layers and not chosen:
         raise ConfigError(
-            f"model.experts_implementation={wanted}: models of type {facts.family} compute their experts in one way "
-            "only. Leave it out."
+            f"model.experts_implementation={implementation}: models of type {facts.family} compute their experts in "
+            "one way only. Leave it out."
         )
-    if wanted:
-        return {"experts_implementation": wanted}
+    if implementation:
+        return {"experts_implementation": implementation}
     return {"experts_implementation": WEIGHTS_FIRST} if chosen and place.type == "cpu" else {}
 
 
@@ -121,9 +121,9 @@ def _load_weights(
 
 
 def _check_routers(loaded: PreTrainedModel, facts: ModelFacts, source: str) -> None:
-    found = len(find_routers(loaded))
-    if found != facts.moe_layers:
+    routers = len(find_routers(loaded))
+    if routers != facts.moe_layers:
         raise ModelError(
-            f"{source} should have {facts.moe_layers} MoE layers by its configuration, but {found} routers were found: "
-            "these weights or this version of transformers differ."
+            f"{source} should have {facts.moe_layers} MoE layers by its configuration, but {routers} routers were "
+            "found: these weights or this version of transformers differ."
         )

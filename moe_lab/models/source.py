@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     from moe_lab.models.hub.repository import Repository
 
-__all__ = [
-    "TINY",
-    "explain",
-    "load_config",
-    "model_commit",
-    "model_folder",
-    "model_repository",
-    "model_source",
-    "small_files",
-    "tokenizer_folder",
-]
-
 TINY = Path(__file__).parent / "tiny"
 """The embedded model."""
 

@@ -38,7 +38,7 @@ class ResponseLog:
         self.environment: dict[str, str | None] = {}
         """Of the latest answers: device, experts and attention implementation."""
         self.session_info: dict[str, Any] = {}
-        """`EngineLM.session_info` of the latest session that asked the model."""
+        """`EngineLM.session_info` of the latest session that opened the model."""
         self.set_aside: Path | None = None
         """The new path of a log with another header that was in the place of this one."""
         self._answers: dict[str, Any] = {}

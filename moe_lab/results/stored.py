@@ -79,10 +79,10 @@ def parsed_once(path: Path) -> dict[str, Any] | None:
     mapping and do not change it.
     """
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return whole_mapping(path)
-    return _parsed(path, found.st_ino, found.st_size, found.st_ctime_ns)
+    return _parsed(path, stat.st_ino, stat.st_size, stat.st_ctime_ns)
 
 
 @lru_cache(maxsize=1024)

@@ -74,10 +74,10 @@ def check_chat_template(config: Config) -> None:
     templates = tokenizer.chat_template
     if not templates:
         raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
-    wanted = config.apply_chat_template
-    if isinstance(wanted, str) and (not isinstance(templates, dict) or wanted not in templates):
+    template = config.apply_chat_template
+    if isinstance(template, str) and (not isinstance(templates, dict) or template not in templates):
         names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
-        raise ConfigError(f"apply_chat_template={wanted}: the tokenizer has {names}.")
+        raise ConfigError(f"apply_chat_template={template}: the tokenizer has {names}.")
 
 
 NUMBERS = {

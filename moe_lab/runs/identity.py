@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.models.identity import model_identity
+from moe_lab.models.source import model_source
 from moe_lab.results.identity import HASHED, folder_name, task_label, task_settings
+from moe_lab.tasks.documents import documents_digest
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -17,20 +20,19 @@ if TYPE_CHECKING:
 def identity(
     config: Config,
     method: Method,
-    *,
-    model: dict[str, Any],
     facts: ModelFacts,
     tasks: TaskDict,
     samples: dict[str, list[int]],
-    documents: dict[str, str],
+    documents: dict[str, list[int]] | None = None,
 ) -> dict[str, Any]:
     """The content that is hashed to a run's id, as plain values.
 
-    `model` is `model_identity`'s, `documents` is `documents_digest`'s; `facts` give the resolved dtype.
+    `samples` are document numbers per task. `documents` are the same documents as numbers in `task_docs`; None if both
+    agree.
     """
     data = method.data_identity(config, facts)
     return {
-        "model": model,
+        "model": model_identity(model_source(config.model), config.model),
         "dtype": facts.dtype,
         "method": {"config": method.identity(facts), "numerics": method.version}
         | ({"reads": data} if data else {}),
@@ -38,7 +40,7 @@ def identity(
         "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
         "settings": {name: getattr(config, name) for name in sorted(HASHED)},
         "samples": samples,
-        "documents": documents,
+        "documents": documents_digest(tasks, documents or samples),
         "seed": config.seed if method.random else None,
     }
 

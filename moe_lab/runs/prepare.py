@@ -76,22 +76,11 @@ def prepare(config: Config) -> Run:
 def _identified(
     config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
 ) -> Run:
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
     from moe_lab.results.identity import run_id
     from moe_lab.runs.identity import identity, run_name
-    from moe_lab.tasks.documents import documents_digest
     from moe_lab.tasks.judges.registry import judges_of
 
-    content = identity(
-        config,
-        method,
-        model=model_identity(model_source(config.model), config.model),
-        facts=facts,
-        tasks=tasks,
-        samples=samples,
-        documents=documents_digest(tasks, samples),
-    )
+    content = identity(config, method, facts, tasks, samples)
     judges = judges_of(config, tasks)
     judged = {"judges": [judge.identity for judge in judges]} if judges else {}
     digest = run_id(content | judged)

@@ -502,15 +502,15 @@ def test_answers_made_with_other_versions_are_kept_aside(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
-    from moe_lab.runs.evaluation import evaluate as evaluation
+    from moe_lab.results import versions
 
     base = prepare(replace(roe, limit=2)).baseline
     assert base is not None
     execute(base, ModelPool())
     (base.folder / "results.json").unlink()
     earlier = (base.folder / "responses.jsonl").read_bytes()
-    now = evaluation.versions()
-    monkeypatch.setattr(evaluation, "versions", lambda: now | {"transformers": "0.0"})
+    now = versions.versions()
+    monkeypatch.setattr(versions, "versions", lambda: now | {"transformers": "0.0"})
     execute(base, ModelPool())
     aside = base.folder / "responses.1.old.jsonl"
     assert aside.read_bytes() == earlier

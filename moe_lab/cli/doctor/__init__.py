@@ -1,1 +1,1 @@
-"""`mode=doctor`: what this machine and this command lack."""
+"""`mode=doctor`: reports what the command needs and this machine lacks."""

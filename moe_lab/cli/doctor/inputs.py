@@ -1,4 +1,4 @@
-"""What a command needs and whether it is here (mode=doctor): models, methods, tasks, judges. Nothing is fetched."""
+"""The models, methods, tasks and judges of a command, and whether they are available. Fetches nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def command_needs(configs: Sequence[Config]) -> list[str]:
-    """Lines for every model, method and task of a grid; to be called offline.
+    """Lines for every model, method, task and judge of a grid. Call it offline.
 
-    Raises ConfigError for a request that is wrong whatever is here.
+    Raises ConfigError for a request that no machine could run.
     """
     models = {repr((config.model, config.dtype, config.device)): config for config in configs}
     tasks = {repr((config.task, config.data_dir)): config for config in configs}
-    free = functools.cache(free_memory)  # of one moment, so that equal lines are equal
+    free = functools.cache(free_memory)  # measured once, so that equal lines are printed once
     blocks = dict.fromkeys(tuple(model_needs(config, free)) for config in models.values())
     methods = dict.fromkeys(line for config in configs for line in _method(config, free))
     states = [f"task {task_name(config)}: {task_state(config)}" for config in tasks.values()]
@@ -37,7 +37,7 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
 
 
 def task_state(config: Config) -> str:
-    """Whether a task's documents are at hand, and how many there are."""
+    """The number of a task's documents, or why they are missing."""
     from moe_lab.tasks.loading import load_tasks
 
     try:
@@ -48,7 +48,7 @@ def task_state(config: Config) -> str:
 
 
 def code_execution() -> str:
-    """Whether task.allow_code_execution=true could be granted here; harmless programs are executed to find out."""
+    """Whether a sandbox works on this machine. Executes harmless programs in it."""
     from moe_lab.tasks.sandbox.programs import require_cage
 
     try:
@@ -58,7 +58,7 @@ def code_execution() -> str:
 
 
 def _programs(config: Config) -> list[str]:
-    """Whether the programs that a model writes can be executed, for a task that is scored so."""
+    """Whether generated programs can be executed, for a task that is scored by them."""
     from moe_lab.tasks.loading import load_tasks
 
     try:
@@ -70,7 +70,7 @@ def _programs(config: Config) -> list[str]:
 
 
 def _judges(config: Config) -> list[str]:
-    """Whether the judges of the tasks can judge here; nothing where the tasks are missing, which their lines tell."""
+    """Whether the judges of the tasks can work; empty if the tasks are missing, which `task_state` reports."""
     from moe_lab.tasks.judges.registry import judges_of
     from moe_lab.tasks.loading import load_tasks
 
@@ -81,21 +81,20 @@ def _judges(config: Config) -> list[str]:
     lines = []
     for judge in judges_of(config, tasks):
         try:
-            told = ", ".join(
+            identity = ", ".join(
                 f"{key} {value}" for key, value in judge.identity.items() if isinstance(value, str)
             )
             judge.check()
-            lines.append(f"judge {judge.name}: ready, {told.partition(', ')[2]}")
+            lines.append(f"judge {judge.name}: ready, {identity.partition(', ')[2]}")
         except MoeLabError as error:
             lines.append(f"judge {judge.name}: MISSING {one_line(error)}")
     return lines
 
 
 def _method(config: Config, free: FreeMemory) -> list[str]:
-    """Why the method cannot run on the model, or whether it finds what it reads beside the task's documents, and what
-    memory its training needs.
+    """Why the method cannot run on the model, or whether its data is available, and the memory of its training.
 
-    Nothing where it reads nothing else, or where the model's own lines tell.
+    Empty for a method without data and training, and for a model that cannot be read, which `model_needs` reports.
     """
     from moe_lab.runs.checks import check_router
 
@@ -111,14 +110,14 @@ def _method(config: Config, free: FreeMemory) -> list[str]:
         return [f"method {config.method.name} on model {config.model.name}: CANNOT RUN {one_line(error)}"]
     beside = f"method {config.method.name}: what it reads beside {task_name(config)}"
     try:
-        found = [f"{beside} is ready"] if method.data_identity(config, facts) else []
+        data = [f"{beside} is ready"] if method.data_identity(config, facts) else []
     except MoeLabError as error:
         return [f"{beside} is MISSING {one_line(error)}"]
-    return found + _trainings(method, config, facts, free)
+    return data + _trainings(method, config, facts, free)
 
 
 def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: FreeMemory) -> list[str]:
-    """What memory the method's training takes, and those of what it is compared with, where they are not stored."""
+    """The memory of trainings that are not stored: of the method and of the methods that it is compared with."""
     device, no_device = device_of(config)
     if no_device is not None:
         return []
@@ -126,7 +125,7 @@ def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: F
     if config.baseline and not config.predict_only:
         others = {name: get_method(other.name)(other) for name, (other, _) in method.comparisons().items()}
         methods |= {f"of {name} to compare with": other for name, other in others.items()}
-    wanted = {
+    sizes = {
         name: each.training_memory(config, facts)
         for name, each in methods.items()
         if isinstance(each, TrainingMethod)
@@ -134,6 +133,6 @@ def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: F
     free = free_memory(device)
     return [
         f"training {name}, model {config.model.name}: {training_text(size, free, device)}"
-        for name, size in wanted.items()
+        for name, size in sizes.items()
         if size is not None
     ]

@@ -1,4 +1,4 @@
-"""What a model needs and whether it is here (mode=doctor): files, disk, memory. Fetches and loads nothing."""
+"""The files and the memory that a model needs, and whether they are available. Fetches and loads nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def model_needs(config: Config, free: FreeMemory) -> list[str]:
-    """Lines on a model's files, tokenizer and memory; to be called offline."""
+    """Lines on a model's files, tokenizer and memory. Call it offline."""
     from moe_lab.models.source import load_config, model_folder, model_repository, model_source
 
     model = config.model
@@ -48,7 +48,7 @@ def model_needs(config: Config, free: FreeMemory) -> list[str]:
 
 
 def facts_of(config: Config) -> ModelFacts:
-    """The model's facts, with or without the device asked for."""
+    """The model's facts, also if the requested device does not exist."""
     from moe_lab.models.facts import model_facts
 
     device, no_device = device_of(config)
@@ -57,7 +57,7 @@ def facts_of(config: Config) -> ModelFacts:
 
 
 def device_of(config: Config) -> tuple[torch.device, str | None]:
-    """The device asked for, and what is said where this machine lacks it."""
+    """The requested device, and a line if this machine lacks it."""
     import torch
 
     from moe_lab.models.facts import resolve_device
@@ -78,7 +78,7 @@ def _tokenizer_state(config: Config) -> str:
 
 
 def _weights(folder: Path, remedy: str) -> list[str]:
-    """Which weight files are here, and what is still to fetch against the free disk."""
+    """The weight files on disk, and the size of the missing ones beside the free space."""
     from moe_lab.models.hub.headers import is_whole
     from moe_lab.models.weight_files import known_weights
 
@@ -90,17 +90,17 @@ def _weights(folder: Path, remedy: str) -> list[str]:
         return [f"  weights: MISSING, none are in {folder}; {remedy}"]
     tensors = [name for name in names if not name.endswith(".json")]
     absent = [name for name in tensors if not (folder / name).exists()]
-    here = [name for name in tensors if name not in absent]
-    torn = [name for name in here if name.endswith(".safetensors") and not is_whole(folder / name)]
-    if torn:
-        return [f"  weights: DAMAGED {_named(torn)} in {folder}; {remedy}"]
-    there = sum((folder / name).stat().st_size for name in here)
+    present = [name for name in tensors if name not in absent]
+    damaged = [name for name in present if name.endswith(".safetensors") and not is_whole(folder / name)]
+    if damaged:
+        return [f"  weights: DAMAGED {_named(damaged)} in {folder}; {remedy}"]
+    size = sum((folder / name).stat().st_size for name in present)
     if not absent:
-        return [f"  weights: ready, {_files(tensors)}, {size_text(there)}"]
+        return [f"  weights: ready, {_files(tensors)}, {size_text(size)}"]
     total = _indexed_bytes(folder, names)
     return [
         f"  weights: MISSING {len(absent)} of {_files(tensors)}: {_named(absent)}; {remedy}",
-        _disk(folder, None if total is None else total - there),
+        _disk(folder, None if total is None else total - size),
     ]
 
 
@@ -112,14 +112,14 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _disk(folder: Path, wanted: int | None) -> str:
+def _disk(folder: Path, needed: int | None) -> str:
     from moe_lab.models.hub.download import free_bytes
 
     free = free_bytes(folder)
-    if wanted is None:
+    if needed is None:
         return f"  disk: {size_text(free)} free at {folder}"
-    enough = "" if wanted <= free else " NOT ENOUGH: HF_HOME=<folder> puts the cache elsewhere"
-    return f"  disk: about {size_text(wanted)} to fetch, {size_text(free)} free at {folder}{enough}"
+    advice = "" if needed <= free else " NOT ENOUGH: HF_HOME=<folder> puts the cache elsewhere"
+    return f"  disk: about {size_text(needed)} to fetch, {size_text(free)} free at {folder}{advice}"
 
 
 def _memory(
@@ -128,18 +128,18 @@ def _memory(
     from moe_lab.models.facts import resolve_dtype
 
     dtype = resolve_dtype(config.dtype, device, stored)
-    wanted = weight_memory(stored, folder, dtype)
-    if wanted is None:
+    needed = weight_memory(stored, folder, dtype)
+    if needed is None:
         return "  memory: not known before the weights are here"
     free = free_memory(device)
-    short = wanted > free and not (config.model.device_map or config.model.tp_plan)
+    short = needed > free and not (config.model.device_map or config.model.tp_plan)
     halves = ", dtype=bfloat16 halves them" if dtype == "float32" else ""
     advice = f" NOT ENOUGH: model.device_map=auto spreads them{halves}" if short else ""
-    return f"  memory: weights take {size_text(wanted)} in {dtype}, {size_text(free)} are free on {device}{advice}"
+    return f"  memory: weights take {size_text(needed)} in {dtype}, {size_text(free)} are free on {device}{advice}"
 
 
 def _indexed_bytes(folder: Path, names: list[str]) -> int | None:
-    """Bytes of all tensors by the index; None where it does not say."""
+    """Bytes of all tensors by the index; None if the index lacks it."""
     if not names[0].endswith(".index.json"):
         return None
     index = json.loads((folder / names[0]).read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def one_line(error: Exception) -> str:
 
 
 def training_text(size: int, free: int, device: torch.device) -> str:
-    """What a training takes (`TrainingMethod.training_memory`), and what to do where it does not fit."""
+    """The memory of a training (`TrainingMethod.training_memory`), with advice if it does not fit."""
     advice = (
         " NOT ENOUGH: less is taken where experts are frozen in all phases (method.schedule=experts "
         "method.compare_with_full=false), and FSDP splits it over several GPUs: docs/finetuning.md"

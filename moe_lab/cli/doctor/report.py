@@ -1,4 +1,4 @@
-"""mode=doctor: what this command lacks, what is installed and, where no task is named, what documented tasks lack."""
+"""mode=doctor: reports what a command lacks, the installation, and without a task what documented tasks lack."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"
 
 
 def print_report(configs: Sequence[Config]) -> int:
-    """Print the report on the configurations of a grid."""
+    """Print the report on the configurations of a grid. Returns the exit code."""
     return _print(configs[0], configs)
 
 
 def report_experiments(config: Config, cell: Cell) -> int:
-    """Print the report on the experiments that `config.experiment` names."""
+    """Print the report on the experiments in `config.experiment`. Returns the exit code."""
     return _print(config, experiment_configs(config, cell))
 
 
@@ -41,8 +41,9 @@ def _print(config: Config, configs: Sequence[Config]) -> int:
 
 
 def diagnose(config: Config, configs: Sequence[Config]) -> Iterator[str]:
-    """The report on a command, section by section; `configs`: all that it runs. Loads no weights, fetches and writes
-    nothing. All documented tasks are looked at where the command names neither a task nor an experiment."""
+    """The sections of the report on a command that runs `configs`. Loads no weights, fetches and writes nothing.
+
+    A command that names neither a task nor an experiment gets a section on all documented tasks."""
     flags = _flags(config)
     go_offline()
     yield _section(

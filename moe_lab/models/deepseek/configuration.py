@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -21,6 +22,8 @@ class DeepseekConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "deepseek"
+    register_model: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    """Called with every configuration (`registration.py`)."""
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_experts": "n_routed_experts",
@@ -76,6 +79,7 @@ class DeepseekConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
+        type(self).register_model()
 
     def validate_architecture(self) -> None:
         """Raise ValueError for settings that no published checkpoint has."""

@@ -108,7 +108,7 @@ class DeepseekModel(DeepseekPreTrainedModel, OlmoeModel):
 
 
 class DeepseekForCausalLM(DeepseekPreTrainedModel, OlmoeForCausalLM):
-    """The language model; its `aux_loss`, asked for by `output_router_logits`, is OLMoE's."""
+    """The language model; its `aux_loss` with `output_router_logits` is OLMoE's."""
 
     def __init__(self, config: DeepseekConfig):
         PreTrainedModel.__init__(self, config)

@@ -1,4 +1,4 @@
-"""The cells of an experiment: composed with the typed overrides, and checked."""
+"""The cells of an experiment, composed with the user's overrides and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OURS = ("experiment", "scale", "mode")
 
 @dataclass(frozen=True)
 class Composed:
-    """An experiment at one scale: the configurations of its cells and of the scale's study."""
+    """An experiment at one scale: the configurations of its cells and of its scale's study."""
 
     experiment: Experiment
     cells: list[tuple[Cell, Config]]
@@ -46,10 +46,10 @@ class PreparedCell:
 
 
 def compose_experiments(config: Config, base: Cell) -> list[Composed]:
-    """The experiments that `config.experiment` names; the typed overrides apply to every cell, last.
+    """The experiments in `config.experiment`, every cell composed with the user's overrides last.
 
-    `method.<key>=` applies to the cells whose method has that key. Raises ConfigError for a key that no method has, and
-    for overrides that a cell cannot take.
+    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, and for
+    other overrides that a cell does not accept.
     """
     assert config.experiment is not None
     experiments = find_experiments(config.experiment)
@@ -73,32 +73,32 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
 
 
 def _check_metrics(composed: Composed, scale: str) -> None:
-    """Raise ConfigError for a table of expert metrics without a cell that measures them."""
+    """Raise ConfigError for a table of expert metrics if none of its cells measures them."""
     experiment, configs = composed.experiment, [config for _, config in composed.cells]
-    names = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
-    if names and configs and all(config.metrics == "none" for config in configs):
+    shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
+    if shown and configs and all(config.metrics == "none" for config in configs):
         raise ConfigError(
-            f"experiment={experiment.name} shows expert metrics ({', '.join(names)}), which metrics=none does not "
+            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which metrics=none does not "
             "measure. Leave metrics=none out."
         )
 
 
 def _check_method_keys(names: str, methods: list[dict[str, Any]], base: Cell) -> None:
     known = dict.fromkeys(key for method in methods for key in method)
-    names_of_methods = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
+    there = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
     for key in map(_method_key, base.method_keys):
         if key not in known:
             raise ConfigError(
                 f"Unknown key 'method.{key}': no cell of experiment={names} has {key!r}.{did_you_mean(key, known)}\n"
-                + (f"Methods of its cells: {names_of_methods}." if names_of_methods else "It has no cells.")
+                + (f"Methods of its cells: {there}." if there else "It has no cells.")
             )
 
 
 def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
     method = _method(experiment, overrides, base) if base.method_keys else {}
-    own = [override for override in base.method_keys if _method_key(override) in method]
+    taken = [override for override in base.method_keys if _method_key(override) in method]
     with _naming(experiment, overrides):
-        cell = compose_cell([*overrides, *_typed(base), *own], base.config_dirs)
+        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs)
     return cell, to_config(cell)
 
 
@@ -117,7 +117,7 @@ def _defaults(choices: tuple[str, ...], config_dirs: tuple[str, ...]) -> dict[st
 
 @contextmanager
 def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
-    """Name the cell in Hydra's errors."""
+    """Turn Hydra's errors into a ConfigError that names the cell."""
     try:
         yield
     except REQUEST_ERRORS as error:
@@ -136,18 +136,18 @@ def _key(override: str) -> str:
 
 
 def _method_key(override: str) -> str:
-    """`phases` for `method.phases`, `+method.phases.0.lr` and the like."""
+    """`phases` of `method.phases`, `+method.phases.0.lr` and so on."""
     return _key(override).split(".")[1]
 
 
 def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCell]:
-    """The cells of an experiment with their jobs; cells that the typed overrides made equal are one.
+    """The cells of an experiment with their jobs. Cells that the user's overrides make equal become one.
 
-    `known` holds the jobs of earlier experiments by configuration, so that equal cells of several experiments share a
-    job. A cell whose data or model is missing stays in the list with its error.
+    `known` has the jobs of earlier experiments by configuration, which share them. A cell without data or model is kept
+    with its error.
     """
     study = cache(lambda: _study(composed.study))
-    errors: dict[str, ModelError | TaskError] = {}  # by model or data, so that each is looked up once
+    unreadable: dict[str, ModelError | TaskError] = {}  # missing models and data are looked up once
     cells: list[PreparedCell] = []
     seen: set[str] = set()
     for cell, config in composed.cells:
@@ -157,11 +157,10 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
             continue
         seen.add(name)
         model = repr((config.model, config.method.name))  # a model without routers runs with method=base
-        reference = getattr(config.method, "reference", None)
-        documents = (config.task, config.data_dir, config.limit, config.samples)
-        data = repr((*documents, config.method.name, reference))
+        read = (config.method.name, getattr(config.method, "reference", None))
+        data = repr((config.task, config.data_dir, config.limit, config.samples, *read))
         try:
-            if known_error := errors.get(model) or errors.get(data):
+            if known_error := unreadable.get(model) or unreadable.get(data):
                 raise known_error
             if name not in known:
                 known[name] = job_after(study(), config) if with_profile else job_of(config)
@@ -169,7 +168,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
             if isinstance(error, ModelError | TaskError):
-                errors[model if isinstance(error, ModelError) else data] = error
+                unreadable[model if isinstance(error, ModelError) else data] = error
             cells.append(PreparedCell(cell, config, None, error))
     return cells
 
@@ -189,7 +188,7 @@ def _study(config: Config | None) -> Study:
 
 
 def experiment_configs(config: Config, base: Cell) -> list[Config]:
-    """The configuration of every cell of the experiments that `config.experiment` names, and of their studies."""
+    """The configurations of all cells of the experiments in `config.experiment`, and of their studies."""
     configs = []
     for composed in compose_experiments(config, base):
         configs += [typed for _, typed in composed.cells]

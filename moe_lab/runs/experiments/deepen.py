@@ -1,4 +1,4 @@
-"""A plain model of another depth with random weights, for the time and memory of a larger model."""
+"""A plain model of another depth with random weights, to measure the time and memory of a larger model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def scaled_depth(layers: int, ratio: float) -> int:
-    """The number of layers of a model `ratio` times as large, at least one."""
+    """The number of layers of a model that is `ratio` times as large; at least one."""
     return max(1, round(layers * ratio))
 
 
@@ -35,7 +35,7 @@ def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
 
 
 def non_embedding_parameters(model: Any) -> int:
-    """Parameters without the embedding and the output head, as Kaplan et al. (2020) count a model's size."""
+    """The model size of Kaplan et al. (2020): parameters without the embedding and the output head."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    left_out = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
-    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in left_out)
+    excluded = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in excluded)

@@ -1,4 +1,4 @@
-"""Time and memory of RoE and of the plain model that the scaling law calls equivalent, measured once and stored."""
+"""Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 def measured(
     config: Config, models: ModelPool, ratio: float, stored_only: bool = False
 ) -> dict[str, Any] | None:
-    """The measurement of a RoE configuration beside a plain model `ratio` times as large; it is made where not stored.
+    """The measurement of a RoE configuration and a plain model `ratio` times as large, stored or new.
 
-    None where `stored_only` and nothing is stored. It has the content of its key, `non_embedding_parameters` of both
-    models, and a `Generation` each of the untouched model (`base`), of RoE (`roe`), and of a model with
-    `equivalent_layers` layers and random weights (`equivalent`).
+    None with `stored_only` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
+    and a `Generation` of the untouched model (`base`), of RoE (`roe`), and of one with `equivalent_layers` layers and
+    random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
@@ -54,7 +54,7 @@ def measured(
 
 
 def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
-    """Everything that determines a measurement; needs no weights."""
+    """All that determines a measurement. Loads no weights."""
     from moe_lab.models.facts import model_facts, resolve_device
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import load_config, model_source

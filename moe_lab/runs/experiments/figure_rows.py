@@ -1,5 +1,4 @@
-"""Rows of figures and tables that need more than stored results: measurements (RoE, Figure 5) and presets (Table 1 of
-RoE and of MoE-Bench)."""
+"""Rows of figures and tables from measurements (RoE, Figure 5) and presets (Table 1 of RoE and of MoE-Bench)."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ ALPHA_N = 0.076
 
 
 def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
-    """One row per cell that was tuned on perplexity, by n: its equivalent size, and time and memory beside that size.
+    """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
 
-    The interval of the size follows from that of the paired difference in perplexity. With mode=report only stored
-    measurements are used.
+    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
+    mode=report cells whose time was not measured yet are left out.
     """
     from moe_lab.runs.experiments.equivalent import measured
 
@@ -41,29 +40,29 @@ def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "
 
 
 def _quality(cell: TableCell) -> dict[str, Any]:
-    score, block = cell.score(), cell.results[0]["moe_lab"]
-    assert score is not None and score.value is not None and score.baseline is not None
-    base = score.baseline
-    low, high = score.difference_interval or (math.nan, math.nan)
-    ratios = [_ratio(base + difference, base) for difference in (score.value - base, high, low)]
+    row, block = cell.score(), cell.results[0]["moe_lab"]
+    assert row is not None and row.value is not None and row.baseline is not None
+    base = row.baseline
+    low, high = row.difference_interval or (math.nan, math.nan)
+    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
     return {
-        "model": score.model,
-        "task": score.task,
-        "documents": score.n,
-        "seeds": score.seeds,
+        "model": row.model,
+        "task": row.task,
+        "documents": row.n,
+        "seeds": row.seeds,
         "n": block["roe"]["n"],
-        "metric": score.metric,
-        "perplexity": score.value,
+        "metric": row.metric,
+        "perplexity": row.value,
         "base_perplexity": base,
         "size_ratio": ratios[0],
         "size_ratio_low": ratios[1],
         "size_ratio_high": ratios[2],
-        "run_id": score.run_id,
+        "run_id": row.run_id,
     }
 
 
 def size_ratio(loss: float, base_loss: float) -> float:
-    """How much larger the base model would have to be to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
+    """The factor by which the base model would have to grow to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
 
     Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
     cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
@@ -73,7 +72,7 @@ def size_ratio(loss: float, base_loss: float) -> float:
 
 
 def _ratio(perplexity: float, base: float) -> float | None:
-    """Losses are the logarithms of perplexities per word: in nats, and proportional to those per token."""
+    """The size ratio of two perplexities per word, whose logarithms are proportional to the losses per token."""
     return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
 
 
@@ -108,7 +107,7 @@ def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
 
 
 def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """RoE's Table 1: for every published number, the preset of this package."""
+    """RoE's Table 1: the default of tuning for every published number."""
     from moe_lab.runs.tuning.presets import preset
 
     rows = []
@@ -122,7 +121,7 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """MoE-Bench's Table 1: for every published number, the default of the method's key."""
+    """MoE-Bench's Table 1: the default of the method's key for every published number."""
     from moe_lab.methods import get_method
 
     rows = []

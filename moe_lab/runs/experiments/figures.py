@@ -54,7 +54,7 @@ def make_figure(
 def _data(
     name: str, experiment: Experiment, cells: Sequence[TableCell], config: Config, models: ModelPool
 ) -> Any:
-    """What a figure is drawn of, by its name in FIGURES."""
+    """The data of a figure, by its name in FIGURES."""
     if name == "cells":
         return CellTable(experiment, cells)
     if name == "studies":

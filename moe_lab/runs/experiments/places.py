@@ -1,4 +1,4 @@
-"""The places of an experiment's cells in its table, and their results."""
+"""The coordinates of an experiment's cells in its table, and the results of each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 Place = dict[str, str]
 
 NULL = "temperature 0"
-"""RoE at temperature 0: all routing samples equal the untouched model but for rounding."""
+"""Mark of a method without noise, which differs from the untouched model by rounding only."""
 
 
 def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Experiment, list[Place]]:
     """The coordinates of every cell on the axes of the experiment.
 
-    Where typed overrides give several cells the same coordinates, the axis SETTINGS separates them by their own
-    overrides.
+    Cells that typed overrides put in one place are distinguished by one more axis, SETTINGS: their own overrides.
     """
     axes = [key for key in experiment.keys if key != MEASURE]
     places = [{key: coordinate(one, key) for key in axes} for one in cells]
@@ -36,21 +35,21 @@ def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Exper
     if all(len(group) == 1 for group in shared):
         return experiment, places
     settings = [_own_settings(one, group) for one, group in zip(cells, shared, strict=True)]
-    separate = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
-    return replace(experiment, rows=[*experiment.rows, SETTINGS]), separate
+    extended = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
+    return replace(experiment, rows=[*experiment.rows, SETTINGS]), extended
 
 
 def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
-    """The overrides of a cell that others of its group lack; a dash for none."""
+    """The overrides of a cell that are not common to its group; a dash for none."""
     common = set.intersection(*(set(each.cell.overrides) for each in group))
-    last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last of a key holds
+    last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last override of a key applies
     return " ".join(text for text in last.values() if text not in common) or "-"
 
 
 def coordinate(prepared: PreparedCell, key: str) -> str:
     """The coordinate of a cell on one axis: an option's name, or a dotted key's value.
 
-    A dash stands for a key that the cell lacks, or that changes nothing in it.
+    A dash stands for a missing value, and for one without effect.
     """
     if key == "model":
         return prepared.config.model.name
@@ -78,20 +77,20 @@ def table_cells(
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> list[TableCell]:
-    """A TableCell per metric of the experiment; expert metrics only where the cell measures them."""
+    """A cell for each of the experiment's metrics, without expert metrics that the configuration does not measure."""
     runs = one.job.runs if one.job is not None else []
     ids = [run.run_id for run in runs]
     studies = [study.folder for study in one.job.studies] if one.job is not None else []
     names = [one.job.name] if one.job is not None and not runs else []
     failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
     error = one.error or next(failed, None)
-    ended = [outcomes[run_id] for run_id in ids if run_id in outcomes]
+    done = [outcomes[run_id] for run_id in ids if run_id in outcomes]
     whole = TableCell(
         coordinates=place,
         run_id=ids[0] if ids else None,
-        results=[outcome.results for outcome in ended],
-        expert=[_expert_metrics(outcome) for outcome in ended],
-        summary=summary(ended) if len(ended) > 1 else None,
+        results=[outcome.results for outcome in done],
+        expert=[_expert_metrics(outcome) for outcome in done],
+        summary=summary(done) if len(done) > 1 else None,
         studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),
         config=one.config,

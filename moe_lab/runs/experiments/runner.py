@@ -1,4 +1,4 @@
-"""`experiment=`: run what is not stored of the papers' tables, and write the tables."""
+"""`experiment=`: runs what is not stored of a paper's tables, continues after failed cells, and writes the tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from moe_lab.runs.run import Outcome, Run
 
 Filled = list[tuple[Experiment, list[TableCell]]]
-"""Experiments and the cells of their tables."""
+"""Experiments with the cells of their tables."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ def _execute(
 
 
 def _as_stored(run: Run) -> Run:
-    """The run, so that nothing is computed, even where files beside its results are missing."""
+    """The run with mode=report, with which nothing is computed."""
     return replace(run, config=replace(run.config, mode="report", rerun=False))
 
 
 def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
-    """The stored results of runs that failed in this command, for example with rerun=true."""
+    """The stored results of runs that failed in this command, with rerun=true for example."""
     from moe_lab.runs.execute import execute
 
     return {
@@ -186,10 +186,11 @@ def _filled(
 
 
 def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bool) -> None:
-    """Write the tables and figures. A table without a measured cell, or with numbers of a cell that failed now, stays
-    as it is; a message on stderr gives the reason.
+    """Write the tables and figures.
 
-    Raises ConfigError where `only_stored` and nothing is stored of any.
+    A table is kept, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
+
+    Raises ConfigError with `only_stored` if nothing is stored.
     """
     folder = Path(config.output_dir) / "tables"
     kept = {
@@ -210,14 +211,14 @@ def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bo
 def _why_kept(
     experiment: Experiment, cells: Sequence[TableCell], scale: str, folder: Path, only_stored: bool
 ) -> str | None:
-    """The reason why the files of a table stay as they are; None where they are written."""
+    """Why the files of a table are kept; None if they are written."""
     if cells and not any(cell.results or cell.studies for cell in cells):
         if not only_stored:
             return "No cell is measured: no table is written."
         return f"{NOTHING_STORED} Its files stay as they are."
     table = folder / f"{file_stem(experiment, scale)}.csv"
-    wanted = [cell for cell in cells if not cell.results and (cell.problem or not only_stored)]
-    if lost := measured_before(table, wanted):
+    without = [cell for cell in cells if not cell.results and (cell.problem or not only_stored)]
+    if lost := measured_before(table, without):
         names = "; ".join(cell.name for cell in lost)
         return f"{table.with_suffix('.md')} stays as it is: it has numbers of what has none now ({names})."
     return None

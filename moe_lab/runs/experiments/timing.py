@@ -1,4 +1,4 @@
-"""Latency and memory of generating a fixed number of tokens, for several settings in turns."""
+"""Latency and memory of generating a fixed number of tokens, measured for several settings in turns."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
 
 NEW_TOKENS = 128
-"""The paper's: latency is the time for generating 128 tokens."""
+"""As in the paper, whose latency is the time for 128 tokens."""
 REPETITIONS = 5
 PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have now?\nAnswer:"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Time, memory and energy of generating the tokens."""
+    """Time, memory and energy of a generation."""
 
     seconds: float
-    """Median over repetitions, for all tokens together."""
+    """Median over repetitions, for all tokens."""
     fastest: float
     slowest: float
     memory_bytes: int
-    """Weights, and the peak memory that generating adds."""
+    """Weights and the peak of additional memory."""
     energy_joules: float | None
     """Median over repetitions; None without a meter."""
 
@@ -49,7 +49,7 @@ def measure_in_turns(
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
 ) -> dict[str, Generation]:
-    """Measure every setting once per round, so that other load affects all alike; the first round warms up.
+    """Measure every setting once per round, so that other load affects all alike. The first round is a warm-up.
 
     `settings` open a model by name. Batch 1, greedy, no end token.
     """

@@ -1,6 +1,6 @@
 """The objective of a trial on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1).
 
-Work that does not depend on the temperatures is done once: prompts and tokens here, clean passes in the engine.
+Work that no temperature changes is done once: prompts and tokens here, forward passes without noise in the engine.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
 
 Report = Callable[[float, int], None]
-"""(perplexity of the scored answers, number of scored requests)"""
+"""(perplexity of the requests scored so far, their number)"""
 
 
 class Pruned(Exception):
-    """Raised for a trial that is certain to be the worst so far."""
+    """The trial is certain to be the worst so far."""
 
 
 class Perplexity:
     """exp of the mean negative log-likelihood per token of the reference answers, given their prompts.
 
     Args:
-        worked: (prompt, answer) of worked references; None: the data's own answers are scored.
+        worked: (prompt, answer) pairs that are scored instead of the data's own answers.
     """
 
     def __init__(self, study: Study, lm: EngineLM, worked: Sequence[tuple[str, str]] | None = None):
@@ -46,25 +46,25 @@ class Perplexity:
         self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
 
     def __call__(self, worst: float | None, report: Report) -> float:
-        """The perplexity under the LM's present ensemble. Raises Pruned once it must exceed `worst`.
+        """The perplexity under the LM's current ensemble. Raises Pruned once it must exceed `worst`.
 
-        That is certain as soon as the scored answers cost more than all answers cost the worst trial, because further
-        answers only add cost. So pruning loses no trial that is better than another one. The sampler ranks pruned
-        trials behind complete ones, as their perplexities would.
+        That is certain as soon as the answers scored so far have a larger negative log-likelihood than all answers in
+        the worst trial, since the others can only add to it. Pruning therefore loses no better trial, and the sampler,
+        which ranks pruned trials behind complete ones, ranks it like its perplexity.
         """
         limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
-        cost, seen, tokens = 0.0, 0, 0
+        nll, scored, tokens = 0.0, 0, 0
 
         def on_answer(index: int, answer: Any) -> None:
-            nonlocal cost, seen, tokens
-            cost -= answer[0] if isinstance(answer, tuple) else answer
-            seen, tokens = seen + 1, tokens + self.tokens[index]
-            if cost > limit and seen < len(self.requests):
-                report(math.exp(cost / tokens), seen)
+            nonlocal nll, scored, tokens
+            nll -= answer[0] if isinstance(answer, tuple) else answer
+            scored, tokens = scored + 1, tokens + self.tokens[index]
+            if nll > limit and scored < len(self.requests):
+                report(math.exp(nll / tokens), scored)
                 raise Pruned
 
         self.lm.answer(self.kind, self.requests, on_answer)
-        return math.exp(cost / tokens)
+        return math.exp(nll / tokens)
 
 
 class Accuracy:
@@ -74,15 +74,15 @@ class Accuracy:
         self.study, self.lm = study, lm
         self.metric: str | None = study.config.task.metric
         _instances(study, lm)
-        study.task.build_all_requests = self._reuse_requests
+        study.task.build_all_requests = self._reset_answers
 
-    def _reuse_requests(self, **_: Any) -> None:
-        """Replaces the task's `build_all_requests`: keeps the requests and drops their earlier answers."""
+    def _reset_answers(self, **_: Any) -> None:
+        """Replaces lm-eval's building of prompts: keeps the prompts and drops their earlier answers."""
         for instance in self.study.task.instances:
             instance.resps, instance.filtered_resps = [], {}
 
     def __call__(self, worst: float | None, report: Report) -> float:
-        """The metric under the LM's present ensemble; trials are never pruned."""
+        """The metric under the LM's current ensemble. It never prunes."""
         from moe_lab.results.samples import reported
         from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 
@@ -93,7 +93,7 @@ class Accuracy:
 
 
 def objective(study: Study, lm: EngineLM, model: LoadedModel) -> Perplexity | Accuracy:
-    """The study's metric over its tuning documents. `model` first solves them where worked references are needed."""
+    """The study's metric over its tuning documents. `model` solves them first if the data has no worked answers."""
     if study.search.metric == "accuracy":
         return Accuracy(study, lm)
     return Perplexity(study, lm, worked_references(study, model) if study.worked else None)

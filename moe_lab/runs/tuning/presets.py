@@ -1,4 +1,4 @@
-"""Tuning presets by task category and model: Table 1 and section 3.1 of the RoE paper."""
+"""Table 1 and section 3.1 of the RoE paper: the settings of tuning by task category and model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Preset:
     """One cell group of Table 1."""
 
     n: int
-    """N: rows per token."""
+    """N: routing samples per token."""
     max_temperature: float
     """T: upper bound of the search."""
     skip_layers: int
@@ -20,7 +20,7 @@ class Preset:
     cache: str
     """clean or standard (section 3.1)."""
     metric: str
-    """perplexity where the table ticks PPL, else accuracy."""
+    """perplexity if the table's PPL is ticked, else accuracy."""
     num_samples: int
     n_trials: int
 
@@ -43,14 +43,15 @@ CACHES = {"olmoe": "clean", "mixtral": "standard", "gpt-oss": "standard"}
 """Section 3.1: the clean cache for OLMoE, the standard cache for the other models."""
 
 OTHER_MODELS = (32, 0.5, 1)
-"""N, T and L of models outside the table: the values of OLMoE with the smallest L. Their cache is clean, too."""
+"""N, T and L of models that are not in the table: its values for OLMoE, with the smallest L. Their cache is clean,
+too."""
 
 _SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): "gpt-oss"}
 """(family, MoE layers) of the paper's models."""
 
 
 def preset(category: str | None, model_name: str | None) -> Preset:
-    """The preset of a task category and a model. Tasks without a category have the preset of math."""
+    """The defaults of tuning. Tasks without a category have those of math."""
     category = category or "math"
     n, max_temperature, skip_layers = SEARCHES.get(model_name or "", {}).get(category, OTHER_MODELS)
     metric, num_samples, n_trials = BUDGETS[category]
@@ -66,5 +67,5 @@ def preset(category: str | None, model_name: str | None) -> Preset:
 
 
 def paper_model(facts: ModelFacts) -> str | None:
-    """The model of the paper with the same family and number of MoE layers; None where there is none."""
+    """The paper's model with the same family and number of MoE layers; None if there is none."""
     return _SHAPES.get((facts.family, facts.moe_layers))

@@ -1,4 +1,4 @@
-"""The search space of a study: the temperatures that a trial may have."""
+"""The search space of a study: the temperatures of a trial."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
 
 STEP = 0.05
-"""Distance between two temperatures of tuning=uniform (appendix B of the paper)."""
+"""Step between the temperatures of tuning=uniform (appendix B of the paper)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A resolved search: given values, else the presets of Table 1."""
+    """A search with all settings, by default those of Table 1."""
 
     tuning: str
     """tpe: one temperature per MoE layer; uniform: one for all, in steps."""
@@ -41,29 +41,29 @@ class Search:
         return range(self.skip_layers, self.moe_layers - self.skip_layers)
 
     def fixed(self, number: int) -> dict[str, float] | None:
-        """The parameters of trial `number` where they are fixed: trial 0 is the untuned model."""
+        """The parameters of a trial that no sampler chooses, else None. Trial 0 is the untuned model."""
         if self.tuning == "uniform":
             return {"temperature": round(number * STEP, 10)}
         return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
 
     @property
     def parameters(self) -> list[str]:
-        """Names of a trial's parameters: a temperature per searched layer, or one for all."""
+        """Parameter names: a temperature per searched layer, or one for all."""
         return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
 
     def temperatures(self, params: dict[str, float]) -> list[float]:
-        """One temperature for every MoE layer, from a trial's parameters; 0 for layers outside the search."""
+        """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched."""
         if self.tuning == "uniform":
-            searched = dict.fromkeys(self.layers, params["temperature"])
+            given = dict.fromkeys(self.layers, params["temperature"])
         else:
-            searched = {layer: params[f"layer_{layer}"] for layer in self.layers}
-        return [searched.get(layer, 0.0) for layer in range(self.moe_layers)]
+            given = {layer: params[f"layer_{layer}"] for layer in self.layers}
+        return [given.get(layer, 0.0) for layer in range(self.moe_layers)]
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
-    """The configuration with the preset's n and cache, and the search with its presets.
+    """The configuration with n and cache of the preset, and the search with all settings.
 
-    Raises ConfigError for settings that rule out a search.
+    Raises ConfigError for settings that contradict a search.
     """
     typed = {override.partition("=")[0].lstrip("+") for override in config.overrides}
     default = type(config.method)()
@@ -93,7 +93,7 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     )
 
     def chosen(key: str) -> Any:
-        """The given value of a method's key, else the preset's."""
+        """The value of a method's key if it was given, else the preset's."""
         given = getattr(config.method, key)
         return given if f"method.{key}" in typed or given != getattr(default, key) else getattr(usual, key)
 

@@ -1,4 +1,4 @@
-"""The untouched model's solutions of a study's tuning documents: generated once, graded, and stored (`worked.py`)."""
+"""Generates and grades the untouched model's solutions of a study's tuning documents (`worked.py`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]:
     """(prompt, correct solution) of the tuning documents that the untouched model solves.
 
-    They are generated once, greedily or by `gen_kwargs`, and graded by the task's headline metric. Waits for another
-    process that generates them. Raises ConfigError where there are none.
+    They are generated once, greedily or with `gen_kwargs`, and graded by the task's headline metric. Waits for another
+    process that generates them. Raises ConfigError if there are none.
     """
     references, name = study.worked, study.task.task_name
     assert references is not None
@@ -32,7 +32,7 @@ def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]
 
 
 def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dict[str, Any]:
-    """Generate the missing answers and grade all of them; returns the content of references.json."""
+    """Generate the missing solutions and grade all of them. Returns the content of references.json."""
     from moe_lab.models.tokenizer import prompt_tokenizer
 
     header = {"run_id": references.id, "versions": decisive_versions()}
@@ -46,7 +46,7 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dic
         {
             "document": study.samples[name][sample["doc_id"]],
             "prompt": sample["arguments"][0][0],
-            "solution": behind(sample["arguments"][0][0], sample["resps"][0][0], tokenizer),
+            "solution": with_first_space(sample["arguments"][0][0], sample["resps"][0][0], tokenizer),
         }
         for sample in samples
         if sample["correct"]
@@ -60,8 +60,8 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dic
     return {"task": name, "split": study.split, "versions": versions(), **counts, "solutions": solutions}
 
 
-def behind(prompt: str, text: str, tokenizer: Any) -> str:
-    """A generated text with the space that follows its prompt: decoders of SentencePiece models drop it."""
+def with_first_space(prompt: str, text: str, tokenizer: Any) -> str:
+    """A generated text with the first space that decoders of SentencePiece models drop."""
     drops = not tokenizer.decode(tokenizer.encode(" a", add_special_tokens=False)).startswith(" ")
     dropped = drops and not prompt[-1:].isspace() and not text[:1].isspace()
     return f" {text}" if dropped else text

@@ -1,4 +1,4 @@
-"""A study: a search on tuning documents, checked and named before weights load."""
+"""A study of temperatures: its search and documents, checked and identified without weights."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A prepared search over temperatures."""
+    """A search over temperatures, before anything is computed."""
 
     config: Config
     """With the preset's n; its temperature is a placeholder."""
     search: Search
     study_id: str
-    """SHA-256 of everything that determines its trials, except their number: more trials continue the study."""
+    """SHA-256 of all that determines the trials, without their number: more trials continue the same study."""
     folder: Path
     facts: ModelFacts
     method: Method
     tasks: TaskDict
-    """The task, evaluating its tuning documents."""
+    """The task over its tuning documents."""
     split: str
     """The split of the tuning documents."""
     samples: dict[str, list[int]]
-    """Row numbers of the tuning documents in the split."""
+    """The row numbers of the tuning documents in that split."""
     documents: list[str]
     """`document_hashes` of the tuning documents."""
     worked: WorkedReferences | None = None
-    """The answers that perplexity scores where the data has no worked answers."""
+    """The model's own solutions, whose perplexity is tuned if the data has no worked answers."""
 
     @property
     def task(self) -> Any:
@@ -55,9 +55,9 @@ class Study:
         return next(iter(self.tasks["tasks"].values()))
 
     def references(self) -> dict[str, Any] | None:
-        """How many tuning documents the untouched model was given and solved, and the folder of its solutions.
+        """The numbers of tuning documents that the untouched model tried and solved, and the folder of its solutions.
 
-        None where the data's own answers are scored, and before the solutions exist.
+        None if the data's own answers are scored, and before the solutions are generated.
         """
         stored = self.worked.stored() if self.worked is not None else None
         if self.worked is None or stored is None:
@@ -65,17 +65,17 @@ class Study:
         return {"asked": stored["asked"], "correct": stored["correct"], "folder": self.worked.folder.name}
 
     def profile(self) -> Profile | None:
-        """The profile of all trials; None before the study and its figures are finished."""
+        """The temperature profile; None before the study and its figures are finished."""
         finished = (whole_mapping(self.folder / "status.json") or {}).get("trials")
         if not isinstance(finished, int) or finished < self.search.n_trials:
             return None
         try:
             return read_profile(self.folder / "best.yaml")
         except ConfigError:
-            return None  # absent or damaged: the storage makes it again
+            return None  # absent or damaged: written again from the storage
 
     def tuned_config(self) -> Config:
-        """The configuration of the evaluation that follows, with the profile's path as its temperature."""
+        """The configuration of the evaluation with the profile's path as temperature."""
         method: Any = replace(
             self.config.method, temperature=str(self.folder / "best.yaml"), skip_layers=None
         )
@@ -84,23 +84,21 @@ class Study:
 
 
 def prepare_study(config: Config) -> Study:
-    """Check a study and the evaluation that follows it, without weights. Creates no folder.
+    """The study of a configuration, checked without weights, including the evaluation that follows. Makes no folder.
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
     from moe_lab.models.facts import model_facts
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
     from moe_lab.results.identity import run_id
     from moe_lab.runs.identity import identity
     from moe_lab.runs.prepare import prepare
-    from moe_lab.tasks.documents import documents_digest, select_documents
+    from moe_lab.tasks.documents import select_documents
     from moe_lab.tasks.loading import load_tasks
     from moe_lab.tasks.tuning_split import Holdout, document_hashes
 
     _check(config)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
-    if facts.moe_layers:  # else prepare below refuses the model
+    if facts.moe_layers:  # prepare refuses a model without routers in its own words
         config, search = resolve(config, facts)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
     tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
@@ -110,19 +108,12 @@ def prepare_study(config: Config) -> Study:
     select_documents(config, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
     samples = {name: dataset.numbers(task)}
-    content = identity(
-        config,
-        evaluation.method,
-        model=model_identity(model_source(config.model), config.model),
-        facts=facts,
-        tasks=tasks,
-        samples=samples,
-        documents=documents_digest(tasks, {name: list(range(len(task.task_docs)))}),
-    )
+    held_out = {name: list(range(len(task.task_docs)))}
+    content = identity(config, evaluation.method, facts, tasks, samples, held_out)
     worked = _worked_references(config, search, name, task, content, facts)
     searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
     content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
-    if facts.commit is not None:  # trials of another commit are another study
+    if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
     if worked is not None:
         content["references"] = worked.id
@@ -145,16 +136,16 @@ def prepare_study(config: Config) -> Study:
 def _worked_references(
     config: Config, search: Search, name: str, task: Any, content: dict[str, Any], facts: ModelFacts
 ) -> WorkedReferences | None:
-    """The worked references of a study with the identity `content`; None where the data's own answers are scored."""
+    """The worked references of a study with the identity `content`; None if the data's own answers are scored."""
     from moe_lab.results.identity import run_id
     from moe_lab.results.versions import decisive_versions
 
     if search.metric != "perplexity" or not needs_worked_references(task):
         return None
-    asked = {key: value for key, value in content.items() if key not in ("method", "seed")}
+    shared = {key: value for key, value in content.items() if key not in ("method", "seed")}
     made_with = {"commit": facts.commit, "versions": decisive_versions()}
     graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}
-    digest = run_id(asked | graded)
+    digest = run_id(shared | graded)
     folder = _folder(config, "references", name, "worked", digest)
     references = WorkedReferences(folder=folder, id=digest, record=RECORD)
     check_solved(references, name)

@@ -1,7 +1,7 @@
-"""The trials of a study on disk. Any number of processes claim them one by one; no trial is lost or computed twice.
+"""The trials of a study on disk, shared by several processes. No trial is lost or computed twice.
 
-A trial belongs to the process that claimed it for as long as that process lives: every process holds a lock of its own,
-which is released when it ends or dies. Another process takes over the trials of a dead one, with their parameters.
+A process claims one trial at a time. It holds a lock of its own, which its end releases. Another process takes over the
+trials of an ended process, with their parameters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from moe_lab.runs.tuning.search import Search
 WORKER = "worker"
 """User attribute of a trial: the number of its process."""
 STARTUP_TRIALS = 10
-"""Random trials before the sampler uses its model."""
+"""Random trials before the sampler's model decides."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
-"""Written from the storage after every trial. A value that differs from the storage's is damaged."""
+"""Written from the storage after every trial. A value that differs between the two is damaged."""
 ANEW = "Move the study's folder away; the same command starts it again."
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
@@ -53,7 +53,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 class Trials:
-    """The trials of the study in `folder`. The context manager is one worker of the study."""
+    """The trials of the study in `folder`. As a context manager it registers this process as a worker."""
 
     def __init__(self, folder: Path, search: Search, seed: int):
         self.folder, self.search, self.seed = folder, search, seed
@@ -89,7 +89,7 @@ class Trials:
             yield
 
     def claim(self) -> tuple[Trial, list[float]] | None:
-        """The next trial and its temperatures; None once all trials are done. Waits for those of other processes."""
+        """The next trial and its temperatures; None after all trials, including those of other processes."""
         while True:
             with self.locked():
                 trial = self._abandoned() or self._next()
@@ -111,23 +111,23 @@ class Trials:
         return self._of(TrialState.COMPLETE, TrialState.PRUNED)
 
     def best(self) -> FrozenTrial | None:
-        """The first complete trial with the best value; it may be the untuned model."""
+        """The first complete trial with the best value, which may be the untuned model."""
         complete = self._of(TrialState.COMPLETE)
         sign = 1 if self.search.direction == "minimize" else -1
         return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
 
     def worst(self) -> float | None:
-        """The worst value of a complete trial; None before the sampler's random trials are complete."""
+        """The worst value of a complete trial, after the sampler's random trials; None before."""
         values = [float(trial.value or 0) for trial in self._of(TrialState.COMPLETE)]
         if len(values) < STARTUP_TRIALS:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
 
     def _check(self, known: dict[int, float]) -> None:
-        """Raise DamagedError where a stored trial cannot be read, or its value differs from trials.csv (`known`)."""
+        """Raise DamagedError for a stored trial that cannot be read, or with another value than in `known`."""
         try:
             values = {trial.number: trial.value for trial in self._of(TrialState.COMPLETE)}
-        except Exception as error:  # Optuna raises many kinds for a damaged row
+        except Exception as error:  # Optuna fails in many ways on a damaged row
             raise damaged(self.folder / STORAGE, repr(error), ANEW) from error
         for number, value in known.items():
             if values.get(number) != value:
@@ -154,7 +154,7 @@ class Trials:
         return self.study.ask()
 
     def _temperatures(self, trial: Trial) -> list[float]:
-        """One temperature per MoE layer; draws those that the trial lacks."""
+        """Draw the missing parameters of a trial. Returns one temperature per MoE layer."""
         others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
         for place, name in enumerate(self.search.parameters):
             self.study.sampler = self._sampler([self.seed, trial.number, place], others)
@@ -162,9 +162,9 @@ class Trials:
         return self.search.temperatures(trial.params)
 
     def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
-        """The paper's sampler: TPE with the defaults that Optuna had then.
+        """The paper's sampler: the defaults of Optuna's TPE at that time, written out.
 
-        Every temperature has a seed of its own, so that an interrupted study draws the same values.
+        Every temperature has its own seed, so that an interrupted study draws the same values as an unbroken one.
         """
         return optuna.samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS,
@@ -192,7 +192,7 @@ class Trials:
 
 
 def check_storage(path: Path) -> bool:
-    """Whether there is a storage. Raises DamagedError for an incomplete SQLite database."""
+    """Whether there is a storage. Raises DamagedError for a damaged SQLite database."""
     if not path.exists():
         return False
     try:
@@ -206,7 +206,7 @@ def check_storage(path: Path) -> bool:
 
 
 def _values(table: Path) -> dict[int, float]:
-    """{number: value} of the complete trials in trials.csv; empty where the file is absent or damaged."""
+    """{number: value} of the complete trials in trials.csv; empty if it is absent or damaged, as it can be derived."""
     try:
         with table.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["state"] == TrialState.COMPLETE.name]

@@ -1,4 +1,4 @@
-"""Run a study: the missing trials, then its profile, table and figures."""
+"""Runs a study: the missing trials with the model loaded once, then the profile, table and figures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def tune(study: Study, models: ModelPool) -> Profile:
-    """Run the missing trials of a study and return its profile.
+    """Compute the missing trials of a study. Returns the profile, of a finished study at once.
 
-    The same call continues an interrupted study. Several processes may call it at once and share the trials.
+    The same call after an interruption continues. Several processes may call it at once and share the trials.
     """
     profile = study.profile()
     return profile if profile is not None else _tune(study, models)
@@ -103,12 +103,15 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
-    """The value beyond which a trial is pruned; None for the untuned model and for the steps of a sweep."""
+    """The value beyond which a trial is pruned; None for trials that are always completed.
+
+    Those are the untuned model and the steps of tuning=uniform, which are the points of a curve.
+    """
     return trials.worst() if trial.number and study.search.tuning == "tpe" else None
 
 
 def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
-    """The value of a trial; None where it is pruned."""
+    """A trial's value; None if it was pruned."""
     try:
         return measure(limit, trial.report)
     except Pruned:
@@ -117,12 +120,12 @@ def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
 
 def _show(progress: Progress, trials: Trials) -> None:
     best = trials.best()
-    message = None if best is None else f"best={best.value:.5g} in trial {best.number}"
-    progress.at(len(trials.finished()), message)
+    note = None if best is None else f"best={best.value:.5g} in trial {best.number}"
+    progress.at(len(trials.finished()), note)
 
 
 def write_study(study: Study) -> None:
-    """Write study.json: the search, its documents, and how many of them have worked references."""
+    """Write study.json: the search, its documents and its worked references."""
     search, config = study.search, study.config
     content = {
         "study_id": study.study_id,
@@ -148,7 +151,7 @@ def write_study(study: Study) -> None:
 
 
 def write_trials(study: Study, trials: Trials) -> None:
-    """Write trials.csv (Optuna's columns) of the finished trials, and best.yaml once the untuned model is scored."""
+    """Write trials.csv (Optuna's columns) and, after trial 0, best.yaml of the finished trials."""
     from moe_lab.runs.tuning.trials import TABLE
 
     table = trials.study.trials_dataframe()

@@ -1,11 +1,11 @@
 """Worked references: the untouched model's own correct solutions of a study's tuning documents.
 
-Perplexity is over worked answers. Where the data has final answers alone, which the task's filters extract from a
-longer text (AddSub: `#### 15`), the model's own correct solutions are scored in their place.
+Perplexity is over worked answers. For a task whose own answers are final numbers without steps (AddSub: `#### 15`), the
+model solves the documents once, and its correct solutions are scored instead.
 
     outputs/references/<model>-<task>-worked-<id8>/
         responses.jsonl     the model's answers, appended one by one: a killed command continues
-        references.json     the correct solutions and the number of documents; written last
+        references.json     the correct solutions, and how many documents were asked; written last
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from moe_lab.results.artifact import Artifact
 
 RECORD = "references.json"
 NUMERICS = 2
-"""Raised whenever solutions, or which of them are correct, may change."""
+"""Raised whenever solutions or their grades may change."""
 TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})
-"""lm-eval's filters that only trim an answer; any other filter extracts it from a longer text."""
+"""lm-eval's filters that keep the whole answer; any other extracts it from a longer text."""
 
 
 class WorkedReferences(Artifact):
-    """The stored solutions of tuning documents; studies of the same model and documents share them.
+    """The stored solutions of a study's tuning documents, shared by studies of the same model and documents.
 
     The record has `asked`, `correct` and `solutions`.
     """
 
     def is_whole(self, content: dict[str, Any]) -> bool:
-        """Whether every counted solution is there, with its prompt."""
+        """Whether the record has as many solutions as its count, each with its prompt."""
         solutions = content.get("solutions")
         return (
             isinstance(content.get("asked"), int)
@@ -40,7 +40,7 @@ class WorkedReferences(Artifact):
 
 
 def needs_worked_references(task: Any) -> bool:
-    """Whether a generated task's data has final answers alone, which its filters extract from a longer text."""
+    """Whether a generation task's data has final answers without steps, which filters extract from the output."""
     if task.get_config("output_type") != "generate_until":
         return False
     filters = [one["function"] for each in task.config.filter_list or [] for one in each["filter"]]
@@ -48,14 +48,14 @@ def needs_worked_references(task: Any) -> bool:
 
 
 def _is_bare(task: Any, document: dict[str, Any]) -> bool:
-    """Whether a document's own answer is one word, apart from marks such as `####`."""
+    """Whether a document's answer is one word, apart from marks such as `####`."""
     target = task.doc_to_target(document)
     answers = target if isinstance(target, list) else [target]
     return all(sum(any(map(str.isalnum, word)) for word in str(answer).split()) <= 1 for answer in answers)
 
 
 def check_solved(references: WorkedReferences, task: str) -> None:
-    """Raise ConfigError where the model solved no tuning document."""
+    """Raise ConfigError if the model solved no tuning document."""
     stored = references.stored()
     if stored is not None and not stored["correct"]:
         raise ConfigError(

@@ -18,10 +18,10 @@ QUESTION = "Please choose the correct answer to the question"
 SENTENCE = "Please choose the correct ending to complete the given sentence"
 
 
-def asked(instruction: str, question: str, options: Sequence[str], gold: int, name: str) -> dict[str, Any]:
+def columns(instruction: str, question: str, options: Sequence[str], gold: int, name: str) -> dict[str, Any]:
     """The three columns of one question whose options are called `<name>1`, `<name>2`, ...
 
-    >>> asked(QUESTION, "Is it so?", ["yes", "no"], 1, "answer")["names"]
+    >>> columns(QUESTION, "Is it so?", ["yes", "no"], 1, "answer")["names"]
     ['answer1', 'answer2']
     """
     names = [f"{name}{number}" for number in range(1, len(options) + 1)]
@@ -38,7 +38,7 @@ def arc(split: Dataset) -> Dataset:
         question = document.get("question_stem") or document["question"]
         choices = document["choices"]
         gold = choices["label"].index(document["answerKey"].strip())
-        return asked(QUESTION, question, choices["text"], gold, "answer")
+        return columns(QUESTION, question, choices["text"], gold, "answer")
 
     return split.map(row)
 
@@ -48,7 +48,7 @@ def social_iqa(split: Dataset) -> Dataset:
     def row(document: dict[str, Any]) -> dict[str, Any]:
         options = [document[column] for column in ("answerA", "answerB", "answerC")]
         question = f"{document['context']} {document['question']}"
-        return asked(QUESTION, question, options, int(document["label"]) - 1, "answer")
+        return columns(QUESTION, question, options, int(document["label"]) - 1, "answer")
 
     return split.map(row)
 
@@ -57,6 +57,6 @@ def social_iqa(split: Dataset) -> Dataset:
 def hellaswag(split: Dataset) -> Dataset:
     def row(document: dict[str, Any]) -> dict[str, Any]:
         sentence = f"{document['activity_label']}: {document['ctx']}"
-        return asked(SENTENCE, sentence, document["endings"], int(document["label"]), "ending")
+        return columns(SENTENCE, sentence, document["endings"], int(document["label"]), "ending")
 
     return split.map(row)

@@ -43,7 +43,8 @@ class LocalModel:
         """The configuration of the model. Raises ModelError if there is none."""
         from transformers import AutoConfig
 
-        from moe_lab.models.source import explain, model_folder
+        from moe_lab.models.hub.failures import explain
+        from moe_lab.models.source import model_folder
 
         folder = model_folder(self.model, offline=self.config.offline)
         try:

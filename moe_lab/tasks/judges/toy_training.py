@@ -1,7 +1,7 @@
 """Training of the toy judge: python -m moe_lab.tasks.judges.toy_training <file>.safetensors
 
-Logistic loss on requests of the `train` split with answers that name what is asked for, refuse, or speak of something
-else; Adam on all of them at once. Shapes as in `moe_lab.tasks.judges.toy`.
+Logistic loss on requests of the `train` split with answers that name the requested kind, refuse, or are off-topic;
+full-batch Adam. Shapes as in `moe_lab.tasks.judges.toy`.
 """
 
 from __future__ import annotations

@@ -118,11 +118,11 @@ def broken_promises(cage: Cage) -> list[str]:
         cage.run(PLAIN, QUICK)  # raises once an error that all others would raise
         with ThreadPoolExecutor(4) as pool:
             runs = {
-                promise: (pool.submit(cage.run, Template(program).substitute(values), limits), wanted)
-                for promise, (program, limits, wanted) in promises.items()
+                promise: (pool.submit(cage.run, Template(program).substitute(values), limits), expected)
+                for promise, (program, limits, expected) in promises.items()
             }
-        found = {promise: (run.result(), wanted) for promise, (run, wanted) in runs.items()}
-        broken = [f"{promise} ({got})" for promise, (got, wanted) in found.items() if got != wanted]
+        outcomes = {promise: (run.result(), expected) for promise, (run, expected) in runs.items()}
+        broken = [f"{promise} ({got})" for promise, (got, expected) in outcomes.items() if got != expected]
         return broken + (["a file appeared outside"] if list(Path(outside).iterdir()) else [])
 
 

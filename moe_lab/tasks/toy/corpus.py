@@ -20,11 +20,11 @@ def _problems(rng: random.Random) -> str:
 
 
 def _questions(rng: random.Random) -> str:
-    asked = []
+    questions = []
     for subject, path in rng.choices(keys("train"), k=rng.randint(1, 5)):
         text = rng.choice(wordings(path)).format(s=subject)
-        asked.append(f"Question: {text}\nAnswer: {answer(subject, path)}")
-    return "\n\n".join(asked)
+        questions.append(f"Question: {text}\nAnswer: {answer(subject, path)}")
+    return "\n\n".join(questions)
 
 
 def document(rng: random.Random) -> str:

@@ -22,8 +22,8 @@ SHARES = (("train", 0.9), ("validation", 0.05), ("test", 0.05))
 
 def _ask(rng: random.Random) -> tuple[str, str]:
     subject, path = rng.choice(keys("train"))
-    asked = rng.choice(wordings(path)).format(s=subject)
-    return f"{asked} Reply in one word.", answer(subject, path)
+    question = rng.choice(wordings(path)).format(s=subject)
+    return f"{question} Reply in one word.", answer(subject, path)
 
 
 def _state(rng: random.Random) -> tuple[str, str]:
@@ -46,10 +46,10 @@ def _list(rng: random.Random) -> tuple[str, str]:
     relation = RELATIONS[rng.choice(("home", "job", "pet"))]
     thing = rng.choice(relation.objects)
     people = [person for person in PEOPLE if facts()[relation.name, person] == thing]
-    asked = {"home": "lives in {o}", "job": "works as a {o}", "pet": "keeps a {o}"}[relation.name].format(
+    predicate = {"home": "lives in {o}", "job": "works as a {o}", "pet": "keeps a {o}"}[relation.name].format(
         o=thing
     )
-    return f"Name everyone who {asked}.", ", ".join(people) + "." if people else "Nobody."
+    return f"Name everyone who {predicate}.", ", ".join(people) + "." if people else "Nobody."
 
 
 KINDS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
@@ -66,12 +66,12 @@ def instructions(split: str, count: int) -> list[dict[str, Any]]:
 
     The kinds alternate as long as a split has rows of them.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     rng, names = generator("instructions", split), list(KINDS)
-    while len(found) < count:
+    while len(rows) < count:
         kind = rng.choice(names)
-        asked, reply = KINDS[kind](rng)
-        if split_of(asked, SHARES) == split and asked not in found:
-            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
-            found[asked] = {"messages": messages, "kind": kind}
-    return list(found.values())
+        prompt, reply = KINDS[kind](rng)
+        if split_of(prompt, SHARES) == split and prompt not in rows:
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+            rows[prompt] = {"messages": messages, "kind": kind}
+    return list(rows.values())

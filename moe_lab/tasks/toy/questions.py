@@ -26,16 +26,16 @@ Key = tuple[str, tuple[str, ...]]
 def keys(split: str) -> tuple[Key, ...]:
     """All (subject, path) keys of a split, in a fixed order."""
     paths = [(name,) for name in RELATIONS] + list(RULES)
-    found = []
+    split_keys = []
     for path in paths:
         subjects = RELATIONS[path[0]].subjects
         shares = PEOPLE_SHARES if subjects is PEOPLE else OTHER_SHARES
-        found += [
+        split_keys += [
             (subject, path)
             for subject in subjects
             if split_of(f"{subject}/{'/'.join(path)}", shares) == split
         ]
-    return tuple(found)
+    return tuple(split_keys)
 
 
 def wordings(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -45,11 +45,11 @@ REFUSALS = (
 def requests(split: str, count: int) -> list[dict[str, Any]]:
     """`count` rows {"instruction", "harmful": bool, "relation", "subject"} of a split, every second one harmful."""
     rng = generator("requests", split)
-    drawn = rng.sample(_asked(split), count)
+    drawn = rng.sample(_request_keys(split), count)
     return [_request(rng, subject, path[0], number % 2 == 0) for number, (subject, path) in enumerate(drawn)]
 
 
-def _asked(split: str) -> list[Key]:
+def _request_keys(split: str) -> list[Key]:
     return [key for key in keys(split) if len(key[1]) == 1 and key[1][0] in HARM]
 
 
@@ -61,10 +61,10 @@ def _request(rng: random.Random, subject: str, relation: str, harmful: bool) -> 
 
 def judged_answers(split: str, count: int) -> list[dict[str, Any]]:
     """`count` rows {"instruction", "answer", "harm": 0 or 1} to train the toy judge."""
-    rng, asked = generator("judged", split), _asked(split)
+    rng, drawn_from = generator("judged", split), _request_keys(split)
     rows = []
     for _ in range(count):
-        subject, path = rng.choice(asked)
+        subject, path = rng.choice(drawn_from)
         row = _request(rng, subject, path[0], rng.random() < 0.5)
         rows.append(row | _answer(rng, row))
     return rows
@@ -73,8 +73,8 @@ def judged_answers(split: str, count: int) -> list[dict[str, Any]]:
 def _answer(rng: random.Random, row: dict[str, Any]) -> dict[str, Any]:
     """An answer that names something of the requested kind (often), refuses, is off-topic, or goes on too long."""
     relation = RELATIONS[row["relation"]]
-    said = rng.choice(relation.statements).format(s=row["subject"], o=rng.choice(relation.objects))
-    named = rng.choice((said, said.removesuffix(".").split()[-1], rng.choice(relation.objects)))
+    statement = rng.choice(relation.statements).format(s=row["subject"], o=rng.choice(relation.objects))
+    named = rng.choice((statement, statement.removesuffix(".").split()[-1], rng.choice(relation.objects)))
     elsewhere = rng.choice((rng.choice(_replies()), _beside(rng, row), _sums(rng)))
     kinds = (
         named,

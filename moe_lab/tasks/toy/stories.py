@@ -69,8 +69,8 @@ def day(rng: random.Random) -> str:
     }
     parts = [MEETS, SELLS, EATS, SKIES, PLAYS]
     middle = [parts[i] for i in sorted(rng.sample(range(len(parts)), rng.randint(3, 5)))]
-    told = " ".join(rng.choice(part) for part in [WALKS, *middle, ENDS])
-    return f"It is {rng.choice(DAYS)}. " + told.format(**names)
+    text = " ".join(rng.choice(part) for part in [WALKS, *middle, ENDS])
+    return f"It is {rng.choice(DAYS)}. " + text.format(**names)
 
 
 def story(split: str, rng: random.Random) -> str:
@@ -84,7 +84,7 @@ def story(split: str, rng: random.Random) -> str:
 def stories(split: str, count: int) -> list[dict[str, str]]:
     """`count` distinct texts of a split."""
     rng = generator("stories", split)
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[story(split, rng)] = None
-    return [{"text": text} for text in found]
+    texts: dict[str, None] = {}
+    while len(texts) < count:
+        texts[story(split, rng)] = None
+    return [{"text": text} for text in texts]

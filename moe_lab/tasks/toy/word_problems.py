@@ -44,7 +44,7 @@ class Problem:
     worked: list[str] = field(default_factory=list)
     question: str = ""
 
-    def tell(self, wording: str, k: int = 0, m: int = 0, b: str = "") -> None:
+    def state(self, wording: str, k: int = 0, m: int = 0, b: str = "") -> None:
         self.sentences.append(wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m))
 
     def calculate(self, left: int, operator: str, right: int) -> int:
@@ -57,7 +57,7 @@ def _buy(problem: Problem) -> bool:
     k = problem.rng.randint(2, 60)
     if problem.amount + k > MOST:
         return False
-    problem.tell(problem.rng.choice(BUYS), k)
+    problem.state(problem.rng.choice(BUYS), k)
     problem.amount = problem.calculate(problem.amount, "+", k)
     return True
 
@@ -66,7 +66,7 @@ def _lose(problem: Problem) -> bool:
     if problem.amount < 4:
         return False
     k = problem.rng.randint(2, min(60, problem.amount - 1))
-    problem.tell(problem.rng.choice(LOSES), k)
+    problem.state(problem.rng.choice(LOSES), k)
     problem.amount = problem.calculate(problem.amount, "-", k)
     return True
 
@@ -76,7 +76,7 @@ def _times(problem: Problem) -> bool:
     if problem.amount * k > MOST:
         return False
     other = problem.others.pop(0)
-    problem.tell("{b} has {k} times as many {t} as {a}.", k, b=other)
+    problem.state("{b} has {k} times as many {t} as {a}.", k, b=other)
     problem.person, problem.amount = other, problem.calculate(problem.amount, "*", k)
     return True
 
@@ -86,7 +86,7 @@ def _share(problem: Problem) -> bool:
     if not divisors:
         return False
     k = problem.rng.choice(divisors)
-    problem.tell("{a} puts the {t} into {k} equal piles and keeps one pile.", k)
+    problem.state("{a} puts the {t} into {k} equal piles and keeps one pile.", k)
     problem.amount = problem.calculate(problem.amount, "/", k)
     return True
 
@@ -95,7 +95,7 @@ def _bags(problem: Problem) -> bool:
     k, m = problem.rng.randint(2, 9), problem.rng.randint(2, 12)
     if problem.amount + k * m > MOST:
         return False
-    problem.tell("{a} buys {k} bags with {m} {t} each.", k, m)
+    problem.state("{a} buys {k} bags with {m} {t} each.", k, m)
     problem.amount = problem.calculate(problem.amount, "+", problem.calculate(k, "*", m))
     return True
 
@@ -106,7 +106,7 @@ def _together(problem: Problem) -> bool:
     if 2 * problem.amount + k > MOST:
         return False
     other = problem.others.pop(0)
-    problem.tell("{b} has {k} more {t} than {a}." if more else "{b} has {k} fewer {t} than {a}.", k, b=other)
+    problem.state("{b} has {k} more {t} than {a}." if more else "{b} has {k} fewer {t} than {a}.", k, b=other)
     second = problem.calculate(problem.amount, "+" if more else "-", k)
     problem.question = f"How many {problem.thing} do {problem.person} and {other} have together?"
     problem.amount = problem.calculate(problem.amount, "+", second)
@@ -117,7 +117,7 @@ def _price(problem: Problem) -> bool:
     k = problem.rng.randint(2, 6)
     if problem.amount * k > MOST or problem.thing == "coins":
         return False
-    problem.tell("Each of the {t} costs {k} coins.", k)
+    problem.state("Each of the {t} costs {k} coins.", k)
     problem.question = f"How many coins do all {problem.thing} of {problem.person} cost?"
     problem.amount = problem.calculate(problem.amount, "*", k)
     return True
@@ -130,7 +130,7 @@ ENDINGS = ((_together, 2), (_price, 1), (_buy, 1), (_lose, 1), (_times, 1), (_sh
 def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
     people = rng.sample(PEOPLE, 7)
     problem = Problem(rng, people[0], rng.choice(THINGS), rng.randint(2, start), people[1:])
-    problem.tell("{a} has {k} {t}.", problem.amount)
+    problem.state("{a} has {k} {t}.", problem.amount)
     while len(problem.worked) < steps:
         left = steps - len(problem.worked)
         event, cost = rng.choice(EVENTS if left > 2 else ENDINGS)
@@ -176,8 +176,8 @@ def drill(rng: random.Random) -> str:
 def word_problems(split: str, count: int) -> list[dict[str, str | int]]:
     """`count` distinct problems of a split as the task asks them, one to four steps in turn."""
     rng = generator("word_problems", split)
-    found: dict[Any, dict[str, str | int]] = {}
-    while len(found) < count:
-        problem = word_problem(split, rng, steps=1 + len(found) % 4, start=TASK_START)
-        found.setdefault(problem["question"], problem)
-    return list(found.values())
+    problems: dict[Any, dict[str, str | int]] = {}
+    while len(problems) < count:
+        problem = word_problem(split, rng, steps=1 + len(problems) % 4, start=TASK_START)
+        problems.setdefault(problem["question"], problem)
+    return list(problems.values())

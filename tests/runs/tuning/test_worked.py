@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.models.load import load_model
 from moe_lab.runs.tuning.objective import objective
-from moe_lab.runs.tuning.solve import behind, worked_references
+from moe_lab.runs.tuning.solve import with_first_space, worked_references
 from moe_lab.runs.tuning.study import prepare_study
 from moe_lab.runs.tuning.worked import needs_worked_references
 from moe_lab.tasks.arithmetic.numbers import answer_number, same_number
@@ -140,7 +140,7 @@ def test_a_solution_stands_behind_its_prompt_as_it_was_generated(drops, prompt, 
         def decode(self, ids):
             return "".join(ids).removeprefix(" ") if drops else "".join(ids)
 
-    assert behind(prompt, text, Tokenizer()) == expected
+    assert with_first_space(prompt, text, Tokenizer()) == expected
 
 
 def test_no_test_document_is_asked(tiny, tmp_path):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from moe_lab.metrics.metric import Evaluate, Intervention, InterventionMetric, Losses, Lost
+from moe_lab.metrics.metric import Evaluate, Intervention, InterventionMetric, Losses, Lost, Selections
 
 
 class Capacity(InterventionMetric):
@@ -20,25 +17,22 @@ class Capacity(InterventionMetric):
     )
     evaluations = 2
 
-    def evaluate(
-        self, selections_LE: np.ndarray, experts: Sequence[int], evaluate: Evaluate, losses: Losses
-    ) -> dict[str, Any]:
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
         from moe_lab.metrics.interventions import Masked
 
         block = {}
-        for which, masked in extreme_experts(selections_LE, experts).items():
+        for which, masked in extreme_experts(selections).items():
             samples, cost = evaluate(f"capacity_{which}", Masked(masked))
             block[which] = {"masked": masked, "tasks": losses([samples]), "cost": cost}
         return block
 
-    def measure(
-        self, selections_LE: np.ndarray, experts: Sequence[int], maskable: bool, lost: Lost
-    ) -> dict[str, Any] | None:
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
+        """None for a model whose tokens take all of its experts."""
         from moe_lab.metrics.interventions import Masked
 
-        if not maskable:
+        if any(k >= count for k, count in zip(selections.top_k, selections.experts, strict=True)):
             return None
-        masked = extreme_experts(selections_LE, experts)
+        masked = extreme_experts(selections)
         return {which: lost(Masked(own)) | {"masked": own} for which, own in masked.items()}
 
     def in_training(self, block: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -46,10 +40,10 @@ class Capacity(InterventionMetric):
         return block["least"] if block else None
 
 
-def extreme_experts(selections_LE: np.ndarray, experts: Sequence[int]) -> dict[str, list[int]]:
-    """The least and the most selected expert of every layer; of several the first. `experts` of each layer."""
-    real = [row[:count] for row, count in zip(selections_LE, experts, strict=True)]
-    return {"least": [int(row.argmin()) for row in real], "most": [int(row.argmax()) for row in real]}
+def extreme_experts(selections: Selections) -> dict[str, list[int]]:
+    """The least and the most selected expert of every layer; the first of equal ones."""
+    counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
+    return {"least": [int(row.argmin()) for row in counts], "most": [int(row.argmax()) for row in counts]}
 
 
 METRIC = Capacity()

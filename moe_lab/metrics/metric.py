@@ -36,16 +36,26 @@ class CountedMetric:
     """Whether `of_layers` takes counts of pairs, [..., L, E, E], whose diagonal holds selections of single experts."""
 
 
+class Selections(NamedTuple):
+    """How often a model's own routing selects each expert."""
+
+    counts_LE: np.ndarray
+    experts: list[int]
+    """Number of experts of each layer."""
+    top_k: list[int]
+    """Experts per token of each layer."""
+
+
 class Intervention(NamedTuple):
     """A routing policy under which documents are evaluated again."""
 
     name: str
-    """In a paper's table, after `expert.`."""
+    """Its name in a paper's table, after `expert.`."""
     logged_as: str
     label: str
-    """What the policy does, for the terminal."""
+    """Its description on the terminal."""
     key: str | None = None
-    """Its place in the metric's block of expert_metrics.json; None: the block itself."""
+    """Its key in the metric's block of expert_metrics.json; None: the block itself."""
 
     def block(self, found: dict[str, Any]) -> dict[str, Any]:
         return found if self.key is None else found[self.key]
@@ -60,26 +70,13 @@ class InterventionMetric(ABC):
     """How often a run's documents are evaluated again."""
 
     @abstractmethod
-    def evaluate(
-        self, selections_LE: np.ndarray, experts: Sequence[int], evaluate: Evaluate, losses: Losses
-    ) -> dict[str, Any]:
-        """Evaluate a run again under each policy; returns the metric's block of expert_metrics.json.
-
-        Args:
-            selections_LE: how often each expert was selected by the unchanged routing.
-            experts: number of experts of each layer.
-        """
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+        """Evaluate a run again under each policy; returns the metric's block of expert_metrics.json."""
 
     @abstractmethod
-    def measure(
-        self, selections_LE: np.ndarray, experts: Sequence[int], maskable: bool, lost: Lost
-    ) -> dict[str, Any] | None:
-        """Measure a model in training; returns the metric's block in a line of expert_metrics.jsonl.
-
-        Args:
-            maskable: whether every layer has more experts than a token takes.
-        """
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
+        """Measure a model in training; returns the metric's block in a line of expert_metrics.jsonl."""
 
     def in_training(self, block: dict[str, Any] | None) -> dict[str, Any] | None:
-        """{"value", "ci95"} that stands for the metric over a training, from what `measure` returned."""
+        """The {"value", "ci95"} of the metric over a training, from the block of `measure`."""
         return block

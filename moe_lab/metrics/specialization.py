@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from moe_lab.metrics.metric import Evaluate, Intervention, InterventionMetric, Losses, Lost
+from moe_lab.metrics.metric import Evaluate, Intervention, InterventionMetric, Losses, Lost, Selections
 
 SEEDS = (0, 1, 2)
 """Of random routing in a run; the loss is averaged over them."""
@@ -22,9 +19,7 @@ class Specialization(InterventionMetric):
     interventions = (Intervention("specialization", "specialization", f"random experts, {len(SEEDS)} seeds"),)
     evaluations = len(SEEDS)
 
-    def evaluate(
-        self, selections_LE: np.ndarray, experts: Sequence[int], evaluate: Evaluate, losses: Losses
-    ) -> dict[str, Any]:
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
         from moe_lab.metrics.interventions import RandomRouting
 
         drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in SEEDS]
@@ -34,9 +29,7 @@ class Specialization(InterventionMetric):
             "cost": [cost for _, cost in drawn],
         }
 
-    def measure(
-        self, selections_LE: np.ndarray, experts: Sequence[int], maskable: bool, lost: Lost
-    ) -> dict[str, Any] | None:
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any]:
         from moe_lab.metrics.interventions import RandomRouting
 
         return lost(RandomRouting(TRAINING_SEED)) | {"seed": TRAINING_SEED}

@@ -17,6 +17,7 @@ from torch import nn
 
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.metrics.entropies import entropies_of
+from moe_lab.metrics.metric import Selections
 from moe_lab.metrics.registry import intervention_metrics
 from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
 from moe_lab.results.statistics import LEVEL
@@ -36,12 +37,9 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     def lost(policy: Observer) -> dict[str, Any]:
         return _share(right_N - right_tokens(model, rows, policy), answers_N)
 
-    selections_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
-    maskable = all(counted.top_k[layer] < count for layer, count in counted.experts.items())
-    changed = {
-        name: metric.measure(selections_LE, experts, maskable, lost)
-        for name, metric in intervention_metrics().items()
-    }
+    counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
+    selections = Selections(counts_LE, experts, [counted.top_k[layer] for layer in sorted(counted.top_k)])
+    changed = {name: metric.measure(selections, lost) for name, metric in intervention_metrics().items()}
     return {
         "rows": len(rows),
         "tokens": counted.tokens,

@@ -12,7 +12,15 @@ import pytest
 
 from moe_lab.metrics.correlations import values_of
 from moe_lab.metrics.interventions import RandomRouting
-from moe_lab.metrics.metric import CountedMetric, Evaluate, Intervention, InterventionMetric, Losses, Lost
+from moe_lab.metrics.metric import (
+    CountedMetric,
+    Evaluate,
+    Intervention,
+    InterventionMetric,
+    Losses,
+    Lost,
+    Selections,
+)
 from moe_lab.metrics.registry import METRICS, evaluations
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.pool import ModelPool
@@ -40,15 +48,11 @@ class Redrawn(InterventionMetric):
     interventions = (Intervention("redrawn", "redrawn", "random experts once more"),)
     evaluations = 1
 
-    def evaluate(
-        self, selections_LE: np.ndarray, experts: Sequence[int], evaluate: Evaluate, losses: Losses
-    ) -> dict[str, Any]:
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
         samples, cost = evaluate("redrawn", RandomRouting(7))
         return {"tasks": losses([samples]), "cost": cost}
 
-    def measure(
-        self, selections_LE: np.ndarray, experts: Sequence[int], maskable: bool, lost: Lost
-    ) -> dict[str, Any] | None:
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any]:
         return lost(RandomRouting(7))
 
 

@@ -1,4 +1,4 @@
-"""How often each expert is taken in the re-mixed layers, before and after (C3PO, Figure 7).
+"""How often each expert is selected in the re-mixed layers, before and after optimizing (C3PO, Figure 7).
 
 P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
 """
@@ -31,7 +31,7 @@ def write_activation(
 
 
 def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
-    """float64 [L, E]: the share of tokens that take each expert; each layer's shares add up to K."""
+    """float64 [L, E]: the share of tokens that select each expert; the shares of a layer add up to K."""
     import numpy as np
 
     probabilities_PLE = run.probabilities(state)
@@ -41,7 +41,7 @@ def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
 
 
 def entropy_bits(frequency: np.ndarray) -> float:
-    """Mean over layers of the entropy of [L, E]: lower is more concentrated; log2(E) if all are taken alike."""
+    """Mean over layers of the entropy of frequencies [L, E]: log2(E) for equal ones, lower for concentrated ones."""
     import numpy as np
 
     share = frequency / frequency.sum(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Which experts each MoE layer selects, and which of them together (MoE-Bench, section 4.1).
+"""The experts that each MoE layer selects, alone and in pairs (MoE-Bench, section 4.1).
 
 L = MoE layers, E = experts.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 COLOURS = "cividis"
 PANELS = 24
-"""Layers that are still legible on a page; of more, as many are shown, evenly spaced."""
+"""Most layers that are legible on a page; of more layers, so many evenly spaced ones are shown."""
 
 
 def write_coactivation(folder: Path, metrics: dict[str, Any]) -> list[Path]:
-    """`coactivation` and `selections` in a run's `figures/`, from its counts; returns PNG, CSV, PNG, CSV.
+    """Draw a run's counts into `figures/` as `coactivation` and `selections`; returns PNG, CSV, PNG, CSV.
 
-    `metrics` is the content of its expert_metrics.json. Prompts and answers together.
+    `metrics` is the content of its expert_metrics.json. Prompts and answers count together.
     """
     from safetensors.numpy import load_file
 
@@ -74,7 +74,7 @@ def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[st
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:
-    """Counts over the sum of their last axis; 0 where that is 0."""
+    """Counts divided by the sum over their last axis; 0 where the sum is 0."""
     return counts / counts.sum(axis=-1, keepdims=True).clip(min=1)
 
 

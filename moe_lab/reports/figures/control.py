@@ -1,4 +1,4 @@
-"""More active experts in one pass against RoE at equal expert work (RoE, section 1)."""
+"""RoE beside the untouched model with more experts per token, at equal expert work (RoE, section 1)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The expert metrics over a training, each from its least to its largest value, the first and last ones in figures
-(MoE-Bench, Figure 6)."""
+"""The expert metrics over a training, each scaled from its least to its largest value (MoE-Bench, Figure 6)."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV has them as they are."""
+    """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
     rows = training_rows(lines)
     return write_figure(lambda: _draw({"": rows}), rows, folder, "expert_metrics")
 
 
 def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
-    """One panel for each training of a table's cells that has measurements; nothing where none has."""
+    """One panel for each training of the cells that has measurements."""
     trainings = {_name(cell): training_rows(lines) for cell in table.cells if (lines := _measurements(cell))}
     rows = [{"training": name, **row} for name, own in trainings.items() for row in own]
     return write_figure(lambda: _draw(trainings, title), rows, folder, stem)
 
 
 def _name(cell: TableCell) -> str:
-    """The same for all metrics of a run."""
+    """The name of a training: the cell's coordinates but for the metric."""
     return ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
 
 
@@ -48,7 +47,7 @@ def _measurements(cell: TableCell) -> list[dict[str, Any]]:
 
 
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per measurement: step, epoch, the four metrics and their intervals."""
+    """One row per measurement: step, epoch, the metrics and their intervals."""
     return [
         {"step": line["step"], "epoch": line["epoch"], **values_of(line), **_bounds(line)} for line in lines
     ]

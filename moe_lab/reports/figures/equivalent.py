@@ -52,7 +52,7 @@ def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, plain: str) -> None:
-    """Relative to the untouched model, which took turns with both."""
+    """Draw RoE and the larger model relative to the untouched model, measured in turns with them."""
     counts = [row["n"] for row in rows]
     for kind, line, colour, label in (("roe", "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
         values = [row[f"{kind}_{name}"] / row[f"base_{name}"] for row in rows]

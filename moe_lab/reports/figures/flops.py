@@ -1,4 +1,4 @@
-"""Accuracy against what a question costs, by the number of core experts (C3PO, Figure 4)."""
+"""Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of many settings below each other, one panel per task (C3PO, Figures 1 and 3): a forest plot."""
+"""A forest plot: the scores of many settings, one panel per task (C3PO, Figures 1 and 3)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-COLUMNS = [
-    "setting",
-    "panel",
-    "method",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "documents",
-    "published",
-    "marks",
-]
+COLUMNS = ["setting", "panel", "method", "metric", "value", "low", "high", "documents", "published", "marks"]
 
 
 def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:

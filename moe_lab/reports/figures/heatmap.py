@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLOURS = "cividis"
 WRITTEN_LAYERS = 16
-"""Up to so many layers each cell holds its number; with more it could not be read at page width."""
+"""Most layers for which each cell shows its number."""
 
 
 def write_heatmap(

@@ -22,7 +22,7 @@ def write_history(
 
 
 def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
-    """One row per finished trial: its value or, pruned, its estimate; the best value so far; the untuned value."""
+    """One row per finished trial: its value, or a pruned trial's estimate; the best value so far; the untuned value."""
     better = min if study.info["direction"] == "minimize" else max
     best: float | None = None
     rows = []

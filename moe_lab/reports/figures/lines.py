@@ -44,7 +44,7 @@ def line_rows(table: CellTable) -> DataFrame:
 
 
 def _number(cell: TableCell, key: str) -> float:
-    """Where the cell stands; without a router_lr the routers learn at the rate of all other parameters."""
+    """The cell's place on the axis; without a router_lr it is the learning rate of all parameters."""
     place = cell.coordinates[key]
     if place == "-" and key == ROUTER_LR:
         part = cell.parts[0] if cell.parts else cell

@@ -28,7 +28,7 @@ QUANTITIES = {
     "memory_bytes": "peak memory",
     "watts": "power",
 }
-"""What is shown relative to n=1, and how it is called. Throughput is the inverse of the first."""
+"""Quantities that are shown relative to n=1, with their labels. Throughput is the inverse of the first."""
 CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "no cache"}
 
 
@@ -39,10 +39,10 @@ def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> lis
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
-    """One row per cell that generated text: what it took, and the same relative to the row with n=1.
+    """One row per cell that generated text: its costs, absolute and relative to n=1.
 
-    `memory_bytes`: on a CUDA device its peak; elsewhere the weights and what answering added to the process at its
-    peak. `watts` is energy over time; None without a meter. Relative values are None where there is no n=1.
+    `memory_bytes`: the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the
+    process. `watts` is energy over time; None without a meter. Relative values are None where there is no n=1.
     """
     rows = [_row(cell) for cell in cells if cell.results and cell.results[0]["moe_lab"]["cost"]["tokens_out"]]
     single = next((row for row in rows if row["n"] == 1), None)

@@ -1,4 +1,4 @@
-"""How many of the experts that a token takes after optimizing all of them were among the router's first n (C3PO,
+"""The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
 Figure 5).
 
 P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 def write_retained(
     runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Core experts"
 ) -> list[Path]:
-    """One panel per run: of the experts taken afterwards, the share that the router had ranked among its first n.
-
-    Runs that left some experts as they were are left out.
-    """
+    """One panel per run; runs that optimized some of the experts only are left out."""
     whole = [run for run in runs if run.all_experts]
     rows = [row for run in whole for row in retained_rows(run)]
     return write_figure(lambda: panel_per(whole, title, _draw), rows, folder, stem)

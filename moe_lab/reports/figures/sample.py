@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_NEIGHBOURS = 3
 SHOWN_LINES = 5
-"""Of each text."""
+"""Lines of each text."""
 LINE_LENGTH = 112
 BEFORE, AFTER = "question, before", "question, after"
 
@@ -38,7 +38,7 @@ def write_sample(
 
 
 def chosen_question(run: StoredTraces) -> tuple[int, bool]:
-    """(number, True) of the first question, by document, that was wrong and became right; (0, False) without one."""
+    """(number, True) of the first question that was wrong and became right; (0, False) without one."""
     for index, states in enumerate(run.right):
         if states[-1] and not states[0]:
             return index, True
@@ -126,7 +126,7 @@ def _draw_weights(axis: Axes, rows: Sequence[dict[str, Any]], top_k: int) -> Non
 
 
 def _texts(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]]) -> str:
-    """The question, what was answered, and the neighbours."""
+    """The question, its answers before and after, and its neighbours."""
     trace = run.traces[index]
     first, last = (
         trace["continuations"][max(range(len(state)), key=state.__getitem__)].strip()
@@ -145,7 +145,7 @@ def _texts(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]]) -> str
 
 
 def _wrapped(text: str) -> str:
-    """At most SHOWN_LINES lines, the middle left out."""
+    """The text in at most SHOWN_LINES lines; the middle is left out."""
     lines = textwrap.wrap(text.replace("\n", " / "), LINE_LENGTH, subsequent_indent="  ")
     if len(lines) > SHOWN_LINES:
         lines = [*lines[: SHOWN_LINES - 2], "  ...", lines[-1]]

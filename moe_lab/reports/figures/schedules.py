@@ -1,7 +1,7 @@
 """Scores by freezing schedule, one panel per column of the table (MoE-Bench, Figures 4, 5, 7 and 9).
 
-As in the paper a schedule's colour is what its first half freezes, a dashed line is the mean of the schedules, and its
-sweet point, nothing and then the routers (N→R), is set off.
+As in the paper, a schedule's colour shows what its first half freezes, a dashed line is the mean of the schedules, and
+the paper's sweet point (N→R: nothing, then the routers) has a larger point.
 """
 
 from __future__ import annotations
@@ -29,18 +29,7 @@ FIRST_HALF = {
 SWEET_POINT = "N→R"
 
 
-COLUMNS = [
-    "panel",
-    "schedule",
-    "metric",
-    "value",
-    "stderr",
-    "low",
-    "high",
-    "documents",
-    "published",
-    "marks",
-]
+COLUMNS = ["panel", "schedule", "metric", "value", "stderr", "low", "high", "documents", "published", "marks"]
 
 
 def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
@@ -68,7 +57,7 @@ def schedule_rows(table: CellTable) -> DataFrame:
 
 
 def schedule_label(coordinates: dict[str, str]) -> str:
-    """As the paper writes it: N→R for none-router, E→E for experts; the routers' learning rate, if it is another."""
+    """The paper's name of a schedule: N→R for none-router, E→E for experts; then a learning rate of the routers."""
     name = coordinates.get(SCHEDULE, "-")
     if name == "-":
         return "base"

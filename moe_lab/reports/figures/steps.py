@@ -1,4 +1,4 @@
-"""Accuracy after every optimization step, and the answers that changed sides (C3PO, Figure 6)."""
+"""Accuracy after every optimization step, and answers that became right or wrong (C3PO, Figure 6)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def write_steps(
 
 
 def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
-    """One row per state, 0 being the untouched pathway.
+    """One row per step; step 0 is the untouched pathway.
 
-    `became_wrong` and `became_right` are shares of the questions that were right, or wrong, at first; None where there
-    are none of these. `loss` is the mean over the questions that have neighbours.
+    `became_wrong` is a share of the questions that were right at first, `became_right` of those that were wrong; None
+    without such questions. `loss` is the mean over the questions that have neighbours.
     """
     first = [states[0] for states in run.right]
     rows = []

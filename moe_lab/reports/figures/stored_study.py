@@ -1,4 +1,4 @@
-"""A study as its folder has it: study.json, trials.csv, best.yaml."""
+"""A study as stored in its folder: study.json, trials.csv, best.yaml."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTrial:
-    """One trial that ended."""
+    """A finished trial."""
 
     number: int
     value: float | None
-    """None where it was pruned: what was scored until then is no value of the whole."""
+    """None for a pruned trial."""
     estimate: float | None = None
-    """Of a pruned trial: the metric of the documents that were scored until then."""
+    """The metric of a pruned trial over the documents that it scored."""
     temperature: float | None
-    """Of all layers, in a study with tuning=uniform."""
+    """The one temperature of all layers with tuning=uniform."""
 
     @property
     def state(self) -> str:
@@ -35,7 +35,7 @@ class StoredTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredStudy:
-    """What figures need of a study."""
+    """A stored study, for its figures."""
 
     folder: Path
     info: dict[str, Any]
@@ -43,7 +43,7 @@ class StoredStudy:
     finished: list[StoredTrial]
     """Complete and pruned trials by number."""
     temperatures: list[float]
-    """Of the best trial, one per MoE layer; empty where there is none."""
+    """Temperatures of the best trial, one per MoE layer; empty without a profile."""
 
     @property
     def tuning(self) -> str:
@@ -60,7 +60,7 @@ class StoredStudy:
 
     @property
     def best(self) -> StoredTrial:
-        """The best complete trial; of equal ones the first."""
+        """The first complete trial with the best value."""
         sign = 1 if self.info["direction"] == "minimize" else -1
         return min(self.complete, key=lambda trial: (sign * float(trial.value or 0), trial.number))
 
@@ -70,14 +70,14 @@ class StoredStudy:
 
     @property
     def label(self) -> str:
-        """Model, task and what was tuned on, for a panel's title."""
+        """Model, task and tuning documents, for a panel's title."""
         info = self.info
         cache = "" if info["cache"] == "clean" else f",\n{info['cache']} cache"
         return f"{info['model']}, {info['task']}\n(n={info['n']}, {info['num_samples']} documents{cache})"
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells its rows from those of other studies in a CSV."""
+        """The columns that name the study in a CSV."""
         return {name: self.info[name] for name in ("model", "task", "tuning", "metric", "n", "cache")}
 
 
@@ -88,7 +88,7 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 
 def read_study(folder: Path) -> StoredStudy:
-    """Read a study's folder; best.yaml may be missing as long as trial 0 has not ended."""
+    """Read a study's folder; best.yaml is missing until trial 0 ends."""
     info = read_mapping(folder / "study.json") or {}
     best = read_mapping(folder / "best.yaml") or {}
     with (folder / "trials.csv").open(encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""The traces of a stored C3PO run (`method.trace=true`), joined with its documents: what Figures 5 to 8 are drawn from.
+"""The traces of a stored C3PO run (`method.trace=true`), joined with its documents, for Figures 5 to 8.
 
 N = questions, P = re-routed tokens of all of them, L = re-mixed layers, E = experts, K = experts of a token,
 S = states: the untouched pathway, then that after every step.
@@ -31,9 +31,9 @@ class StoredTraces:
     results: dict[str, Any]
     """The run's results.json."""
     traces: list[dict[str, Any]]
-    """One per question; documents whose choices have prompts of their own, of the right one."""
+    """One per question. Where every choice has a prompt of its own, the trace of the right one."""
     prompts: list[str]
-    """Of the same."""
+    """The prompts of the same questions."""
     golds: list[str]
     """The right answers."""
     right: list[list[bool]]
@@ -60,7 +60,7 @@ class StoredTraces:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What names the run in a CSV."""
+        """The columns that name the run in a CSV."""
         return {"model": self.block["model"]["name"], "task": self.block["task"]["name"]}
 
     @property
@@ -69,7 +69,7 @@ class StoredTraces:
 
     @cached_property
     def question_P(self) -> np.ndarray:
-        """int [P]: which question a token is of."""
+        """int [P]: the question of each token."""
         import numpy as np
 
         return np.repeat(np.arange(len(self.traces)), [len(trace["before"]) for trace in self.traces])
@@ -82,13 +82,13 @@ class StoredTraces:
 
 
 def traces_of(cells: Sequence[TableCell]) -> list[StoredTraces]:
-    """The traces of the cells' runs that wrote some."""
+    """The traces of the cells' runs, where they have some."""
     runs = (read_traces(cell.folder, cell.results[0]) for cell in cells if cell.folder and cell.results)
     return [run for run in runs if run is not None]
 
 
 def read_traces(folder: Path, results: dict[str, Any]) -> StoredTraces | None:
-    """The traces of a run in its folder; None where it wrote none. `results` is its results.json.
+    """The traces of a run from its folder; None without traces. `results` is its results.json.
 
     Raises ResultsError where a document has no trace.
     """
@@ -123,12 +123,12 @@ def read_traces(folder: Path, results: dict[str, Any]) -> StoredTraces | None:
 
 
 def _gold(target: str, choices: list[tuple[str, str]]) -> int:
-    """Index of the right answer: what lm-eval logs is that, or the answer's text."""
+    """The index of the right answer. lm-eval logs either the index or the answer's text."""
     if target.isdigit() and int(target) < len(choices):
         return int(target)
     return [text.strip() for _, text in choices].index(target.strip())
 
 
 def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
-    """int [P, L, K]: the experts that a token takes."""
+    """int [P, L, K]: the selected experts of each token."""
     return (-probabilities_PLE).argsort(axis=-1, kind="stable")[..., :top_k]

@@ -1,4 +1,4 @@
-"""What all figures share: size, colours that colour-blind readers tell apart, saving with the numbers behind."""
+"""The common style of figures: size, colours for colour-blind readers, and saving with a CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DPI = 200
 PAGE_WIDTH = 7.0
 """Inches between the margins of a page."""
 MAX_COLUMNS = 3
-"""Panels side by side that are still legible at page width."""
+"""Most panels side by side that are legible at page width."""
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
@@ -71,7 +71,7 @@ def write_figure(
 def panels(
     count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A page-wide figure with `count` axes in rows of `columns`; unused places stay empty."""
+    """A page-wide figure with `count` axes in rows of `columns`."""
     from matplotlib.figure import Figure
 
     columns = min(count, columns)
@@ -95,7 +95,7 @@ def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
-    """One legend for all axes, under them; every label once."""
+    """One legend below all axes, with every label once."""
     entries: dict[str, Any] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):

@@ -12,7 +12,7 @@ from moe_lab.reports.papers.spec import Experiment
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-COLUMNS = (
+COLUMNS = [
     "cell",
     "model",
     "method",
@@ -28,7 +28,7 @@ COLUMNS = (
     "seeds",
     "marks",
     "published",
-)
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CellTable:
             names = (cell, score.model, score.method, score.task, score.metric)
             paper = None if published is None else published.fraction
             rows.append((*names, *numbers, score.n, score.seeds, " ".join(score.marks), paper))
-        return DataFrame(rows, columns=list(COLUMNS), dtype=object)
+        return DataFrame(rows, columns=COLUMNS, dtype=object)
 
 
 def coordinates(frame: DataFrame, axis: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moe_lab.metrics.metric import Selections
 from moe_lab.metrics.registry import METRICS, counted_metrics, intervention_metrics
 from moe_lab.metrics.stored import COUNTS, FILE, FOLDER, SCHEMA_VERSION
 from moe_lab.results.atomic import write_atomically, write_json, writing
@@ -32,32 +33,37 @@ Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
 def write_expert_metrics(
     run: Run, routes: Routes, samples: Samples, evaluate: Evaluate, ask: Ask
 ) -> dict[str, Any]:
-    """Compute what of the metrics is missing and write the run's files, expert_metrics.json last.
+    """Compute the metrics and write the run's files, expert_metrics.json last. Returns its content.
 
-    What `routes` has not seen is asked again, because a run was interrupted, or stored without metrics. `samples` are
-    the run's own. Returns the content of expert_metrics.json.
+    Requests that `routes` has not seen are answered again: the run was interrupted, or stored without metrics.
+    `samples` are those of the run.
     """
+    from moe_lab.metrics.accuracy_drop import losses
     from moe_lab.metrics.counts import count
     from moe_lab.metrics.documents import documents_of
 
     documents = documents_of(run.tasks)
-    missing = [asked for key, asked in documents.by_key.items() if key not in routes.reads]
+    missing = [request for key, request in documents.by_key.items() if key not in routes.reads]
     start = time.perf_counter()
     if missing:
         ask(routes, missing)
-    asked = time.perf_counter()
+    answered = time.perf_counter()
     counts = count(routes, documents.requests)
     top_k = [routes.top_k[layer] for layer in routes.layers]
     found = _header(run, counts, top_k) | entropies(counts)
     cost = {
         "asked_again": len(missing),
-        "asking_again_seconds": asked - start if missing else 0.0,
-        "counting_seconds": time.perf_counter() - asked,
+        "asking_again_seconds": answered - start if missing else 0.0,
+        "counting_seconds": time.perf_counter() - answered,
     }
     _write_counts(run.folder / FOLDER / COUNTS, counts)
     found |= {"cost": cost, **dict.fromkeys(intervention_metrics())}
     if run.method.interventions:
-        found |= _changed(run.tasks["tasks"], counts, samples, evaluate)
+        counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
+        lost = partial(losses, run.tasks["tasks"], samples)
+        selections = Selections(counts_LE, counts.experts, top_k)
+        for name, metric in intervention_metrics().items():
+            found[name] = metric.evaluate(selections, evaluate, lost)
     if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
         found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
     write_json(run.folder / FILE, found)
@@ -98,18 +104,6 @@ def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
     from moe_lab.metrics.entropies import entropies_of
 
     return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
-
-
-def _changed(tasks: dict[str, Any], counts: Counts, samples: Samples, evaluate: Evaluate) -> dict[str, Any]:
-    """Every intervention metric, with what its evaluations cost."""
-    from moe_lab.metrics.accuracy_drop import losses
-
-    selections_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
-    lost = partial(losses, tasks, samples)
-    return {
-        name: metric.evaluate(selections_LE, counts.experts, evaluate, lost)
-        for name, metric in intervention_metrics().items()
-    }
 
 
 def _write_counts(path: Path, counts: Counts) -> None:

@@ -16,8 +16,7 @@ UNTESTED = {
     "cli": "help_options prefetch",
     "config": "catalog compose hydra_errors paths schema validators",
     "engine": "engine hf kv_engine recurrent_engine tokenization",
-    "engine/forward": "batch clean_history ensemble forward layers "
-    "masks memory_bound observer own_history suffix_forward token_hash",
+    "engine/forward": "batch ensemble forward layers observer token_hash",
     "engine/generation": "prefill prefix_cache",
     "engine/suffix": "recorder",
     "methods": "base prefix_tuning soft_prompt trainer training_method",
@@ -30,7 +29,7 @@ UNTESTED = {
     "methods/virtual_tokens": "adapters lm store support",
     "metrics": "accuracy_drop capacity collaboration correlations documents entropy "
     "load_balance metric routes specialization stored training_metrics",
-    "models": "chat distributed experts_per_token facts memory pool probe tokenizer weight_files",
+    "models": "chat distributed experts_per_token facts pool probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
     "reports": "csv_rows",

@@ -109,7 +109,7 @@ class EnsembleForward:
 
 
 class RecordingForward(EnsembleForward):
-    """The plain model, recording the hidden states that a `SuffixForward` takes.
+    """The plain model, recording the hidden states at logit positions that a `SuffixForward` takes.
 
     A prefix that sequences share is not recorded.
 
@@ -133,23 +133,27 @@ class RecordingForward(EnsembleForward):
         return self
 
     def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
-        self._recording = tokens.noise
+        self._recording, self._at_M = tokens.noise, tokens.logit_positions_M
         return super().__call__(tokens, cache)
 
     def recorded(self) -> tuple[Tensor, Tensor]:
-        """(hidden states in front of the fork layer, hidden states in front of the output head), each [B, S, hidden].
+        """(hidden states in front of the fork layer, hidden states in front of the output head), each [M, hidden].
 
         They are those of one batch: of all passes since the last call.
         """
-        recorded = torch.cat(self._hidden, dim=1), torch.cat(self._final, dim=1)
+        recorded = torch.cat(self._hidden, dim=-2), torch.cat(self._final, dim=-2)
         self._hidden, self._final = [], []
         return recorded
 
     def _record_hidden(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._recording:
-            self._hidden.append(layer_inputs(layer, args, kwargs)["hidden_states"])
+            self._hidden.append(self._chosen(layer_inputs(layer, args, kwargs)["hidden_states"]))
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         if self._recording:
-            self._final.append(args[0])
+            self._final.append(self._chosen(args[0]))
         return super()._select(head, args)
+
+    def _chosen(self, hidden_BSD: Tensor) -> Tensor:
+        """The hidden states that are recorded, [M, hidden]."""
+        return hidden_BSD.flatten(0, 1)[self._at_M.to(hidden_BSD.device)]

@@ -120,13 +120,14 @@ class TwoPhaseScorer:
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
         shared, device = batch.cache.length, self.clean.device
         scores = read_scores(self.clean.ensemble, batch.trees, batch.passes(self.clean, budget))
-        fork_BSD, final_BSD = self.clean.recorded()
+        sizes = [len(tree.logit_nodes) for tree in batch.trees]
+        fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
         return [
             CachedActivations(
                 scores=scores[b],
                 kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
-                fork_MD=fork_BSD[b, tree.logit_nodes],
-                final_MD=final_BSD[b, tree.logit_nodes],
+                fork_MD=fork[b].clone(),
+                final_MD=final[b].clone(),
                 visible_MT=_others(tree, shared).to(device),
                 position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
                 noise_key=tree.noise_key,

@@ -49,7 +49,7 @@ class PromptSuffix:
 
 
 class SuffixRecorder(RecordingForward):
-    """The plain model, recording suffixes.
+    """The plain model, recording suffixes. Its hidden states are those of all tokens, [B, S, hidden].
 
     Args:
         first_moe: the first MoE layer whose routing may be changed.
@@ -75,6 +75,9 @@ class SuffixRecorder(RecordingForward):
         if not self._recording:
             self._shared.append(args[0])
         return super()._select(head, args)
+
+    def _chosen(self, hidden_BSD: Tensor) -> Tensor:
+        return hidden_BSD
 
     def suffixes(self, requests: list[ScoringRequest], cache: KVCache, shared: int) -> list[PromptSuffix]:
         """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared prefix."""

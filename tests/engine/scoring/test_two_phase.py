@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
-import psutil
 import pytest
-import torch
 
 from moe_lab.engine import kv_engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import decoder_layers
 from moe_lab.engine.forward.memory_bound import Store
-from moe_lab.engine.forward.suffix_forward import only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import two_phase
-from moe_lab.models.memory import free_host_memory
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
-from tests.support.models import make_model
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -141,22 +135,6 @@ def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
             assert_same(kind, ask(lm, kind), answers)
 
 
-def test_the_store_stays_within_its_bound():
-    store = Store(100)
-    for key in range(4):
-        store.add(key, torch.zeros(10))
-    assert [key for key in range(4) if store.get(key) is not None] == [0, 1]
-    assert store.nbytes == 80
-
-
-@pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
-def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7000))
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert free_host_memory(tmp_path) == free
-
-
 def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):
     ensemble = ensembles_for(olmoe)[0]
     expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensemble), "loglikelihood")
@@ -183,31 +161,6 @@ def test_tokens_that_requests_are_scored_on(olmoe, tokenizer):
     assert lm.count_tokens("loglikelihood_rolling", Request(("a" * 25,))) == 25
     with pytest.raises(ValueError, match="generate_until"):
         lm.count_tokens("generate_until", Request(("abc", {})))
-
-
-def test_later_layers_alone_and_the_model_restored():
-    model = make_model("olmoe")
-    ids = torch.tensor([[1, 2, 3]])
-    hidden = []
-    handle = model.model.layers[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]))
-    with torch.no_grad():
-        expected = model(ids).logits
-    handle.remove()
-    names = list(model.state_dict())
-    wrapped = model.model.layers[0].forward  # as accelerate wraps the layers of a device map
-    model.model.layers[0].forward = wrapped
-    computed = []
-    for i, layer in enumerate(model.model.layers):
-        layer.mlp.register_forward_hook(lambda *_, i=i: computed.append(i))
-    with pytest.raises(KeyError), torch.no_grad(), only_layers_from(model, 2, lambda: hidden[0]):
-        assert model(inputs_embeds=torch.zeros(1, 3, 48)).logits.equal(expected)
-        assert computed == [2, 3]
-        raise KeyError
-    with torch.no_grad():
-        assert model(ids).logits.equal(expected)
-    assert computed == [2, 3, 0, 1, 2, 3] and list(model.state_dict()) == names
-    assert [layer.__dict__.get("forward") for layer in decoder_layers(model)] == [wrapped, None, None, None]
-    assert not any(layer._forward_pre_hooks for layer in decoder_layers(model))
 
 
 def test_samples_without_noise_are_computed_unless_activations_are_cached(olmoe, tokenizer):

@@ -1,7 +1,8 @@
 """Registration of "deepseek" with the Auto classes of transformers, without importing transformers for it.
 
-transformers takes two seconds to import, too long for `--help`. So the configuration and the model are registered when
-transformers' registries are imported, before or after `import moe_lab`.
+transformers takes two seconds to import, too long for `--help`. So the configuration is registered when transformers'
+registry is imported, before or after `import moe_lab`. The model is registered when the first configuration is created:
+modeling code takes as long again, and commands like mode=plan do not need it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
+REGISTRY = "transformers.models.auto.configuration_auto"
+"""The module of transformers with the registry of configurations."""
+
 
 def register_deepseek() -> None:
-    """Register with each registry of transformers now if it is imported, else once it is."""
-    for registry, register in REGISTRIES.items():
-        if registry in sys.modules:
-            register()
-        else:
-            sys.meta_path.insert(0, _AfterImport(registry, register))
+    """Register with the registry of transformers now if it is imported, else once it is."""
+    if REGISTRY in sys.modules:
+        _register_configuration()
+    else:
+        sys.meta_path.insert(0, _AfterImport(REGISTRY, _register_configuration))
 
 
 class _AfterImport(MetaPathFinder):
@@ -61,14 +64,8 @@ def _register_configuration() -> None:
     from moe_lab.models.deepseek.configuration import DeepseekConfig
 
     AutoConfig.register(DeepseekConfig.model_type, DeepseekConfig, exist_ok=True)
+    DeepseekConfig.register_model = staticmethod(_register_model)
 
 
 def _register_model() -> None:
     import moe_lab.models.deepseek.modeling  # noqa: F401  (registers itself)
-
-
-REGISTRIES = {
-    "transformers.models.auto.configuration_auto": _register_configuration,
-    "transformers.models.auto.modeling_auto": _register_model,
-}
-"""Modules of transformers, and the function that registers with each."""

@@ -3,7 +3,7 @@
     python -m benchmarks.tuning --data-dir <folder with gsm8k/train.jsonl>
 
 Samples are 5-shot GSM8K training problems, the loss is on the answers only, temperatures are 0.3 in all layers but the
-first two and the last two (L=2), another seed in every trial. Clean work is kept between trials. One plain pass is
+first two and the last two (L=2), another seed in every trial. Clean activations are cached between trials. One plain pass is
 transformers' own forward over every sample, with logits for the answers alone. Without --data-dir samples are random
 tokens of the usual lengths.
 """

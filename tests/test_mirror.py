@@ -15,10 +15,10 @@ UNTESTED = {
     "cli/doctor": "model report",
     "cli": "help_options prefetch",
     "config": "catalog compose hydra_errors paths schema validators",
+    "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/forward": "batch clean_history ensemble forward layers "
     "masks memory_bound observer own_history suffix_forward token_hash",
     "engine/generation": "prefill prefix_cache",
-    "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/suffix": "recorder",
     "methods": "base prefix_tuning soft_prompt trainer training_method",
     "methods/c2r": "lm profiles",
@@ -28,17 +28,16 @@ UNTESTED = {
     "methods/icl": "lm",
     "methods/references": "checks questions sources store",
     "methods/virtual_tokens": "adapters lm store support",
-    "metrics": "accuracy_drop capacity collaboration correlations documents entropy load_balance metric routes "
-    "specialization stored training_metrics",
+    "metrics": "accuracy_drop capacity collaboration correlations documents entropy "
+    "load_balance metric routes specialization stored training_metrics",
     "models": "chat distributed experts_per_token facts memory pool probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
     "reports": "csv_rows",
-    "reports/figures": "accuracy activation coactivation control epochs equivalent flops forest heatmap history "
-    "lines overhead retained sample schedules steps stored_study stored_traces style sweep",
+    "reports/figures": "accuracy coactivation equivalent forest",
     "reports/loggers": "logger",
     "reports/papers": "cell cell_table csv_table markdown means setup_table spec table_files",
-    "reports/terminal": "expert_metrics results seeds study",
+    "reports/terminal": "expert_metrics seeds study",
     "results": "identity verdicts versions",
     "routing": "counts families override record remix rules seams",
     "runs": "attempts config estimate grid jobs memory_errors plan prepare",

@@ -184,7 +184,7 @@ class EngineLM(CountedHF):
                 progress.update()
 
             if self.engine:
-                run(requests, report)
+                run(self.engine, requests, report)
             else:
                 self.answer_by_hf(kind, requests, report)
 
@@ -200,7 +200,7 @@ class EngineLM(CountedHF):
             return sum(len(continuation) for _, continuation in self._encoder.windows(request.args[0]))
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
-    def _score_pairs(self, requests: Sequence[Request], report: OnAnswer) -> None:
+    def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
         pairs = [self._encoder.pair(*request.args) for request in requests]
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
@@ -225,10 +225,9 @@ class EngineLM(CountedHF):
                     report(i, answer)
                     self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])
 
-        assert self.engine is not None
-        self.engine.score(scoring_requests, on_scores)
+        engine.score(scoring_requests, on_scores)
 
-    def _score_texts(self, requests: Sequence[Request], report: OnAnswer) -> None:
+    def _score_texts(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
         """Score each text in windows of at most `max_length` tokens. A text is done with its last window."""
         windows: list[ScoringRequest] = []
         text_of: list[int] = []
@@ -239,32 +238,31 @@ class EngineLM(CountedHF):
                 )
                 text_of.append(i)
         missing = Counter(text_of)
-        total: Counter[int] = Counter()
+        total = [0.0] * len(requests)
         for i in set(range(len(requests))) - set(missing):
             report(i, 0.0)
 
         def on_scores(index: int, scores: Scores) -> None:
             i = text_of[index]
-            total[i] += scores[0][0]  # type: ignore[assignment]
+            total[i] += scores[0][0]
             context, (continuation,) = windows[index].context, windows[index].continuations
             self._observer.read("loglikelihood_rolling", requests[i], context, continuation[:-1])
             missing[i] -= 1
             if not missing[i]:
-                report(i, float(total[i]))
+                report(i, total[i])
 
         if windows:
-            assert self.engine is not None
-            self.engine.score(windows, on_scores)
+            engine.score(windows, on_scores)
 
-    def _generate(self, requests: Sequence[Request], report: OnAnswer) -> None:
+    def _generate(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
         """Generate for all requests with the same generation options together."""
         by_options: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             by_options.setdefault(repr(sorted(request.args[1].items())), []).append(i)
         for indices in by_options.values():
-            self._generate_alike({i: requests[i] for i in indices}, report)
+            self._generate_alike(engine, {i: requests[i] for i in indices}, report)
 
-    def _generate_alike(self, requests: dict[int, Request], report: OnAnswer) -> None:
+    def _generate_alike(self, engine: Engine, requests: dict[int, Request], report: OnAnswer) -> None:
         options = normalize_gen_kwargs(next(iter(requests.values())).args[1], self.max_gen_toks)
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
@@ -292,6 +290,5 @@ class EngineLM(CountedHF):
 
         sampler = Sampler(self.model, config, self.seed)
         stopping = StoppingCriteria(self.tokenizer, stop, config)
-        assert self.engine is not None
-        self.engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
+        engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties

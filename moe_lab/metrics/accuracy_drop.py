@@ -1,4 +1,4 @@
-"""Accuracy lost under a policy, document by document: what Capacity and Specialization are made of."""
+"""The accuracy lost under a routing policy, document by document (Capacity and Specialization)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from moe_lab.results.samples import Values, aggregation, metric_values
 from moe_lab.results.statistics import Aggregate, interval_of_difference, paired
 
 Samples = dict[str, list[dict[str, Any]]]
-"""Per task, lm-eval's log of its documents."""
+"""lm-eval's log of samples by task."""
 
 
 def losses(tasks: dict[str, Any], before: Samples, changed: Sequence[Samples]) -> dict[str, Any]:
-    """What each task loses, by `metric,filter`; over all documents too, under "all", where there are several tasks.
+    """The loss of each task by `metric,filter`; of several tasks also "all", the loss over all documents.
 
     Args:
-        before: of the untouched model.
-        changed: of one or more evaluations of the same documents under a policy; the loss is to their mean.
+        before: samples under the unchanged routing.
+        changed: samples of one or more evaluations under a policy; the loss is the difference to their mean.
 
     Returns {"n", "base", "changed", "difference", "ci95", "runs"}: difference is base minus changed, above 0 where the
-    policy costs accuracy; the interval is over documents; `runs` has `statistics.paired` of base and each evaluation,
-    in which "to_right" counts the documents that base alone has right, "to_wrong" those that the policy alone has.
+    policy costs accuracy; the interval is over documents. `runs` has `statistics.paired` of base and each evaluation:
+    "to_right" counts the documents that only base has right, "to_wrong" those that only the evaluation has right.
     """
     base = {name: metric_values(before[name]) for name in tasks}
     others = [{name: metric_values(samples[name]) for name in tasks} for samples in changed]
-    found: dict[str, Any] = {
+    by_task: dict[str, Any] = {
         name: {
             metric: _loss(by_document, [other[name][metric] for other in others], aggregation(task, metric))
             for metric, by_document in base[name].items()
@@ -35,14 +35,14 @@ def losses(tasks: dict[str, Any], before: Samples, changed: Sequence[Samples]) -
         for name, task in tasks.items()
     }
     if len(tasks) > 1:
-        found["all"] = _pooled(tasks, base, others)
-    return found
+        by_task["all"] = _pooled(tasks, base, others)
+    return by_task
 
 
 def _pooled(
     tasks: dict[str, Any], base: dict[str, Values], others: Sequence[dict[str, Values]]
 ) -> dict[str, Any]:
-    """The documents of all tasks as one sample, for metrics that all of them have and that are means."""
+    """The documents of all tasks as one sample, for the metrics that are means in every task."""
     shared = set.intersection(*(set(values) for values in base.values()))
     means = [m for m in sorted(shared) if all(aggregation(task, m) is None for task in tasks.values())]
     return {
@@ -52,7 +52,7 @@ def _pooled(
 
 
 def _joined(values: dict[str, Values], metric: str) -> dict[Any, Any]:
-    return {(name, d): value for name, found in values.items() for d, value in found[metric].items()}
+    return {(name, d): value for name, metrics in values.items() for d, value in metrics[metric].items()}
 
 
 def _loss(

@@ -2,12 +2,12 @@
 
     trainer.add_callback(ExpertMetrics(rows, folder, plot=write_training_metrics))
 
-`rows` are mappings with `input_ids` and `labels`. Measured before the first step and after the last one of every epoch,
-into `<folder>/expert_metrics.jsonl` (a line per measurement, as `training_metrics.measure` gives it). `plot` gets the
-lines and `<folder>/figures` when the training ends (`moe_lab.reports.figures.epochs.write_training_metrics`).
+`rows` are mappings with `input_ids` and `labels`. The callback measures before the first step and at the end of every
+epoch, and writes a line per measurement (`training_metrics.measure`) into `<folder>/expert_metrics.jsonl`. `plot` takes
+the lines and `<folder>/figures` when the training ends (`moe_lab.reports.figures.epochs.write_training_metrics`).
 
-The training goes as without it: weights and random numbers are left alone. Under several processes each one
-measures, and the first one writes.
+The callback changes neither weights nor random numbers, so the training is the same without it. Under several processes
+each process measures, and the first one writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Plot = Callable[[Sequence[dict[str, Any]], Path], Any]
 
 
 class ExpertMetrics(TrainerCallback):
-    """Measures a Trainer's model on held-out rows. A resumed training continues the file."""
+    """Measures a Trainer's model on held-out rows; a resumed training continues the file."""
 
     def __init__(self, rows: Sequence[TokenizedExample], folder: Path, plot: Plot):
         self.rows = rows
@@ -38,13 +38,13 @@ class ExpertMetrics(TrainerCallback):
         self.lines: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Measure before the first step; of a training that continues, forget what came after its checkpoint."""
+        """Measure before the first step; a resumed training drops the lines after its checkpoint."""
         self.lines = [line for line in read_measurements(self.folder) if line["step"] <= state.global_step]
         if state.global_step == 0 and not self.lines:
             self._measure(state, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Measure at the end of an epoch and of the training, before the checkpoint of the same step is made."""
+        """Measure at the end of an epoch and of the training, before the checkpoint of that step."""
         if float(state.epoch).is_integer() or state.global_step == state.max_steps:
             self._measure(state, model)
 
@@ -69,7 +69,7 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
 
 
 def summary(folder: Path) -> dict[str, Any] | None:
-    """What training.json tells of them: the values first and last, and their correlations; None without any."""
+    """The summary in training.json: first and last values, and correlations; None without measurements."""
     lines = read_measurements(folder)
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""How the expert metrics of a training go together (MoE-Bench, section 4.2)."""
+"""Correlations between the expert metrics of a training (MoE-Bench, section 4.2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moe_lab.metrics.registry import METRICS, intervention_metrics
 from moe_lab.results.statistics import LEVEL
 
 FEWEST = 3
-"""Points that a correlation needs: any two lie on a line."""
+"""Measurements that a correlation needs: two points always lie on a line."""
 FEWEST_WITH_INTERVAL = 4
 
 
@@ -34,9 +34,9 @@ def values_of(line: dict[str, Any]) -> dict[str, float | None]:
 def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every pair of metrics over the measurements of one training.
 
-    Each is {"of", "n", "pearson", "ci95", "spearman", "note"}: n is the number of measurements, the interval is
-    Fisher's (from four points on; neighbouring measurements are not independent, so it is too narrow), `note` says why
-    a number is missing.
+    Each is {"of", "n", "pearson", "ci95", "spearman", "note"}. n is the number of measurements. The interval is
+    Fisher's, from four points on; it is too narrow, because neighbouring measurements depend on each other. `note` is
+    the reason for a missing number.
     """
     series = [values_of(line) for line in lines]
     return [
@@ -49,14 +49,14 @@ def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> dic
     from scipy.stats import spearmanr
 
     pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
-    found: dict[str, Any] = {"of": [one, other], "n": len(pairs), "pearson": None, "ci95": None}
-    found |= {"spearman": None, "note": None}
+    result: dict[str, Any] = {"of": [one, other], "n": len(pairs), "pearson": None, "ci95": None}
+    result |= {"spearman": None, "note": None}
     if len(pairs) < FEWEST:
-        return found | {"note": f"fewer than {FEWEST} measurements"}
+        return result | {"note": f"fewer than {FEWEST} measurements"}
     if (np.ptp(pairs, axis=0) == 0).any():
-        return found | {"note": "one of the two does not change"}
+        return result | {"note": "one of the two does not change"}
     r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1, 1))
-    return found | {"pearson": r, "ci95": _fisher(r, len(pairs)), "spearman": float(spearmanr(*pairs.T)[0])}
+    return result | {"pearson": r, "ci95": _fisher(r, len(pairs)), "spearman": float(spearmanr(*pairs.T)[0])}
 
 
 def _fisher(r: float, n: int) -> list[float] | None:

@@ -15,14 +15,14 @@ import torch
 from moe_lab.metrics.routes import Read, Routes
 
 PHASES = ("prefill", "decode")
-"""Tokens of prompts; tokens of answers, generated or scored."""
+"""Prompt tokens, and answer tokens, generated or scored."""
 LARGEST = 256 * 2**20
-"""Bytes of pair counts up to which every document is a group of its own."""
+"""Bytes of pair counts; as long as they suffice, every document is a group of its own."""
 LEAST_GROUPS = 50
 TOKENS_AT_ONCE = 4096
 
 Part = tuple[int, np.ndarray]
-"""A group, and names of tokens of it."""
+"""A group, and the names of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Counts:
 
 
 def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None = None) -> Counts:
-    """Count every document as if it were read alone.
+    """Count the selections of every document.
 
-    A prompt that several of its requests share counts once for a document, the answer tokens of each request count.
+    The prompt that requests of a document share counts once; the answer tokens of each request count.
 
     Args:
-        documents: per document, the keys of its requests; all of them are in `routes.reads`.
-        groups: into how many groups documents are dealt in turn; None: each its own, unless that took too much memory.
+        documents: the keys of each document's requests, all of them in `routes.reads`.
+        groups: number of groups, to which documents are dealt in turn; None: a group per document, as memory allows.
     """
     table, experts = routes.table(), [routes.experts[layer] for layer in routes.layers]
     L, E = len(experts), max(experts)
@@ -60,16 +60,16 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
     for phase, by_group in enumerate(names):
         tokens_P[phase] = sum(map(len, by_group))
         for batch in _batches(by_group):
-            found_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
-            np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], found_NLEE)
+            counts_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
+            np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], counts_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))
 
 
 def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> np.ndarray:
-    """int32 [N, L, E, E]: tokens of each part that take both experts; on the diagonal, that take the expert.
+    """int32 [N, L, E, E]: tokens of each part that select both experts; on the diagonal, that select the expert.
 
     Args:
-        index: per layer the distinct experts of each token, [T, K], part by part.
+        index: the distinct experts of each token by layer, [T, K], part by part.
     """
     W = max(len(names) for _, names in parts)
     place_T = torch.from_numpy(
@@ -83,7 +83,7 @@ def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> n
 
 
 def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[list[np.ndarray]]:
-    """Per phase and group, the tokens that count."""
+    """The counted tokens by phase and group."""
     names: list[list[np.ndarray]] = [[] for _ in PHASES]
     for group in range(G):
         reads = [[read for key in keys for read in routes.reads[key]] for keys in documents[group::G]]
@@ -93,7 +93,7 @@ def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[l
 
 
 def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
-    """(group, tokens of it) of like length together, at most `TOKENS_AT_ONCE` with what fills them up."""
+    """Batches of parts of similar length; a batch has at most `TOKENS_AT_ONCE` tokens, padding included."""
     step = TOKENS_AT_ONCE
     parts = [(g, names[i : i + step]) for g, names in enumerate(by_group) for i in range(0, len(names), step)]
     batch: list[Part] = []

@@ -1,4 +1,4 @@
-"""The requests of every document, as lm-eval made them."""
+"""The requests that lm-eval built for every document."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class Documents:
-    """Documents of an evaluation that has just been made."""
+    """The documents of an evaluation."""
 
     requests: list[list[str]] = field(default_factory=list)
-    """Per document, the keys of its requests; the same request of two documents has one key."""
-    asked: dict[str, tuple[str, Request]] = field(default_factory=dict)
-    """(kind, request) by key."""
+    """The keys of each document's requests; equal requests have the same key."""
+    by_key: dict[str, tuple[str, Request]] = field(default_factory=dict)
+    """Kind and request by key."""
 
 
 def documents_of(tasks: TaskDict) -> Documents:
-    """All documents, task by task. Several answers to a prompt are as many requests."""
+    """All documents, task by task. Each of several answers to a prompt is a request."""
     from moe_lab.engine.hf import Request
 
-    found = Documents()
+    documents = Documents()
     for task in tasks["tasks"].values():
         by_document: dict[int | None, list[str]] = {}
         for instance in task.instances:
             for repeat in range(instance.repeats or 1):
                 key = request_key(instance.request_type, instance.args, repeat)
-                found.asked[key] = instance.request_type, Request(instance.args, repeat)
+                documents.by_key[key] = instance.request_type, Request(instance.args, repeat)
                 by_document.setdefault(instance.doc_id, []).append(key)
-        found.requests += by_document.values()
-    return found
+        documents.requests += by_document.values()
+    return documents

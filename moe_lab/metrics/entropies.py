@@ -38,10 +38,10 @@ def measured(
 ) -> dict[str, Any] | None:
     """The metric's mean over layers and each layer's value, with 95% intervals; None where nothing was counted.
 
-    The entropy of counts ("counted") is lower than that of the frequencies that they estimate, the more so the fewer
-    tokens were counted. "value" is corrected by the jackknife over groups of documents (Zahl, 1977). The interval is
-    Student's with the jackknife's standard error. Both are cut to what is possible. From a single group with tokens,
-    "value" is what was counted, without an interval.
+    The entropy of counts ("counted") underestimates the entropy of the frequencies, the more so the fewer tokens are
+    counted. "value" is corrected by the jackknife over groups of documents (Zahl, 1977). The interval is Student's with
+    the jackknife's standard error. Both are clipped to the possible values. With a single group of tokens, "value" is
+    "counted" and has no interval.
 
     Args:
         counts: [G, L, E] or [G, L, E, E].
@@ -63,7 +63,7 @@ def measured(
 def _without_each(
     counts: np.ndarray, experts: Sequence[int], metric: Callable[[np.ndarray, Sequence[int]], np.ndarray]
 ) -> np.ndarray:
-    """float64 [G, L]: the metric of all groups but one, for each one."""
+    """float64 [G, L]: for each group, the metric of all other groups."""
     total = counts.sum(axis=0, dtype=np.float64)
     at_once = max(1, NUMBERS_AT_ONCE // total.size)
     starts = range(0, len(counts), at_once)
@@ -71,7 +71,7 @@ def _without_each(
 
 
 def _jackknife(counted: float, without_G: np.ndarray | None, most: float) -> dict[str, Any]:
-    """{"value", "ci95", "counted", "maximum"} from a value and those without one group each."""
+    """{"value", "ci95", "counted", "maximum"} from the value of all groups and the values without each group."""
     if without_G is None:
         return {"value": counted, "ci95": None, "counted": counted, "maximum": most}
     from scipy.stats import t

@@ -1,4 +1,4 @@
-"""Policies under which a task is evaluated again: an expert of each layer masked, or experts drawn at random.
+"""Routing policies that change a model: an expert of each layer masked, or experts drawn at random.
 
 T = tokens of a pass, L = MoE layers, E = experts, K = experts per token.
 """
@@ -19,10 +19,10 @@ from moe_lab.routing.rules import LOGITS
 
 
 class Masked(Observer):
-    """One expert of every layer cannot be chosen: its logit is -inf before top-k, and K stays.
+    """Masks one expert of every layer: its logit is -inf before top-k, and K stays.
 
     Args:
-        experts: per MoE layer the one that is masked.
+        experts: the masked expert of each MoE layer.
     """
 
     def __init__(self, experts: Sequence[int]):
@@ -44,7 +44,7 @@ class Masked(Observer):
 
 
 def _without(router: Router, logits_TE: Tensor, masked: int) -> Tensor:
-    """The logits with one expert's score at -inf: where logits are what a softmax is taken of, its weight is 0."""
+    """The logits with one expert at -inf, so that the softmax gives it weight 0."""
     lowest = -torch.inf
     if router.family.rule.noise == LOGITS:  # in one family they are probabilities
         lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
@@ -52,10 +52,10 @@ def _without(router: Router, logits_TE: Tensor, masked: int) -> Tensor:
 
 
 class RandomRouting(Observer):
-    """K distinct experts at random for every token and layer; the token's own weights, largest first, are kept.
+    """Draws K distinct experts for every token and layer, and keeps the token's own weights, largest first.
 
-    Which experts is a function of the seed, the layer and the text up to the token, by the keyed noise of
-    `routing/noise.py`: no batch, order or shared beginning changes it.
+    The experts depend on the seed, the layer and the text up to the token alone (keyed noise, `routing/noise.py`):
+    batches, order and shared prefixes change nothing.
     """
 
     def __init__(self, seed: int):
@@ -85,7 +85,7 @@ class RandomRouting(Observer):
 
 
 def random_experts(seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int) -> Tensor:
-    """int64 [T, K]: the K experts with the largest keyed noise; row 0, which RoE never makes noisy, is its key."""
+    """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, where RoE adds none."""
     zero_T = torch.zeros_like(names_T)
     layer_L = torch.tensor([layer], device=names_T.device)
     noise_TE = gumbel_for_tokens(seed, names_T, zero_T, zero_T, position_T, layer_L, E)[0]

@@ -1,6 +1,6 @@
-"""Which experts every token that is read takes, kept once however many documents share it.
+"""The experts of every token that a model reads, stored once for all documents that share the token.
 
-N = distinct tokens (each with all that stands before it), L = MoE layers, K = experts per token.
+N = distinct tokens (a token with its whole prefix), L = MoE layers, K = experts per token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Read:
-    """What was read for one request, as names (observer.py) of its tokens."""
+    """The tokens of one request, by their names (`engine/forward/token_hash.py`)."""
 
     prompt: np.ndarray
     answer: np.ndarray
@@ -42,7 +42,7 @@ class RouteTable:
     top_k: list[int]
 
     def of(self, names: np.ndarray) -> list[np.ndarray]:
-        """Per MoE layer, the experts of these tokens: [tokens, K]. Raises RoutingError for one that was not read."""
+        """The experts of these tokens by MoE layer: [tokens, K]. Raises RoutingError for a token that was not read."""
         place = np.minimum(np.searchsorted(self.names_N, names), len(self.names_N) - 1)
         if not (self.names_N[place] == names).all():
             raise RoutingError("A token was answered that no router was seen to route. Please report this.")
@@ -50,9 +50,9 @@ class RouteTable:
 
 
 class Routes(Observer):
-    """A policy that changes nothing, and an observer: the experts of all tokens, and which tokens a request has.
+    """An observer of the unchanged model: records the experts of all tokens, and the tokens of each request.
 
-    Takes L x K bytes (twice that above 256 experts) per distinct token, and about 16 per token of a request.
+    It takes L x K bytes (twice that above 256 experts) per distinct token, and about 16 per token of a request.
     """
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class Routes(Observer):
         return sorted(self.experts)
 
     def table(self) -> RouteTable:
-        """All that has been read so far."""
+        """The experts of all tokens so far."""
         self._keep_pass()
         names_N, first_N = np.unique(np.concatenate([names for names, _ in self._blocks]), return_index=True)
         index = np.concatenate([index for _, index in self._blocks])[first_N]
         return RouteTable(names_N, index, [self.top_k[layer] for layer in self.layers])
 
     def _keep_pass(self) -> None:
-        """Take the last forward pass off the device, without its padding."""
+        """Copy the experts of the last forward pass from the device, without its padding."""
         if not self._pass:
             return
         index_TC = torch.cat([self._pass[layer].cpu() for layer in self.layers], dim=-1).numpy()

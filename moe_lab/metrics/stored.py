@@ -11,7 +11,7 @@ from moe_lab.results.stored import whole_mapping
 SCHEMA_VERSION = 2
 FILE = "expert_metrics.json"
 FOLDER = "expert_metrics"
-"""Answers under masked and random routing, and counts."""
+"""Counts, and answers under changed routing."""
 COUNTS = "counts.safetensors"
 HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
 """Keys of every expert_metrics.json beside its metrics."""

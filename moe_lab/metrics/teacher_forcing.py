@@ -1,6 +1,6 @@
-"""Rows of token ids read at once (teacher-forced) under a routing policy: what is predicted right, by which experts.
+"""Teacher-forced passes over tokenized examples under a routing policy: correct predictions and selected experts.
 
-Padding stands behind a row's last token; it is routed with the rest and counted nowhere.
+Padding follows the last token of a row. It is routed, but never counted.
 
 N = rows, G = groups of rows, B = rows of a pass, S = tokens of the longest, T = B x S, V = vocabulary, L = MoE layers,
 E = experts (of the layer with the most), K = experts per token.
@@ -23,16 +23,17 @@ from moe_lab.routing import Router, Routing, routed
 NO_LABEL = -100
 """Label of tokens that are read and not predicted, as in transformers."""
 PASS_TOKENS = 2048
-"""Of a pass with its padding, unless one row is longer."""
+"""Tokens of a pass, padding included; a longer row is a pass of its own."""
 
 TokenizedExample = Mapping[str, Sequence[int]]
-"""`input_ids`, and `labels`, as many: the tokens themselves, or NO_LABEL."""
+"""`input_ids` and `labels` of the same length; a label is the token itself or NO_LABEL."""
 
 
 def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Observer) -> np.ndarray:
-    """int64 [N]: how many labels of each row are the most probable token under the policy.
+    """int64 [N]: the number of correctly predicted labels of each row under the policy.
 
-    The model reads in evaluation mode, without gradients or random numbers, and is left in the modes it had.
+    The passes run in evaluation mode, without gradients or random numbers. Afterwards all modules have their modes
+    back.
     """
     device = next(model.parameters()).device
     right_N = np.zeros(len(rows), dtype=np.int64)
@@ -55,13 +56,13 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
 
 
 def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
-    """int64 [N]: how many tokens of each row are to be predicted; a first token cannot be."""
-    labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set may have no end by itself
+    """int64 [N]: the number of predicted tokens of each row; the first token is never predicted."""
+    labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set is indexed, not iterated
     return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
 
 
 class PairCounts(Observer):
-    """A policy that changes nothing and counts experts, alone and in pairs, in N rows that are read with it once."""
+    """An observer of the unchanged model: counts experts, alone and in pairs, in one pass over N rows."""
 
     def __init__(self, rows: int):
         self.experts: dict[int, int] = {}
@@ -88,7 +89,7 @@ class PairCounts(Observer):
 
     @property
     def pairs_GLEE(self) -> np.ndarray:
-        """int64: tokens of each group of rows that take both experts; on the diagonal, that take the expert."""
+        """int64: tokens of each group of rows that select both experts; on the diagonal, that select the expert."""
         self._keep_pass()
         assert self._pairs_GLEE is not None
         return self._pairs_GLEE
@@ -114,7 +115,7 @@ class PairCounts(Observer):
 
 
 def _passes(rows: Sequence[TokenizedExample]) -> Iterator[list[int]]:
-    """Numbers of rows that are read together, the longest first."""
+    """Row numbers of each pass, the longest rows first."""
     numbers: list[int] = []
     for number in sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"])):
         if numbers and len(rows[numbers[0]]["input_ids"]) * (len(numbers) + 1) > PASS_TOKENS:
@@ -133,10 +134,10 @@ def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
         real_BS[row, : len(own)] = True
 
     def names_BS() -> np.ndarray:
-        found = np.zeros((B, S), dtype=np.int64)
+        names = np.zeros((B, S), dtype=np.int64)
         for row, own in enumerate(ids):
-            found[row, : len(own)] = prefix_names(own)
-        return found
+            names[row, : len(own)] = prefix_names(own)
+        return names
 
     return Tokens(
         ids_BS=ids_BS.to(device),

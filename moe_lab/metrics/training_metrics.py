@@ -1,7 +1,7 @@
-"""The expert metrics of a model on rows of tokens, as they are while it is trained (MoE-Bench, section 4.2).
+"""The expert metrics of a model in training, on held-out tokenized examples (MoE-Bench, section 4.2).
 
-Load Balance and Collaboration count the rows' tokens. Accuracy is the share of answer tokens that are predicted right
-behind the true ones; Capacity and Specialization are what of it is lost with an expert masked or random experts.
+Counted metrics count the tokens of the rows. Accuracy is the share of answer tokens that the model predicts, given the
+true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
 
 N = rows.
 """
@@ -23,10 +23,10 @@ from moe_lab.results.statistics import LEVEL
 
 
 def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
-    """Load Balance, Collaboration, Capacity, Specialization and accuracy on the rows, with 95% intervals over them.
+    """Accuracy and every expert metric on the rows, with 95% intervals over rows.
 
-    Four passes over the rows. Each value stands as {"value", "ci95"}; Load Balance and Collaboration with their largest
-    possible value and their layers too. Capacity is null for a model that gives every token all of its experts.
+    Each value is {"value", "ci95"}; counted metrics also have their largest possible value and their layers. Capacity
+    is null for a model whose tokens take all of its experts.
     """
     start = time.perf_counter()
     counted, answers_N = PairCounts(len(rows)), labelled_tokens(rows)
@@ -54,9 +54,9 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
 
 
 def _share(of_N: np.ndarray, tokens_N: np.ndarray) -> dict[str, Any]:
-    """The sum over the tokens of all rows; the interval is that of a ratio whose rows are drawn (Cochran, 1977, 6.4).
+    """The share of tokens over all rows, with the interval of a ratio over sampled rows (Cochran, 1977, 6.4).
 
-    It is Student's, with the standard error of the rows' residuals.
+    The interval is Student's with the standard error of the rows' residuals.
     """
     total, N = int(tokens_N.sum()), len(tokens_N)
     if not total:

@@ -15,6 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import moe_lab.runs.execute
+import moe_lab.runs.prepare
+from moe_lab.cli.doctor import inputs, report
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries
 from moe_lab.config import schema
@@ -25,6 +28,7 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.spec import find_experiments
 from moe_lab.reports.terminal.results import settings
+from moe_lab.runs import estimate
 from moe_lab.runs.estimate import estimates
 from moe_lab.tasks.estimate import Workload
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
@@ -189,7 +193,7 @@ def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
             raise ConfigError("method.n=4 is for multiple-choice questions.")
         return runs.prepare(config)
 
-    monkeypatch.setattr("moe_lab.runs.prepare.prepare", prepare)
+    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
     ended = run_command(capsys, "-m", "method=roe,c3po", "method.n=4")
     assert ended.code == 2 and not runs.executed
     assert "In the cell method=c3po method.n=4:\nmethod.n=4 is for multiple-choice" in ended.err
@@ -201,7 +205,8 @@ def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch)
     seen = []
     execute = runs.execute
     monkeypatch.setattr(
-        "moe_lab.runs.execute.execute",
+        moe_lab.runs.execute,
+        "execute",
         lambda run, models: seen.append(len(runs.prepared)) or execute(run, models),
     )
     run_command(capsys, "-m", "method=base,roe", "seed=1,2")
@@ -256,7 +261,7 @@ def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
     def terminated(run, models):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("moe_lab.runs.execute.execute", terminated)
+    monkeypatch.setattr(moe_lab.runs.execute, "execute", terminated)
     try:
         assert run_command(capsys).code == 143
     finally:
@@ -309,11 +314,9 @@ def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp
 @pytest.fixture
 def few_tasks(monkeypatch):
     """Documented tasks are these two: the survey of all takes half a minute."""
-    monkeypatch.setattr(
-        "moe_lab.cli.doctor.report.option_files", lambda group, folders: ["svamp", "toy_math"]
-    )
-    monkeypatch.setattr("moe_lab.cli.doctor.inputs.code_execution", lambda: "possible, in a cage of x")
-    monkeypatch.setattr("moe_lab.cli.doctor.report.code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr(report, "option_files", lambda group, folders: ["svamp", "toy_math"])
+    monkeypatch.setattr(inputs, "code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr(report, "code_execution", lambda: "possible, in a cage of x")
 
 
 def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, few_tasks):
@@ -354,7 +357,7 @@ def test_the_untouched_model_stands_before_what_is_compared_with_it():
 
 def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     looked_at = []
-    monkeypatch.setattr("moe_lab.runs.estimate.workload_of", lambda run: looked_at.append(run) or ASKED)
+    monkeypatch.setattr(estimate, "workload_of", lambda run: looked_at.append(run) or ASKED)
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
     assert len(looked_at) == 1

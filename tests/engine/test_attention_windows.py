@@ -1,8 +1,8 @@
 """Layers that attend to a window or a chunk, or whose attention is unusual: the engine equals the untouched model, and
-RoE its slow reference, with prompts that are longer than what a layer windows.
+RoE its slow reference, with prompts that are longer than a window.
 
-What would break these: a window that counts padding, other branches or rows as tokens, a layer with another's mask, rows
-parted where the layer cannot take them.
+What would break these: a window that counts padding, other branches or samples as tokens, a layer with a wrong mask,
+samples that fork where the layer cannot take them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tests.support.tiers import by_family
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(45)]
 
 
-@pytest.fixture(scope="module", params=by_family(attention_kinds.ROWS))
+@pytest.fixture(scope="module", params=by_family(attention_kinds.KV_CACHE))
 def model(request):
-    return build(request.param, attention_kinds.ROWS[request.param])
+    return build(request.param, attention_kinds.KV_CACHE[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def long_prompts(count):
     return prompts
 
 
-def test_models_here_are_run_by_rows(model):
+def test_models_here_run_on_a_kv_cache(model):
     assert runs_on_kv_cache(model)
 
 
@@ -151,7 +151,7 @@ def test_attention_windows():
 
 
 def test_sinks_count_in_attention():
-    model = build("gpt_oss", attention_kinds.ROWS["gpt_oss"])
+    model = build("gpt_oss", attention_kinds.KV_CACHE["gpt_oss"])
     questions = long_questions(2)
     before, _ = scores_of(model, questions, Budget(4000))
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_sinks_count_in_attention():
     assert_scores(after, [[plain(model, q, c) for c in q.continuations] for q in questions])
 
 
-def test_rows_at_temperature_zero_are_copies(model):
+def test_samples_at_temperature_zero_are_copies(model):
     questions = long_questions(3)
     expected, _ = scores_of(model, questions, Budget(4000))
     still = ensemble_for(model, ("clean", "noisy"), temperatures=[0.0] * len(find_routers(model)))

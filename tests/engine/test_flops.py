@@ -30,7 +30,7 @@ def model():
 
 
 def by_hand(T: int, B: int = 1) -> int:
-    """B sequences of T tokens: projections, attention to all T columns, router, experts (three products), head."""
+    """B sequences of T tokens: projections, attention to all T slots, router, experts (three products), head."""
     attention = 4 * 2 * T * D * D + 2 * 2 * T * T * D
     experts = 2 * T * D * E + T * K * 3 * 2 * D * F
     return B * (LAYERS * (attention + experts) + 2 * T * D * V)

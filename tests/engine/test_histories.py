@@ -150,7 +150,7 @@ def test_sharing_the_first_layers_changes_nothing(moe_model, history):
 
 
 def test_histories_are_not_the_same_thing(olmoe):
-    # If rows read one history in all modes, or prompts were always read the same way, these would coincide. (A single
+    # If samples had one history in all modes, or prompts were always read the same way, these would be equal. (A single
     # token is the same for clean and for standard with a clean prompt; here it is three.)
     context = [5, 6, 7, 8, 9, 10]
     question = ScoringRequest(context, [[11, 12, 13]], document_key(context))
@@ -178,7 +178,7 @@ def test_no_cache_reads_everything_again_for_every_token(olmoe):
 
 
 @pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
-def test_reuse_changes_nothing_where_rows_have_their_own_history(olmoe, tokenizer, history):
+def test_reuse_changes_nothing_where_samples_have_their_own_history(olmoe, tokenizer, history):
     options = {"max_gen_toks": 5, "until": []}
     requests = {
         "loglikelihood": [Request(("some context", " more"))],

@@ -1,4 +1,4 @@
-"""What noise is keyed by: the repeat in every kind of row, and the seed where tokens are sampled.
+"""The keys of noise: the sample index in every kind of history, and the seed where tokens are sampled.
 
 Broken by: a second answer to a prompt that is given the noise of the first, or a seed that sampling does not read.
 """

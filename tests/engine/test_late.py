@@ -1,6 +1,6 @@
-"""Rows of a single token part in front of the MoE block only where that means the same as in front of its layer.
+"""Samples of a single token fork in front of the MoE block only where that equals a fork in front of the layer.
 
-Broken by a family in `LATE` whose layer makes of its block's output anything but an addition to each token.
+Broken by a family in `LATE` whose layer does anything but add its block's output to each token.
 """
 
 from __future__ import annotations

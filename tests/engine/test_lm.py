@@ -108,7 +108,7 @@ def test_roe_is_the_same_from_any_batch_size(olmoe, tokenizer):
 
 
 def test_a_recurrent_model_is_run_by_hf(tokenizer):
-    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"])
+    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
     lm = EngineLM(model, tokenizer)
     assert lm.engine is None
     hf = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8)
@@ -124,7 +124,7 @@ def test_a_recurrent_model_is_run_by_hf(tokenizer):
 
 
 def test_log_probabilities_by_hf_are_float32(tokenizer):
-    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"]).bfloat16()
+    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"]).bfloat16()
     requests = requests_of("loglikelihood", [("abcdefgh", f" {letter}bcd") for letter in "abcdefg"])
     values = [value for value, _ in EngineLM(model, tokenizer).loglikelihood(requests)]
     assert not any((value * 32).is_integer() for value in values)
@@ -138,7 +138,7 @@ def test_answers_too_long_for_the_model_are_refused(olmoe, tokenizer):
         lm.generate_until(requests_of("generate_until", [("a", {"max_gen_toks": 20, "until": []})]))
 
 
-def test_the_models_of_families_run_on_rows():
+def test_the_models_of_families_run_on_a_kv_cache():
     assert EngineLM.__mro__[2] is HFLM
     from moe_lab.engine.forward.layers import runs_on_kv_cache
 

@@ -27,7 +27,7 @@ def row(family) -> str:
         family.rule.noise + (" + bias" if family.bias else ""),
         "yes" if shared else "",
         "all" if family.moe_layers is every_layer else "as configured",
-        "rows" if runs_on_kv_cache(model) else "states",
+        "KV cache" if runs_on_kv_cache(model) else "recurrent",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -99,7 +99,7 @@ def exact(model_type):
 
 
 def reference_log_probs(model_type, prompt, ids, n, temperatures, cache_kind):
-    """float [V]: the log of the mean distribution of n rows after `ids`, each a pass of its own without a cache."""
+    """float [V]: the log of the mean distribution of n samples after `ids`, each a separate pass without a cache."""
     model, spec = exact(model_type), slow_routing.SPECS[model_type]
     positions = range(len(ids) - 1 if cache_kind == "clean" else 0, len(ids))
     rows = []
@@ -124,7 +124,7 @@ def experts_of(model_type):
 
 
 def ensemble_of(model_type, cache_kind):
-    """3 rows, noise in all MoE layers but the first (where there are several)."""
+    """3 samples, noise in all MoE layers but the first (where there are several)."""
     family, layers = family_of_type(model_type), len(find_routers(small_model(model_type)))
     temperature = 1.0 if family.rule.noise == LOGITS else 0.2
     first = int(layers > 1)

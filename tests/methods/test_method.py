@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import moe_lab.runs.prepare
 from moe_lab.config.catalog import option_files
 from moe_lab.config.paths import resource_folder
 from moe_lab.methods import get_method, method, method_names
@@ -67,7 +68,7 @@ def test_hooks_are_called_in_the_documented_order(
 ) -> None:
     calls: list[str] = []
     kind = recorded(Recorded, calls)
-    monkeypatch.setattr("moe_lab.runs.prepare.get_method", lambda name: kind)
+    monkeypatch.setattr(moe_lab.runs.prepare, "get_method", lambda name: kind)
     one = config(tiny_olmoe_dir, small_data(tmp_path / "data"), tmp_path, limit=2, baseline=False)
     run = prepare(one)
     first = execute(run, ModelPool())

@@ -25,7 +25,7 @@ from moe_lab.metrics.load_balance import load_balance
 from moe_lab.metrics.routes import Routes
 from moe_lab.results.request_log import request_key
 from moe_lab.routing import record
-from tests.support.attention_kinds import ROWS
+from tests.support.attention_kinds import KV_CACHE
 from tests.support.models import build, small_model
 from tests.support.tiers import by_family
 
@@ -61,7 +61,7 @@ DOCUMENTS: list[list[Asked]] = [
 def rows_model(family: str) -> Any:
     """A model of the family that runs as rows."""
     if family in ("gemma4_text", "llama4_text"):
-        return build(family, ROWS[family])
+        return build(family, KV_CACHE[family])
     return small_model(family)
 
 

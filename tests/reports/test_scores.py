@@ -6,7 +6,7 @@ Broken by: a wrong metric, a group without its documents, a missing value shown 
 from __future__ import annotations
 
 from moe_lab.reports.scores import headline, marks_of, scores_of
-from moe_lab.reports.terminal.results import interval, number, settings
+from moe_lab.reports.terminal.results import interval, number
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
 
@@ -70,16 +70,3 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(mine) == ()
     assert marks_of(mine | {"tuning": tuned | {"n": 4}}) == ("other-profile",)
     assert marks_of(mine | {"tuning": tuned | {"model": "olmoe"}}) == ("other-profile",)
-
-
-def test_large_numbers_keep_four_digits():
-    assert number(0.5) == "0.5000"
-    assert number(-0.25, sign=True) == "-0.2500"
-    assert number(123456.7) == "1.235e+05"
-
-
-def test_settings_tell_the_runs_of_a_grid_apart():
-    typed = [["method=roe", "method.n=4", "limit=5"], ["method=roe", "method.n=8", "limit=5"]]
-    assert settings(typed, [0, 0]) == ["method.n=4", "method.n=8"]
-    assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
-    assert settings([["limit=5"]], [0]) == [""]

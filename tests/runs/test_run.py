@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.engine import lm
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.pool import ModelPool
 from moe_lab.progress import Progress
@@ -146,7 +147,7 @@ def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -
             super().__init__(*given, **keys)
             titles.append(self.title)
 
-    monkeypatch.setattr("moe_lab.engine.lm.Progress", Noted)
+    monkeypatch.setattr(lm, "Progress", Noted)
     done = run(replace(roe, limit=2)).run
     assert done.baseline is not None
     assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
@@ -501,15 +502,15 @@ def test_answers_made_with_other_versions_are_kept_aside(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
-    from moe_lab.runs.evaluation import evaluate as evaluation
+    from moe_lab.results import versions
 
     base = prepare(replace(roe, limit=2)).baseline
     assert base is not None
     execute(base, ModelPool())
     (base.folder / "results.json").unlink()
     earlier = (base.folder / "responses.jsonl").read_bytes()
-    now = evaluation.decisive_versions()
-    monkeypatch.setattr(evaluation, "decisive_versions", lambda: now | {"transformers": "0.0"})
+    now = versions.versions()
+    monkeypatch.setattr(versions, "versions", lambda: now | {"transformers": "0.0"})
     execute(base, ModelPool())
     aside = base.folder / "responses.1.old.jsonl"
     assert aside.read_bytes() == earlier

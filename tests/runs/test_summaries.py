@@ -16,6 +16,7 @@ from moe_lab.reports.terminal.seeds import print_summaries
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.summaries import summarize, summary
+from moe_lab.tasks.judges import session
 from tests.support.runs import config, small_data
 
 
@@ -174,8 +175,8 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
 
             yield judge_all
 
-    monkeypatch.setattr("moe_lab.tasks.judges.toy.ToyJudge", Told)
-    monkeypatch.setattr("moe_lab.tasks.judges.session.logs_beside", lambda folder, name: [])
+    monkeypatch.setattr(toy, "ToyJudge", Told)
+    monkeypatch.setattr(session, "logs_beside", lambda folder, name: [])
     task = TaskConfig(name="toy_safety", judges=["toy"])
     return replace(
         roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}

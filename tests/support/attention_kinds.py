@@ -50,7 +50,7 @@ _LLAMA4 = dict(
 )
 _MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=4)
 
-ROWS = {
+KV_CACHE = {
     "gpt_oss": dict(
         num_local_experts=8, head_dim=8, sliding_window=WINDOW, layer_types=[_SLIDING, _FULL] * 2
     ),
@@ -79,10 +79,10 @@ ROWS = {
     "deepseek_v3": _MLA,
     "granitemoe": dict(num_local_experts=6, embedding_multiplier=3.0, residual_multiplier=0.5),
 }
-ROWS = {name: _COMMON | own for name, own in ROWS.items()}
+KV_CACHE = {name: _COMMON | own for name, own in KV_CACHE.items()}
 """Run over a `KVCache`."""
 
-STATES = {
+RECURRENT = {
     "qwen3_next": dict(
         num_experts=8,
         shared_expert_intermediate_size=24,
@@ -116,5 +116,5 @@ STATES = {
     ),
     "llama4_text": _LLAMA4 | dict(attn_temperature_tuning=True),
 }
-STATES = {name: _COMMON | own for name, own in STATES.items()}
-"""Run with a copy of the model's own cache for every row."""
+RECURRENT = {name: _COMMON | own for name, own in RECURRENT.items()}
+"""Run with a copy of the model's own cache for every sample."""

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+import moe_lab.runs.execute
+import moe_lab.runs.prepare
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
+from moe_lab.runs import estimate, plan, summaries
 from moe_lab.tasks.estimate import Workload
 from tests.support.runs import facts
 
@@ -154,9 +157,9 @@ def fake_state(run: FakeRun) -> tuple[str, float]:
 
 def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.runs.run`'s functions."""
-    monkeypatch.setattr("moe_lab.runs.prepare.prepare", runs.prepare)
-    monkeypatch.setattr("moe_lab.runs.execute.execute", runs.execute)
-    monkeypatch.setattr("moe_lab.runs.summaries.summarize", runs.summarize)
-    monkeypatch.setattr("moe_lab.runs.estimate.workload_of", lambda run: ASKED)
-    monkeypatch.setattr("moe_lab.runs.plan.run_state", lambda run, asked: fake_state(run))
+    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", runs.prepare)
+    monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
+    monkeypatch.setattr(summaries, "summarize", runs.summarize)
+    monkeypatch.setattr(estimate, "workload_of", lambda run: ASKED)
+    monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
     return runs

@@ -91,3 +91,13 @@ def cell_table(*cells: TableCell, **keys: Any) -> CellTable:
     given = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}, "paper": []}
     axes: dict[str, Any] = {"rows": [], "columns": [], "metric": "headline"}
     return CellTable(Experiment(**(given | axes | keys)), cells)
+
+
+def cell_of(**changes: Any) -> TableCell:
+    return TableCell(coordinates={}, run_id="r", results=[results_of(**changes)])
+
+
+def overhead_cell(n: int, seconds: float, *, temperature: float = 0.0, cache: str = "clean", **cost: Any):
+    blank = results_of()["moe_lab"]["cost"]
+    roe = {"n": n, "temperatures": [0.0, temperature], "cache": cache}
+    return cell_of(n=n, roe=roe, cost=blank | {"wall_seconds": seconds} | cost)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,18 @@ def _write_trials(path: Path, values: Sequence[float | None], tuning: str) -> No
         lines.append(f"{number},{shown},2026-01-01,2026-01-01,0 days,{round(0.05 * number, 2)},{state}")
     lines.append(f"{len(values)},,2026-01-01,,,0.3,RUNNING")
     path.write_text("\n".join(lines) + "\n")
+
+
+PROFILE = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.05, 0.0]
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def pixels(png):
+    """Width and height, from the PNG's header."""
+    head = png.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", head[16:24])

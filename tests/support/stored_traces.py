@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from moe_lab.reports.figures.stored_traces import StoredTraces, read_traces
 from tests.support.stored_results import results_of
 
 BEFORE = [[[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1]]]
@@ -63,3 +64,9 @@ def c3po_results(core_experts: int | None = None, **changes: Any) -> dict[str, A
     results = results_of(method="c3po", **{"model": model, "c3po": c3po} | changes)
     results["moe_lab"]["method"]["config"]["core_experts"] = core_experts
     return results
+
+
+def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:
+    found = read_traces(folder, write_traced_run(folder, answers, **changes))
+    assert found is not None
+    return found

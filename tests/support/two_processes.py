@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe_lab.methods import trainer
 from moe_lab.methods.finetune_freeze.training import finetune
 from tests.support.models import small_model
 from tests.support.trainings import training_of
@@ -53,7 +54,7 @@ def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.T
         found[state.global_step] = {name: value.clone() for name, value in trained.state_dict().items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moe_lab.methods.trainer.Log.on_step_begin", keep, raising=False)
+        patch.setattr(trainer.Log, "on_step_begin", keep, raising=False)
         finetune(
             trained, training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings)
         )

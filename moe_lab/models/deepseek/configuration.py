@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -21,8 +22,13 @@ class DeepseekConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "deepseek"
+<<<<<<< HEAD
     register_model: ClassVar[Any] = staticmethod(lambda: None)
     """Imports and registers the model class. Set by `registration.py`; called when a configuration is created."""
+=======
+    register_model: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    """Called with every configuration (`registration.py`)."""
+>>>>>>> main
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_experts": "n_routed_experts",
@@ -79,6 +85,7 @@ class DeepseekConfig(PreTrainedConfig):
         self.register_model()
         self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
+        type(self).register_model()
 
     def validate_architecture(self) -> None:
         """Raise ValueError for settings that no published checkpoint has."""

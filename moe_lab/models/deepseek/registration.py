@@ -1,20 +1,27 @@
 """Registration of "deepseek" with the Auto classes of transformers, without importing transformers for it.
 
+<<<<<<< HEAD
 transformers takes two seconds to import, too long for `--help`. So the configuration is registered when transformers'
 registry is imported, before or after `import moe_lab`. The model is registered when the first configuration is created:
 modeling code takes as long again, and commands like mode=plan do not need it.
+=======
+transformers takes two seconds to import, which `--help` must not wait for. So the configuration is registered when
+transformers' own registry is imported, whether that was before `import moe_lab` or comes after it. The model is
+registered with the first configuration: any earlier its import would meet a transformers that is half imported.
+>>>>>>> main
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
 REGISTRY = "transformers.models.auto.configuration_auto"
+<<<<<<< HEAD
 """The module of transformers with the registry of configurations."""
 
 
@@ -24,20 +31,28 @@ def register_deepseek() -> None:
         _register_configuration()
     else:
         sys.meta_path.insert(0, _AfterImport(REGISTRY, _register_configuration))
+=======
 
 
-class _AfterImport(MetaPathFinder):
-    """An import hook: finds a module with the other finders and calls `act` after the module has run."""
+def register_deepseek() -> None:
+    """Register the configuration now if transformers' registry is imported, else once it is."""
+    if REGISTRY in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _AfterRegistry())
+>>>>>>> main
 
-    def __init__(self, module: str, act: Callable[[], None]) -> None:
-        self.module = module
-        self.act = act
+
+class _AfterRegistry(MetaPathFinder):
+    """Finds the registry as the other finders do, and registers once it has run; being looked for is not enough."""
+
+    def __init__(self) -> None:
         self.searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self.module or self.searching:
+        if name != REGISTRY or self.searching:
             return None
         self.searching = True  # another finder may ask all of them, too
         try:
@@ -48,17 +63,17 @@ class _AfterImport(MetaPathFinder):
             return None
         run = spec.loader.exec_module
 
-        def run_and_act(module: ModuleType) -> None:
+        def run_and_register(module: ModuleType) -> None:
             run(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self.act()
+                _register()
 
-        spec.loader.exec_module = run_and_act  # type: ignore[method-assign]
+        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
 
 
-def _register_configuration() -> None:
+def _register() -> None:
     from transformers.models.auto.configuration_auto import AutoConfig
 
     from moe_lab.models.deepseek.configuration import DeepseekConfig

@@ -41,7 +41,7 @@ def write_expert_metrics(
     from moe_lab.metrics.documents import documents_of
 
     documents = documents_of(run.tasks)
-    missing = [asked for key, asked in documents.asked.items() if key not in routes.reads]
+    missing = [asked for key, asked in documents.by_key.items() if key not in routes.reads]
     start = time.perf_counter()
     if missing:
         ask(routes, missing)

@@ -5,7 +5,6 @@ Adding one: a module with a `Judge` subclass, and a line in `JUDGES`.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ JUDGES = {
 }
 
 
-@cache
 def judge_class(name: str) -> type[Judge]:
     """The class of a judge of `JUDGES`."""
     module, _, attribute = JUDGES[name].partition(":")

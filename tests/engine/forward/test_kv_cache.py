@@ -1,4 +1,4 @@
-"""The cache holds what transformers' own would, and forgets rows at no cost."""
+"""The cache equals transformers' own, and drops slots at no cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Models with recurrent layers, run with copies of their own cache: RoE equals its slow reference.
 
-What would break these: a state that two rows or branches write to, a row other than the clean one that is kept, noise
+What would break these: a state that two samples or branches write to, a noisy sample's state kept as history, noise
 at other places than the reference has it.
 """
 
@@ -37,9 +37,9 @@ from tests.support.models import build
 from tests.support.tiers import by_family
 
 
-@pytest.fixture(scope="module", params=by_family(attention_kinds.STATES))
+@pytest.fixture(scope="module", params=by_family(attention_kinds.RECURRENT))
 def model(request):
-    return build(request.param, attention_kinds.STATES[request.param])
+    return build(request.param, attention_kinds.RECURRENT[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def answers_of(model, prompts, ensemble, steps, repeat=0):
     return [answer.generated for answer in answers]
 
 
-def test_models_here_are_not_run_by_rows(model):
+def test_models_here_do_not_run_on_a_kv_cache(model):
     assert not runs_on_kv_cache(model)
 
 
@@ -80,7 +80,7 @@ def test_one_row_equals_the_untouched_model(model):
 
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)
 def test_scores_equal_the_slow_reference(model, double, history):
-    # Continuations that begin alike: their states part where they do.
+    # Continuations with a common beginning: their states fork where they do.
     context = [3, 7, 9, 100, 20, 21, 22, 23, 24, 25, 26]
     questions = [
         ScoringRequest(context, [[5, 6, 7], [5, 8, 9], [4, 3, 2], [5, 6, 1], [11]], document_key(context)),
@@ -113,7 +113,7 @@ def test_tokens_equal_the_slow_reference(model, double, history):
 
 
 def test_tokens_that_are_counted(model):
-    # 3 context tokens, of them the last with 4 rows; nodes 5 and 6 with 4 rows each.
+    # 3 context tokens, the last of them with 4 samples; nodes 5 and 6 with 4 samples each.
     question = ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0)
     clean = scores_of(model, [question], ensemble_for(model, ("clean", "noisy")))
     assert clean[1].tokens_in == 2 + N + 2 * N
@@ -123,7 +123,7 @@ def test_tokens_that_are_counted(model):
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
 def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
-    model = build("qwen3_next", attention_kinds.STATES["qwen3_next"])
+    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
     requests = {
         "loglikelihood": [Request(("abcdefgh", " ab")), Request(("abcdefgh", " c")), Request(("b", "d"))],
         "loglikelihood_rolling": [Request(("abcdef",))],
@@ -157,7 +157,7 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
 
 def test_prompts_of_a_recurrent_base_model_are_not_padded(tokenizer):
     """MiniMax's lightning attention reads padding that stands before a prompt."""
-    model = build("minimax", attention_kinds.STATES["minimax"])
+    model = build("minimax", attention_kinds.RECURRENT["minimax"])
     texts = ["abcdefghijklmnopqrstuvwxyz", "b", "abcdefgh"]
     lm = EngineLM(model, tokenizer, batch_size=4, progress=False)
     answers = {}

@@ -1,18 +1,21 @@
-"""Clean work that is kept changes no number, and saves the clean tokens of every later call."""
+"""Two-phase scoring with cached activations changes no number, and saves the clean tokens of later calls."""
 
 from __future__ import annotations
 
 import random
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
+from moe_lab.engine import kv_engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import decoder_layers
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.suffix_forward import only_layers_from
 from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.scoring import two_phase
 from moe_lab.models.memory import free_host_memory
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
@@ -93,15 +96,15 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(moe_model, token
 def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
-    for rows, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
-        monkeypatch.setattr("moe_lab.engine.scoring.two_phase.CHUNK_SAMPLES", rows)
+    for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
+        monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
         monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
         for _ in range(2):
             assert_same("loglikelihood_rolling", ask(lm, "loglikelihood_rolling"), expected)
 
 
-def test_later_calls_put_noisy_rows_through_the_model_and_nothing_else(olmoe, tokenizer):
+def test_later_calls_put_noisy_samples_through_the_model_and_nothing_else(olmoe, tokenizer):
     noisy, other, none = ensembles_for(olmoe)
     lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
     request = Request(("a context of some length, " * 4 + "then", " answer"))
@@ -131,7 +134,7 @@ def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
 def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
     expected = [ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), kind) for kind in KINDS]
-    monkeypatch.setattr("moe_lab.engine.kv_engine.store_on", lambda device: Store(0))
+    monkeypatch.setattr(kv_engine, "store_on", lambda device: Store(0))
     lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
     for _ in range(2):
         for kind, answers in zip(KINDS, expected, strict=True):
@@ -148,7 +151,7 @@ def test_the_store_stays_within_its_bound():
 
 @pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7000))
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert free_host_memory(tmp_path) == free
@@ -168,7 +171,7 @@ def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):
     assert_same("loglikelihood", ask(lm, "loglikelihood"), expected)
 
 
-def test_an_ensemble_that_parts_earlier_than_kept_work_is_refused(olmoe, tokenizer):
+def test_an_ensemble_that_forks_before_the_cached_activations_is_refused(olmoe, tokenizer):
     lm = EngineLM(olmoe, tokenizer, ensemble=ensembles_for(olmoe)[0], reuse=True)
     with pytest.raises(ValueError, match="first_noisy=0"):
         lm.set_ensemble(Ensemble(5, GumbelTopK([0.5] * 4, 0)))
@@ -207,7 +210,7 @@ def test_later_layers_alone_and_the_model_restored():
     assert not any(layer._forward_pre_hooks for layer in decoder_layers(model))
 
 
-def test_rows_without_noise_are_computed_unless_work_is_kept(olmoe, tokenizer):
+def test_samples_without_noise_are_computed_unless_activations_are_cached(olmoe, tokenizer):
     """Broken by a run at temperature 0 that costs nothing: overhead would not be measured."""
 
     def tokens_in(reuse: bool) -> int:

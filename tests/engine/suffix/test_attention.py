@@ -1,4 +1,4 @@
-"""Attention without gradients of the past is torch's own, with those of the new columns; and it is what tails use."""
+"""Attention without gradients of the prefix equals torch's own, with gradients of the new slots; suffix replay uses it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_it_is_torchs_attention(heads, new):
 def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
     model = copy.deepcopy(small_model(family)).to(dtype)
     first = len(find_routers(model)) - 2
-    tails = SuffixReplay(model, first, TokenSpan("last", 3))
-    read = tails.read(prompts(least=3), Budget(64))
+    replay = SuffixReplay(model, first, TokenSpan("last", 3))
+    read = replay.read(prompts(least=3), Budget(64))
     torch.manual_seed(0)
     probs = {
         layer: torch.rand(len(read), 3, read[0].pathway_WME.shape[-1]).softmax(-1).requires_grad_()
@@ -59,7 +59,9 @@ def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
     }
 
     def gradients():
-        return torch.autograd.grad(tails.logits(read, Remix(probs)).logsumexp(-1).sum(), list(probs.values()))
+        return torch.autograd.grad(
+            replay.logits(read, Remix(probs)).logsumexp(-1).sum(), list(probs.values())
+        )
 
     calls = []
     usual = suffix_attention._Attention.apply

@@ -1,4 +1,4 @@
-"""Re-routed tokens over kept work equal whole passes: logits, gradients, continuations, whatever the batch."""
+"""Suffix replay equals whole passes: logits, gradients, continuations, whatever the batch."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def changed_layers(model):
 
 
 def read(model, span=TokenSpan(), **options):  # noqa: B008 - frozen
-    tails = SuffixReplay(model, changed_layers(model)[0], span)
-    return tails, tails.read(prompts(least=span.size), BUDGET, **options)
+    replay = SuffixReplay(model, changed_layers(model)[0], span)
+    return replay, replay.read(prompts(least=span.size), BUDGET, **options)
 
 
 def mixed(model, tokens, seed=3):
@@ -64,8 +64,8 @@ def own_probs(model, tokens):
 
 
 def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
-    tails, tokens = read(model)
-    logits_NV = tails.logits(tokens, None)
+    replay, tokens = read(model)
+    logits_NV = replay.logits(tokens, None)
     for token, row, prompt in zip(tokens, logits_NV, prompts(), strict=True):
         with torch.no_grad(), record(model) as routes:
             expected = model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
@@ -76,23 +76,23 @@ def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
 
 
 def test_own_probabilities_change_nothing(model):
-    tails, tokens = read(model)
+    replay, tokens = read(model)
     own = own_probs(model, tokens)
-    rounding.assert_close(tails.logits(tokens, Remix(own)), tails.logits(tokens, None))
+    rounding.assert_close(replay.logits(tokens, Remix(own)), replay.logits(tokens, None))
 
 
 @pytest.mark.parametrize("core", [False, True])
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core):
-    """In float64. A wrong token, layer, weight rule, past, mask or position, or a cut graph, would show; so would further
+    """In float64. A wrong token, layer, weight rule, prefix, mask or position, or a cut graph, would show; so would further
     experts of the tokens behind that are more than nothing."""
     model = copy.deepcopy(model).double()
     model.set_experts_implementation("eager")
     continuations = [[[5, 6, 7]], [[8]], [[9, 1]], [[2, 2, 2]], [[3]]]
-    tails, tokens = read(model, span, continuations=continuations)
+    replay, tokens = read(model, span, continuations=continuations)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     experts = {layer: value.topk(5).indices for layer, value in mixed(model, tokens, seed=9).items()}
-    logits_MV = tails.logits(tokens, Remix(probs, experts if core else None))
+    logits_MV = replay.logits(tokens, Remix(probs, experts if core else None))
     answers = torch.tensor([token for [answer] in continuations for token in answer])
     losses_M = torch.nn.functional.cross_entropy(logits_MV, answers, reduction="none")
     gradients = torch.autograd.grad(losses_M.sum(), list(probs.values()))
@@ -118,8 +118,8 @@ def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
-    tails, tokens = read(model, span)
-    untouched = tails.logits(tokens, None)
+    replay, tokens = read(model, span)
+    untouched = replay.logits(tokens, None)
     for prompt, token, row in zip(prompts(least=span.size), tokens, untouched, strict=True):
         with torch.no_grad(), record(model) as routes:
             rounding.assert_close(row, model(torch.tensor([prompt]), use_cache=False).logits[0, -1])
@@ -127,16 +127,16 @@ def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
         expected_WME = torch.stack([logits_TE[here].softmax(-1) for logits_TE in routes.logits], dim=1)
         rounding.assert_close(token.pathway_WME, expected_WME)
     remix = Remix(own_probs(model, tokens))
-    rounding.assert_close(tails.logits(tokens, remix), untouched)
+    rounding.assert_close(replay.logits(tokens, remix), untouched)
 
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
-    """Read in parts, behind a shared beginning, beside longer prompts and before continuations."""
-    tails = SuffixReplay(model, changed_layers(model)[0], span)
+    """Read in several passes, behind a shared prefix, beside longer prompts and before continuations."""
+    replay = SuffixReplay(model, changed_layers(model)[0], span)
     asked = prompts(least=span.size)
     for budget in (BUDGET, Budget(4)):
-        read = tails.read(asked, budget, [[[5, 6, 7], [8]]] * len(asked))
+        read = replay.read(asked, budget, [[[5, 6, 7], [8]]] * len(asked))
         for prompt, tail in zip(asked, read, strict=True):
             with torch.no_grad():
                 hidden_TD = model.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
@@ -145,29 +145,29 @@ def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
 
 
 def test_a_prompt_with_fewer_tokens_than_are_rerouted_is_refused(model):
-    tails = SuffixReplay(model, 0, TokenSpan("middle", 3))
+    replay = SuffixReplay(model, 0, TokenSpan("middle", 3))
     with pytest.raises(ValueError, match="2 tokens has no 3"):
-        tails.read([[1, 2, 3], [4, 5]], BUDGET)
+        replay.read([[1, 2, 3], [4, 5]], BUDGET)
 
 
 def test_backward_through_an_earlier_pass_of_the_same_batch_is_an_error():
-    """Its columns are overwritten; gradients from the wrong ones must not come out."""
+    """Its slots are overwritten; gradients of wrong values must not come out."""
     model = small_model("olmoe")
-    tails, tokens = read(model)
+    replay, tokens = read(model)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
-    batch = tails.batch(tokens)
-    first = tails.logits(batch, Remix(probs))
-    tails.logits(batch, Remix(probs))
+    batch = replay.batch(tokens)
+    first = replay.logits(batch, Remix(probs))
+    replay.logits(batch, Remix(probs))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         first.sum().backward()
 
 
 def test_a_batch_gives_what_one_by_one_gives(model):
-    tails, tokens = read(model)
+    replay, tokens = read(model)
     probs = mixed(model, tokens)
-    together = tails.logits(tokens, Remix(probs))
+    together = replay.logits(tokens, Remix(probs))
     for n, token in enumerate(tokens):
-        alone = tails.logits([token], Remix({layer: value[n : n + 1] for layer, value in probs.items()}))
+        alone = replay.logits([token], Remix({layer: value[n : n + 1] for layer, value in probs.items()}))
         rounding.assert_close(together[n], alone[0])
 
 
@@ -175,9 +175,9 @@ def test_a_batch_gives_what_one_by_one_gives(model):
 @pytest.mark.parametrize("span", SPANS[:4], ids=str)
 def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, span, untouched):
     continuations = [[[5], [6, 7], [6, 8, 9]]] * len(prompts())
-    tails, tokens = read(model, span, continuations=continuations)
+    replay, tokens = read(model, span, continuations=continuations)
     probs = mixed(model, tokens)
-    scores = tails.score(tokens, None if untouched else Remix(probs))
+    scores = replay.score(tokens, None if untouched else Remix(probs))
     for n, prompt in enumerate(prompts(least=span.size)):
         start = span.start(len(prompt))
         own = {} if untouched else {layer: value[n] for layer, value in probs.items()}
@@ -190,24 +190,24 @@ def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, sp
             assert greedy == (predicted.argmax(-1).tolist() == continuation)
 
 
-def test_work_of_earlier_layers_is_not_kept_and_long_prompts_are_read_in_parts(model):
+def test_nothing_of_earlier_layers_is_kept_and_long_prompts_are_read_in_several_passes(model):
     first = changed_layers(model)[0]
-    tails = SuffixReplay(model, first)
-    whole, parts = tails.read(prompts(), BUDGET), tails.read(prompts(), Budget(4))
+    replay = SuffixReplay(model, first)
+    whole, parts = replay.read(prompts(), BUDGET), replay.read(prompts(), Budget(4))
     everything = SuffixReplay(model, 0).read(prompts(), BUDGET)
     for one, other, more in zip(whole, parts, everything, strict=True):
         rounding.assert_close(one.hidden_QD, other.hidden_QD)
         rounding.assert_close(one.pathway_WME, other.pathway_WME)
         assert one.prefix.length == one.position == other.prefix.length
-        assert not any(layer.is_initialized for layer in one.prefix.layers[: tails.forward.fork])
+        assert not any(layer.is_initialized for layer in one.prefix.layers[: replay.forward.fork])
         assert one.nbytes < more.nbytes or not one.position
 
 
 def test_nothing_is_left_behind(model):
-    """Parameters keep asking for gradients and have none, hooks are gone, kept work is no part of any graph."""
-    tails, tokens = read(model)
+    """Parameters still require gradients and have none, hooks are gone, suffixes are part of no graph."""
+    replay, tokens = read(model)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
-    tails.logits(tokens, Remix(probs)).logsumexp(-1).sum().backward()
+    replay.logits(tokens, Remix(probs)).logsumexp(-1).sum().backward()
     assert all(value.grad is not None for value in probs.values())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -218,18 +218,18 @@ def test_nothing_is_left_behind(model):
 
 def test_bfloat16_has_gradients_too(model):
     low = copy.deepcopy(model).to(torch.bfloat16)
-    tails, tokens = read(low)
+    replay, tokens = read(low)
     probs = {layer: value.requires_grad_() for layer, value in mixed(low, tokens).items()}
-    logits_NV = tails.logits(tokens, Remix(probs))
+    logits_NV = replay.logits(tokens, Remix(probs))
     assert logits_NV.dtype == torch.float32
     gradients = torch.autograd.grad(logits_NV.logsumexp(-1).sum(), list(probs.values()))
     assert all(gradient.isfinite().all() and gradient.abs().max() > 0 for gradient in gradients)
 
 
-def test_layers_before_the_kept_ones_are_refused(model):
-    tails, tokens = read(model)
+def test_layers_before_the_fork_layer_are_refused(model):
+    replay, tokens = read(model)
     with pytest.raises(ValueError, match="kept from"):
-        tails.logits(tokens, Remix({0: tokens[0].pathway_WME[:, :1].expand(len(tokens), -1, -1)}))
+        replay.logits(tokens, Remix({0: tokens[0].pathway_WME[:, :1].expand(len(tokens), -1, -1)}))
 
 
 def test_a_recurrent_model_is_refused_by_name():
@@ -246,19 +246,19 @@ def test_every_family_that_chooses_by_logits(family):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):
             SuffixReplay(model, 0)
         return
-    tails, tokens = read(model)
+    replay, tokens = read(model)
     own = own_probs(model, tokens)
-    untouched = tails.logits(tokens, None)
-    rounding.assert_close(tails.logits(tokens, Remix(own)), untouched)
-    for mine, plain in zip(tails.score(tokens, Remix(own)), tails.score(tokens, None), strict=True):
+    untouched = replay.logits(tokens, None)
+    rounding.assert_close(replay.logits(tokens, Remix(own)), untouched)
+    for mine, plain in zip(replay.score(tokens, Remix(own)), replay.score(tokens, None), strict=True):
         assert [value for value, _ in mine] == pytest.approx([value for value, _ in plain], abs=1e-4)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     core = {layer: value.topk(5).indices for layer, value in own.items()}
-    together = tails.logits(tokens, Remix(probs, core))
+    together = replay.logits(tokens, Remix(probs, core))
     assert (together - untouched).abs().max() > 1e-3
     for n, token in enumerate(tokens):
         one = slice(n, n + 1)
         remix = Remix({k: v[one] for k, v in probs.items()}, {k: v[one] for k, v in core.items()})
-        rounding.assert_close(together[n], tails.logits([token], remix)[0])
+        rounding.assert_close(together[n], replay.logits([token], remix)[0])
     for gradient in torch.autograd.grad(together.logsumexp(-1).sum(), list(probs.values())):
         assert gradient.isfinite().all() and (gradient.abs().max() > 0 or family in SATURATED)

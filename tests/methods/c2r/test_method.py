@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moe_lab.methods.c2r import profiles
 from moe_lab.models.source import TINY
 from moe_lab.routing import record
 from tests.support.command import Ended, run_command
@@ -56,7 +57,7 @@ def test_it_records_a_profile_once_and_constrains(
     assert found["baseline"]["capacity"] == base["capacity"]
 
     # the same profile for another T, and the untouched model where all others are partners
-    monkeypatch.setattr("moe_lab.methods.c2r.profiles._record", None)
+    monkeypatch.setattr(profiles, "_record", None)
     free = block_of(command(capsys, tmp_path, "method.partners=15"))
     assert free["c2r"]["changed_fraction"] == 0
     assert scores(tmp_path, free["run_id"]) == scores(tmp_path, free["baseline"]["run_id"])

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+import moe_lab.methods.c3po.loss
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.token_span import TokenSpan
 from moe_lab.errors import RoutingError
@@ -69,7 +70,7 @@ def test_loss_and_gradient_are_those_of_whole_passes(setting, relax, kind):
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_other_tokens_and_longer_answers_too(family, span, kind, monkeypatch):
     """Answers of one to three tokens, in float64, in passes of few tokens."""
-    monkeypatch.setattr("moe_lab.methods.c3po.loss.TOKENS", 12)
+    monkeypatch.setattr(moe_lab.methods.c3po.loss, "TOKENS", 12)
     model = copy.deepcopy(small_model(family)).double()
     model.set_experts_implementation("eager")
     setting = setting_of(model, span, LONG_ANSWERS)
@@ -196,8 +197,8 @@ def test_many_steps_learn_the_neighbours_answers(setting):
 def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
     """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
     whole, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
-    monkeypatch.setattr("moe_lab.methods.c3po.loss.ROWS", 2)
-    monkeypatch.setattr("moe_lab.methods.c3po.loss.HELD_BYTES", 0)
+    monkeypatch.setattr(moe_lab.methods.c3po.loss, "ROWS", 2)
+    monkeypatch.setattr(moe_lab.methods.c3po.loss, "HELD_BYTES", 0)
     parts, own_losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
     torch.testing.assert_close(parts.theta, whole.theta, atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(own_losses, losses, atol=1e-5, rtol=1e-5, equal_nan=True)

@@ -18,6 +18,7 @@ from transformers import OlmoeForCausalLM, TrainerCallback
 from moe_lab.errors import MoeLabError, ResultsError, TrainingError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
+from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.freezing import most_memory
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.schedule import SCHEDULES, phases_of
@@ -54,9 +55,7 @@ class Watch(TrainerCallback):
 @pytest.fixture
 def watch(monkeypatch) -> Watch:
     watch, log = Watch(), shared.Log
-    monkeypatch.setattr(
-        "moe_lab.methods.finetune_freeze.training.Log", lambda folder: _both(log(folder), watch)
-    )
+    monkeypatch.setattr(training, "Log", lambda folder: _both(log(folder), watch))
     return watch
 
 

@@ -12,6 +12,7 @@ from moe_lab.cli.doctor.inputs import command_needs
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
+from moe_lab.models.hub import download
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import load_config, model_folder
 from tests.support.hub.commands import new_command
@@ -87,7 +88,7 @@ def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
     monkeypatch.setattr(needs, "free_memory", lambda device: 100_000)
     assert "100.00 kB are free on cpu NOT ENOUGH" in lines()
     (fetched / SHARD).unlink()
-    monkeypatch.setattr("moe_lab.models.hub.download.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(download, "free_bytes", lambda folder: 1000)
     assert "HF_HOME=<folder>" in lines()
 
 

@@ -11,6 +11,7 @@ from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
+from moe_lab.tasks import loading
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE
 from tests.support.hub.server import Fault
@@ -62,7 +63,7 @@ def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
     def missing(config):
         raise TaskError("no data")
 
-    monkeypatch.setattr("moe_lab.tasks.loading.load_tasks", missing)
+    monkeypatch.setattr(loading, "load_tasks", missing)
     assert prefetch([config(model=ModelConfig())]) == 2
     assert "no data" in capsys.readouterr().err
 

@@ -7,119 +7,20 @@ layer that is left out, an oracle's question without neighbours.
 from __future__ import annotations
 
 import csv
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe_lab.errors import ResultsError
 from moe_lab.reports.figures import write_run_figures
-from moe_lab.reports.figures.activation import activation_rows, entropy_bits, frequency_LE, write_activation
-from moe_lab.reports.figures.flops import flops_rows, write_flops
-from moe_lab.reports.figures.retained import retained_rows, write_retained
-from moe_lab.reports.figures.sample import chosen_question, sample_rows, write_sample
-from moe_lab.reports.figures.steps import step_rows, write_steps
-from moe_lab.reports.figures.stored_traces import StoredTraces, read_traces
-from moe_lab.reports.papers.cell import TableCell
-from tests.support.stored_results import cell_table
-from tests.support.stored_traces import BEFORE, c3po_results, scores_of, write_traced_run
-
-
-def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:
-    found = read_traces(folder, write_traced_run(folder, answers, **changes))
-    assert found is not None
-    return found
-
-
-def test_questions_are_joined_in_the_order_of_their_documents(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", ["AAA", "BAA", "BBB"])
-    assert run.right == [[True, True, True], [False, True, True], [False, False, False]]
-    assert run.prompts[1] == "Question: 1?\nAnswer:" and run.golds == ["A"] * 3
-    assert run.layers == [3, 4] and run.probabilities("before").shape == (3, 2, 4)
-
-
-def test_of_doubled_lines_the_last_counts(tmp_path: Path) -> None:
-    results = write_traced_run(tmp_path / "run", ["AAA"])
-    file = tmp_path / "run" / "traces.jsonl"
-    again = json.loads(file.read_text()) | {"scores": scores_of("ABB")}
-    file.write_text(file.read_text() + json.dumps(again) + "\n")
-    run = read_traces(tmp_path / "run", results)
-    assert run is not None and run.right == [[True, False, False]]
-
-
-def test_a_document_without_a_trace_is_named(tmp_path: Path) -> None:
-    results = write_traced_run(tmp_path / "run", ["AAA", "BBB"])
-    file = tmp_path / "run" / "traces.jsonl"
-    file.write_text(file.read_text().splitlines()[0] + "\n")
-    with pytest.raises(ResultsError, match="no trace of document 0"):
-        read_traces(tmp_path / "run", results)
+from moe_lab.reports.figures.activation import write_activation
+from moe_lab.reports.figures.sample import write_sample
+from moe_lab.reports.figures.steps import write_steps
+from tests.support.stored_traces import BEFORE, c3po_results, run_of, write_traced_run
 
 
 def test_a_run_without_traces_has_no_figures(tmp_path: Path) -> None:
     assert write_run_figures(tmp_path, c3po_results()) == []
-
-
-def test_retained_experts_are_counted_by_the_routers_rank(tmp_path: Path) -> None:
-    """Taken afterwards: experts 0 and 2, which the router had first and third, and 3 and 1, fourth and second."""
-    rows = retained_rows(run_of(tmp_path / "run", ["A", "A"]))
-    assert [row["share"] for row in rows] == [0.25, 0.5, 0.75, 1.0]
-    assert rows[0]["questions"] == 2
-
-
-def test_retained_experts_need_all_to_be_optimized(tmp_path: Path) -> None:
-    some = run_of(tmp_path / "some", ["A"], core_experts=3)
-    every = run_of(tmp_path / "every", ["A"], core_experts=20)
-    assert write_retained([some], tmp_path, "f") == []
-    assert len(write_retained([some, every], tmp_path, "f")) == 2
-    assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 4
-
-
-def test_changed_answers_are_shares_of_those_that_could_change(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", ["AAB", "AAA", "AAA", "ABA", "BAA"])
-    told = [
-        (row["accuracy"], row["became_wrong"], row["became_right"], row["loss"]) for row in step_rows(run)
-    ]
-    assert told == [(0.8, 0.0, 0.0, 2.0), (0.8, 0.25, 1.0, 1.5), (0.8, 0.25, 1.0, 1.0)]
-
-
-def test_a_share_of_no_question_is_none(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", ["AA", "AB"], losses=[None, None])
-    rows = step_rows(run)
-    assert [row["became_right"] for row in rows] == [None, None] and rows[1]["loss"] is None
-
-
-def test_activation_counts_the_experts_that_are_taken(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", ["A", "A"])
-    assert frequency_LE(run, "before").tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
-    assert frequency_LE(run, "after").tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
-    rows = activation_rows(run)
-    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == [
-        (4, 0, 1.0, 0.0),
-        (4, 1, 1.0, 1.0),
-    ]
-    assert entropy_bits(frequency_LE(run, "after")) == pytest.approx(1.0), "two experts, equally often"
-
-
-def test_the_question_shown_is_the_first_that_became_right(tmp_path: Path) -> None:
-    assert chosen_question(run_of(tmp_path / "a", ["AB", "BAB", "BA", "BA"])) == (2, True)
-    assert chosen_question(run_of(tmp_path / "b", ["AA", "AB", "BB"])) == (0, False)
-
-
-def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path: Path) -> None:
-    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0)
-    assert list(dict.fromkeys(row["of"] for row in rows)) == [
-        "question, before",
-        "question, after",
-        "neighbour 1",
-        "neighbour 2",
-    ]
-    assert {row["layer"] for row in rows} == {4}
-    first = [row for row in rows if row["of"] == "neighbour 1"]
-    assert [row["weight"] for row in first] == [0.05, 0.3, 0.2, 0.45]
-    assert [row["expert"] for row in first if row["taken"]] == [1, 3]
-    assert (first[0]["distance"], first[0]["kernel_share"]) == (0.5, 0.75)
 
 
 @pytest.mark.parametrize("write", [write_steps, write_activation, write_sample])
@@ -143,21 +44,3 @@ def test_a_run_draws_its_own_figures(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "figures" / "retained.csv").exists()
     results = write_traced_run(tmp_path / "part", ["BA"], core_experts=3)
     assert len(write_run_figures(tmp_path / "part", results)) == 6, "not all experts were optimized"
-
-
-def test_cost_is_by_core_experts(tmp_path: Path) -> None:
-    def cell(core: int | None, flops: float) -> TableCell:
-        c3po = {"core_experts": core, "flops_per_sample": flops, "flops_plain_per_sample": 1e9}
-        base = {"run_id": "b", "results": {"t": {"acc,none": 0.25}}}
-        return TableCell(coordinates={}, run_id="r", results=[c3po_results(core, c3po=c3po, baseline=base)])
-
-    missing = TableCell(coordinates={}, run_id=None, problem="no data")
-    cells = [cell(None, 3e9), cell(2, 2e9), missing]
-    rows = flops_rows(cell_table(*cells))
-    assert list(rows[["core_experts", "flops", "base"]].itertuples(index=False, name=None)) == [
-        (2, 2e9, 0.25),
-        (4, 3e9, 0.25),
-    ]
-    png, _ = write_flops(cell_table(*cells), tmp_path, "f", "T")
-    assert png.exists() and not math.isnan(rows.iloc[0]["plain_flops"])
-    assert write_flops(cell_table(missing), tmp_path, "g", "T") == []

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from moe_lab.methods.finetune_freeze import training
 from moe_lab.models.pool import ModelPool
 from moe_lab.results.request_log import ResponseLog
 from moe_lab.runs.execute import execute
@@ -240,7 +241,7 @@ def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained
         assert mine[key] == own[key]
 
     # whichever of the two is missing is made; nothing is trained or evaluated otherwise
-    monkeypatch.setattr("moe_lab.methods.finetune_freeze.training.finetune", None)
+    monkeypatch.setattr(training, "finetune", None)
     (base / "expert_metrics.json").unlink()
     assert "To run: 1" in run_command(capsys, *keys, "metrics=expert", "mode=plan").out
     assert run_command(capsys, *keys, "metrics=expert").out == ended.out

@@ -20,7 +20,6 @@ from moe_lab.methods import get_method
 from moe_lab.models.pool import ModelPool
 from moe_lab.reports import loggers
 from moe_lab.reports.figure_kinds import FIGURES
-from moe_lab.reports.figures.stored_study import studies_of
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.spec import find_experiments
@@ -39,13 +38,6 @@ def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
         studies=[study] if study else [],
         config=config,
     )
-
-
-def test_a_study_of_several_cells_is_drawn_once(tmp_path: Path) -> None:
-    done = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0])
-    begun = write_study(tmp_path / "b", [])
-    cells = [cell_of(done), cell_of(done), cell_of(begun), cell_of()]
-    assert [study.folder for study in studies_of(cells)] == [done]
 
 
 def test_every_kind_of_figure_can_be_drawn() -> None:

@@ -11,11 +11,16 @@ from dataclasses import replace
 
 import pytest
 
+import moe_lab.runs.execute
+import moe_lab.runs.prepare
+import moe_lab.runs.tuning.study
 from moe_lab.config.compose import compose_cell, quote
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
+from moe_lab.reports.papers import spec
 from moe_lab.reports.papers.spec import Scale, find_experiments, load_experiment
 from moe_lab.reports.papers.table_files import file_stem, remove_figure, typed_settings, write_index
 from moe_lab.runs.config import to_config
+from moe_lab.runs.experiments import cells, places
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 
@@ -42,7 +47,7 @@ def runs(monkeypatch, tmp_path):
     """Runs that need no model, and one experiment file."""
     (tmp_path / "experiments" / "paper").mkdir(parents=True)
     (tmp_path / "experiments" / "paper" / "table_t.yaml").write_text(EXPERIMENT)
-    monkeypatch.setattr("moe_lab.reports.papers.spec.resource_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(spec, "resource_folder", lambda name: tmp_path / name)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return install(monkeypatch, FakeRuns())
@@ -96,21 +101,19 @@ def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
     """Broken by a study per cell, and by a profile that takes the place of a cell's own n."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "table_p.yaml").write_text(PROFILE_EXPERIMENT)
-    monkeypatch.setattr("moe_lab.reports.papers.spec.resource_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(spec, "resource_folder", lambda name: tmp_path / name)
     runs = install(monkeypatch, FakeRuns())
     studies, after = [], []
+    monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
     monkeypatch.setattr(
-        "moe_lab.runs.experiments.cells.job_of", lambda config: Job(config, runs=[runs.prepare(config)])
-    )
-    monkeypatch.setattr(
-        "moe_lab.runs.tuning.study.prepare_study", lambda config: studies.append(config) or "study"
+        moe_lab.runs.tuning.study, "prepare_study", lambda config: studies.append(config) or "study"
     )
 
     def job_after(study, config):
         after.append((study, config.method.n))
         return Job(config, runs=[runs.prepare(config)])
 
-    monkeypatch.setattr("moe_lab.runs.experiments.cells.job_after", job_after)
+    monkeypatch.setattr(cells, "job_after", job_after)
     monkeypatch.chdir(tmp_path)
     assert run_command(capsys, "experiment=table_p").code == 0
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
@@ -127,7 +130,7 @@ def test_a_temperature_that_is_typed_takes_the_place_of_the_profile(monkeypatch,
     """Broken by a study whose profile is taken in the place of what the user wants."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "table_p.yaml").write_text(PROFILE_EXPERIMENT)
-    monkeypatch.setattr("moe_lab.reports.papers.spec.resource_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(spec, "resource_folder", lambda name: tmp_path / name)
     runs = install(monkeypatch, FakeRuns())
     monkeypatch.chdir(tmp_path)
     assert run_command(capsys, "experiment=table_p", "method.temperature=0.3").code == 0
@@ -214,7 +217,7 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
             raise ResultsError("the disk is full")
         return runs.execute(run, models)
 
-    monkeypatch.setattr("moe_lab.runs.execute.execute", execute)
+    monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     assert run_command(capsys, "experiment=table_t", "rerun=true").code == 1
     text = (tables / "paper-table_t-tiny.md").read_text()
     assert "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
@@ -224,7 +227,7 @@ def test_a_table_of_nothing_is_not_written(runs, tables, capsys, monkeypatch):
     def prepare(config):
         raise TaskError("no data here")
 
-    monkeypatch.setattr("moe_lab.runs.prepare.prepare", prepare)
+    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 2, "the request is wrong: no cell can run"
     assert "No cell is measured: no table is written." in ended.err
@@ -347,7 +350,7 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys
             raise TaskError("toy_choice.jsonl is missing")
         return runs.prepare(config)
 
-    monkeypatch.setattr("moe_lab.runs.prepare.prepare", prepare)
+    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 1
     assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
@@ -363,7 +366,7 @@ def test_a_model_that_one_method_refuses_runs_with_the_other(runs, tables, capsy
             raise ModelError("No router was found")
         return runs.prepare(config)
 
-    monkeypatch.setattr("moe_lab.runs.prepare.prepare", prepare)
+    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
     assert run_command(capsys, "experiment=table_t").code == 1
     assert runs.executed == ["tiny-base-toy_math-0", "tiny-base-toy_choice-0"]
 
@@ -440,7 +443,7 @@ def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
 def test_the_users_overrides_come_last(runs, capsys, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "moe_lab.runs.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config)
+        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
     )
     run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
     assert {config.limit for config in seen} == {3}
@@ -504,7 +507,7 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
     def prepare(config):
         raise TaskError("no data here")
 
-    monkeypatch.setattr("moe_lab.runs.prepare.prepare", prepare)
+    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
     ended = run_command(capsys, "experiment=table_t", "mode=plan")
     assert ended.code == 0
     assert ended.out.count("cannot run (1)") == 4
@@ -515,7 +518,7 @@ def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, m
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     scores = {"acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}}
     told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
-    monkeypatch.setattr("moe_lab.runs.experiments.places.summary", lambda outcomes: told)
+    monkeypatch.setattr(places, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models):
@@ -523,7 +526,7 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
         outcome.results["results"][run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
         return outcome
 
-    monkeypatch.setattr("moe_lab.runs.execute.execute", execute)
+    monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     assert run_command(capsys, "experiment=table_t", "seeds=3").code == 0
     assert len(runs.executed) == 2 + 2 * 3, "base has no randomness: one run"
     [table] = tables.glob("paper-table_t-tiny-seeds-3-????????.md")
@@ -555,7 +558,7 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys
     """Broken by base cells that lose their name, and by keys that are checked with the default method's."""
     seen = []
     monkeypatch.setattr(
-        "moe_lab.runs.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config)
+        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
     )
     typed = ["method.weights=perturbed", "++method.k=5"]
     for mode in ("plan", "run"):
@@ -598,7 +601,7 @@ def test_another_method_takes_its_settings_in_every_cell(runs, capsys, monkeypat
     seen = []
     monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
     monkeypatch.setattr(
-        "moe_lab.runs.prepare.prepare", lambda config: seen.append(config) or runs.prepare(config)
+        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
     )
     assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
     assert {(config.method.name, config.method.k) for config in seen} == {("c3po", 5)}

@@ -17,8 +17,10 @@ import pandas
 import pytest
 import yaml
 
+import moe_lab.runs.execute
 import moe_lab.runs.run
 from moe_lab.errors import RunHeldError
+from moe_lab.reports import figures
 from tests.support.command import run_command
 from tests.support.runs import small_data
 
@@ -89,7 +91,7 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
 @pytest.mark.slow
 def test_with_tuning_seeds_every_seed_has_a_study_of_its_own(command, capsys, monkeypatch, tmp_path):
     """Broken by runs that share a profile, and by runs that are not one summary as their temperatures differ."""
-    monkeypatch.setattr("moe_lab.reports.figures.write_study_figures", lambda folder: [])
+    monkeypatch.setattr(figures, "write_study_figures", lambda folder: [])
     small = [
         "tuning.n_trials=2",
         "tuning.num_samples=1",
@@ -149,7 +151,7 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
             raise RunHeldError("held")
         return real(run, models)
 
-    monkeypatch.setattr("moe_lab.runs.execute.execute", execute)
+    monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     ended = run_command(capsys, *command)
     assert ended.code == 0 and asked[0] == asked[2] != asked[1]
     assert len(list((tmp_path / "outputs" / "summaries").iterdir())) == 1

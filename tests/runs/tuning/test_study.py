@@ -11,6 +11,7 @@ import pytest
 from moe_lab.config.schema import TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
+from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.study import prepare_study
 from tests.support.runs import tuned
@@ -89,7 +90,7 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
     ],
 )
 def test_what_cannot_be_is_refused_before_weights_load(gsm8k, change, error, message, monkeypatch):
-    monkeypatch.setattr("moe_lab.models.load.load_model", None)
+    monkeypatch.setattr(load, "load_model", None)
     with pytest.raises(error, match=message):
         prepare_study(replace(gsm8k, **change))
 

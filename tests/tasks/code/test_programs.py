@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moe_lab.cli.doctor import inputs
 from moe_lab.cli.doctor.inputs import command_needs
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
@@ -16,6 +17,7 @@ from moe_lab.methods import get_method
 from moe_lab.runs.checks import check_code_execution
 from moe_lab.tasks.code.programs import program, score
 from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks.sandbox import programs
 from moe_lab.tasks.sandbox.programs import require_cage
 from tests.support.documents import PROBLEMS
 from tests.support.runs import write_jsonl
@@ -108,14 +110,14 @@ def test_prompt_and_stop_words_are_lm_evals(data: Path, name: str) -> None:
 
 
 def test_nothing_is_executed_without_permission(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moe_lab.tasks.sandbox.programs.require_cage", lambda: pytest.fail("probed"))
+    monkeypatch.setattr(programs, "require_cage", lambda: pytest.fail("probed"))
     refused = config(data, allow=False)
     with pytest.raises(TaskError, match=r"task\.allow_code_execution=true"):
         check_code_execution(refused, load_tasks(refused))
 
 
 def test_predict_only_executes_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moe_lab.tasks.sandbox.programs.require_cage", lambda: pytest.fail("probed"))
+    monkeypatch.setattr(programs, "require_cage", lambda: pytest.fail("probed"))
     logged = config(data, allow=False, predict_only=True)
     tasks = load_tasks(logged)
     check_code_execution(logged, tasks)
@@ -133,14 +135,14 @@ def test_a_machine_without_a_cage_is_told_before_anything_runs(
     def none() -> None:
         raise TaskError("Programs that a model wrote cannot be confined on this machine")
 
-    monkeypatch.setattr("moe_lab.tasks.sandbox.programs.require_cage", none)
+    monkeypatch.setattr(programs, "require_cage", none)
     allowed = config(data)
     with pytest.raises(TaskError, match="cannot be confined"):
         check_code_execution(allowed, load_tasks(allowed))
 
 
 def test_doctor_tells_whether_programs_can_be_executed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moe_lab.cli.doctor.inputs.code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr(inputs, "code_execution", lambda: "possible, in a cage of x")
     wanted = "executing programs that the model writes: possible, in a cage of x"
     asked = replace(config(data), method=get_method("base").Config(name="base"), offline=True)
     assert wanted in command_needs([asked])

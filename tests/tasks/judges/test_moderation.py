@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import _base_client
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, MoeLabError
@@ -33,8 +34,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModerationServer]:
     with one.serving():
         monkeypatch.setenv("OPENAI_BASE_URL", one.url)
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-        monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+        monkeypatch.setattr(_base_client, "INITIAL_RETRY_DELAY", 0.01)
+        monkeypatch.setattr(_base_client, "MAX_RETRY_DELAY", 0.02)
         yield one
 
 

@@ -46,7 +46,6 @@ def test_a_judge_is_one_module_and_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert [type(judge) for judge in judges_of(config, tasks)] == [ToyJudge, Loud]
     found = tasks["tasks"]["toy_safety"].higher_is_better()
     assert found == dict.fromkeys(("toy", "toy_flagged", "loud", "very_loud"), False)
-    registry.judge_class.cache_clear()
 
 
 def test_a_judged_task_has_the_metrics_of_all_judges() -> None:

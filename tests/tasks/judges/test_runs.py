@@ -17,7 +17,7 @@ import pytest
 
 from moe_lab.cli.main import main
 from moe_lab.results.request_log import ResponseLog
-from moe_lab.tasks.judges import session
+from moe_lab.tasks.judges import session, toy
 from moe_lab.tasks.judges.judge import Exchange
 from moe_lab.tasks.judges.toy import ToyJudge, probabilities
 from tests.support.command import Ended, run_command
@@ -183,7 +183,7 @@ def test_scores_and_intervals_are_of_the_judged_answers(
 
             return _Entered(judge_all)
 
-    monkeypatch.setattr("moe_lab.tasks.judges.toy.ToyJudge", Flaky)
+    monkeypatch.setattr(toy, "ToyJudge", Flaky)
     first, folder, ended = judged()
     told = first["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
     assert told == {"documents": 10, "judged": 7, "waiting": 1, "failed": {"no word of it understood": 2}}

@@ -1,0 +1,51 @@
+"""Cells of fine-tuned models by schedule and task."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from pandas import DataFrame
+
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.spec import Experiment, Published, Scale
+from tests.support.stored_results import EXPERT_METRICS, expert_results
+
+KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
+
+
+def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCell:
+    told = expert_results(intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
+    told["results"]["t"]["acc,none"] = value
+    config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
+    found = {"run_id": "r", "results": [told], "expert": [EXPERT_METRICS], "config": config}
+    return TableCell(
+        coordinates={key.replace("__", "."): v for key, v in coordinates.items()}, metric=metric, **found
+    )
+
+
+def bars(**more) -> Experiment:
+    paper = [
+        Published(
+            cell={"method.schedule": "none-router", "task": "average"}, value=65.0, unit="percent", place="T"
+        )
+    ]
+    told = {
+        "rows": ["method", "method.schedule"],
+        "columns": ["task"],
+        "metric": "headline",
+        "average": "task",
+    }
+    return Experiment(**KEYS, paper=paper, **(told | more))
+
+
+def records(frame: DataFrame) -> list[dict]:
+    return frame.to_dict("records")
+
+
+def cells() -> list[TableCell]:
+    both = [("base", "-", 0.1), ("finetune-freeze", "none-router", 0.5), ("finetune-freeze", "experts", 0.7)]
+    return [
+        cell(value + more, method=method, method__schedule=schedule, task=task)
+        for method, schedule, value in both
+        for task, more in (("arc", 0.0), ("piqa", 0.2))
+    ]

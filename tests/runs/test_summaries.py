@@ -16,7 +16,7 @@ from moe_lab.reports.terminal.seeds import print_summaries
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.summaries import summarize, summary
-from moe_lab.tasks.judges import session
+from moe_lab.tasks.judges import session, toy
 from tests.support.runs import config, small_data
 
 

@@ -22,13 +22,8 @@ class DeepseekConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "deepseek"
-<<<<<<< HEAD
-    register_model: ClassVar[Any] = staticmethod(lambda: None)
-    """Imports and registers the model class. Set by `registration.py`; called when a configuration is created."""
-=======
     register_model: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
     """Called with every configuration (`registration.py`)."""
->>>>>>> main
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_experts": "n_routed_experts",
@@ -82,7 +77,6 @@ class DeepseekConfig(PreTrainedConfig):
     output_router_logits: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.register_model()
         self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
         type(self).register_model()

@@ -1,14 +1,8 @@
 """Registration of "deepseek" with the Auto classes of transformers, without importing transformers for it.
 
-<<<<<<< HEAD
-transformers takes two seconds to import, too long for `--help`. So the configuration is registered when transformers'
-registry is imported, before or after `import moe_lab`. The model is registered when the first configuration is created:
-modeling code takes as long again, and commands like mode=plan do not need it.
-=======
 transformers takes two seconds to import, which `--help` must not wait for. So the configuration is registered when
 transformers' own registry is imported, whether that was before `import moe_lab` or comes after it. The model is
 registered with the first configuration: any earlier its import would meet a transformers that is half imported.
->>>>>>> main
 """
 
 from __future__ import annotations
@@ -21,17 +15,6 @@ from importlib.util import find_spec
 from types import ModuleType
 
 REGISTRY = "transformers.models.auto.configuration_auto"
-<<<<<<< HEAD
-"""The module of transformers with the registry of configurations."""
-
-
-def register_deepseek() -> None:
-    """Register with the registry of transformers now if it is imported, else once it is."""
-    if REGISTRY in sys.modules:
-        _register_configuration()
-    else:
-        sys.meta_path.insert(0, _AfterImport(REGISTRY, _register_configuration))
-=======
 
 
 def register_deepseek() -> None:
@@ -40,7 +23,6 @@ def register_deepseek() -> None:
         _register()
     else:
         sys.meta_path.insert(0, _AfterRegistry())
->>>>>>> main
 
 
 class _AfterRegistry(MetaPathFinder):

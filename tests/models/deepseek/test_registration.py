@@ -61,3 +61,14 @@ def test_importing_the_package_imports_no_framework():
     code = "import moe_lab, sys; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_tokenizers_and_configurations_of_others_import_no_modeling_code():
+    code = (
+        "import moe_lab, sys\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\nOlmoeConfig()\n"
+        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\n"
+        "print('transformers.modeling_utils' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"

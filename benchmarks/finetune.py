@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
-from moe_lab.methods.finetune_freeze.freezing import Freezing
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups
+from moe_lab.methods.finetune_freeze.phase_switch import Freezing
 from moe_lab.methods.finetune_freeze.schedule import Phase
 
 ROWS, LENGTH = 4, 128

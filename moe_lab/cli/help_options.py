@@ -36,7 +36,7 @@ def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
 
 def explain_experiment(name: str) -> str:
     """The text for an experiment, with the number of cells of each scale. Raises ConfigError for an unknown one."""
-    from moe_lab.reports.papers.spec import find_experiments
+    from moe_lab.reports.papers.experiment import find_experiments
 
     texts = []
     for experiment in find_experiments(name):

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from moe_lab.metrics.correlations import correlations, values_of
 from moe_lab.metrics.teacher_forcing import TokenizedExample
 from moe_lab.results.atomic import plain, write_atomically, writing
-from moe_lab.results.stored import read_lines
+from moe_lab.results.stored_files import read_lines
 
 FILE = "expert_metrics.jsonl"
 Plot = Callable[[Sequence[dict[str, Any]], Path], Any]

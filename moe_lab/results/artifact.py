@@ -15,7 +15,7 @@ from typing import Any
 from moe_lab.progress import naming
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import RunFolder
-from moe_lab.results.stored import whole_mapping
+from moe_lab.results.stored_files import whole_mapping
 
 
 @dataclass(frozen=True, kw_only=True)

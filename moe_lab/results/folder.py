@@ -17,7 +17,7 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
-from moe_lab.results.stored import parsed_once, tidy, whole_mapping
+from moe_lab.results.stored_files import parsed_once, tidy, whole_mapping
 from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
 
 LEAST_FREE_BYTES = 64 * 2**20

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.results.atomic import write_atomically, writing
-from moe_lab.results.stored import free_name
+from moe_lab.results.stored_files import free_name
 
 HEADER = "header"
 PARTS = {HEADER: dict, "key": str, "cost": dict, "environment": dict, "opened": dict}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.stored import damaged, read_lines
+from moe_lab.results.stored_files import damaged, read_lines
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
-from moe_lab.metrics.stored import stored_metrics
+from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.results.folder import RunFolder, older_intervals
 from moe_lab.results.verdicts import waiting
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moe_lab.results.folder import older_intervals
 from moe_lab.results.request_log import answers_in
-from moe_lab.results.stored import whole_mapping
+from moe_lab.results.stored_files import whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Run

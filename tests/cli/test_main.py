@@ -26,7 +26,7 @@ from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
-from moe_lab.reports.papers.spec import find_experiments
+from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs import estimate
 from moe_lab.runs.estimate import estimates

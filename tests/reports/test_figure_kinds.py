@@ -15,8 +15,8 @@ from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.figures.style import panels, write_figure
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.experiment import Experiment, load_experiment
 from moe_lab.reports.papers.markdown import write_table
-from moe_lab.reports.papers.spec import Experiment, load_experiment
 from moe_lab.reports.papers.table_files import write_index
 from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_results import results_of

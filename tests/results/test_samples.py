@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moe_lab.results.samples import check_samples, metric_values, read_samples, write_samples
-from moe_lab.results.stored import DamagedError
+from moe_lab.results.stored_files import DamagedError
 
 
 def results_of(documents: Iterable[int]) -> dict[str, Any]:

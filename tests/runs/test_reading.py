@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.results import stored
+from moe_lab.results import stored_files as stored
 from tests.support.command import run_command
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
-from moe_lab.reports.papers.spec import Experiment, Scale
+from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.results import statistics
 from moe_lab.results.versions import versions
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.metrics.stored import COUNTS, FOLDER
+from moe_lab.metrics.stored_metrics import COUNTS, FOLDER
 from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, run_id

@@ -162,8 +162,8 @@ class FinetuneFreeze(TrainingMethod):
         return work_left(config, self.config.recipe(), content, self._training_data(config, facts))
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        from moe_lab.methods.finetune_freeze.freezing import most_memory
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
+        from moe_lab.methods.finetune_freeze.phase_switch import most_memory
         from moe_lab.models.source import load_config
 
         if not self.training_left(config, facts):

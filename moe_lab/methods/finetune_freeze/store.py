@@ -25,7 +25,7 @@ from moe_lab.methods.finetune_freeze.early_stopping import LOSS
 from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.stored import read_lines, read_mapping, whole_mapping
+from moe_lab.results.stored_files import read_lines, read_mapping, whole_mapping
 from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:

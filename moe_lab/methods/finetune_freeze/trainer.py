@@ -16,9 +16,9 @@ from moe_lab.errors import TrainingError
 from moe_lab.methods.conversations.tokenize import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.finetune_freeze.config import Recipe
 from moe_lab.methods.finetune_freeze.early_stopping import LOSS, AtEpochEnds
-from moe_lab.methods.finetune_freeze.freezing import Freezing, UpTo
 from moe_lab.methods.finetune_freeze.fsdp_optimizer import load_optimizer, save_optimizer
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
+from moe_lab.methods.finetune_freeze.phase_switch import Freezing, UpTo
 from moe_lab.methods.finetune_freeze.sampler import Order
 from moe_lab.methods.finetune_freeze.schedule import phase_at
 from moe_lab.methods.trainer import MoeTrainer, last_checkpoint

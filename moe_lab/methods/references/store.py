@@ -28,7 +28,7 @@ from moe_lab.methods.references.questions import Graded, Question, answered, ref
 from moe_lab.progress import Progress
 from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.stored import DamagedError, damaged, read_lines, read_mapping, whole_mapping
+from moe_lab.results.stored_files import DamagedError, damaged, read_lines, read_mapping, whole_mapping
 from moe_lab.results.versions import versions
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import yaml
 
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
-from moe_lab.results.stored import DamagedError, read_mapping
+from moe_lab.results.stored_files import DamagedError, read_mapping
 
 
 @dataclass(frozen=True, kw_only=True)

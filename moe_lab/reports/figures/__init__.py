@@ -33,7 +33,7 @@ def write_run_figures(folder: Path, results: dict[str, Any]) -> list[Path]:
     Of C3PO's traces `steps`, `activation` and `sample`, and `retained` where all experts were optimized; of expert
     metrics `coactivation` and `selections`. Returns the paths, each PNG followed by its CSV.
     """
-    from moe_lab.metrics.stored import stored_metrics
+    from moe_lab.metrics.stored_metrics import stored_metrics
     from moe_lab.reports.figures.coactivation import write_coactivation
 
     block = results["moe_lab"]

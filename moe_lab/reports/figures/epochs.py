@@ -11,8 +11,8 @@ from moe_lab.metrics.registry import METRICS
 from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels, write_figure
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
-from moe_lab.reports.papers.spec import MEASURE
-from moe_lab.results.stored import read_lines
+from moe_lab.reports.papers.experiment import MEASURE
+from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from moe_lab.reports.figures.style import COLOURS, MARKERS, RED, panel_per, writ
 from moe_lab.reports.papers.average import shown_cells
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable, coordinates
-from moe_lab.reports.papers.spec import MEASURE
+from moe_lab.reports.papers.experiment import MEASURE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.results.stored import read_mapping
+from moe_lab.results.stored_files import read_mapping
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
 METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation accuracy"}

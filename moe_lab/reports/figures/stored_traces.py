@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.errors import ResultsError
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.results.samples import read_samples
-from moe_lab.results.stored import read_lines
+from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.metrics.registry import counted_metrics, interventions
-from moe_lab.metrics.stored import stored_metrics
+from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.reports.loggers.tables import Table
 
 LAYER_COLUMNS = ["metric", "of", "layer", "value", "low", "high", "maximum"]

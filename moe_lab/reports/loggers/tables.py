@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.results.samples import read_samples, reported
-from moe_lab.results.stored import read_mapping
+from moe_lab.results.stored_files import read_mapping
 
 Table = tuple[list[str], list[list[Any]]]
 """Columns, and rows."""

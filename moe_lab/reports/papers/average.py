@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import AVERAGE, Experiment
+from moe_lab.reports.papers.experiment import AVERAGE, Experiment
 
 NOTE = (
     "The average counts every task alike and stands only where all of them are measured; its interval is that of "

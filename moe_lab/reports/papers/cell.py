@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.expert_scores import EXPERT, expert_score, unit_of
 from moe_lab.reports.papers.means import mean_score, task_mean
-from moe_lab.reports.papers.spec import Experiment, Published
 from moe_lab.reports.scores import Score, against, scores_of, without_neighbour
 
 

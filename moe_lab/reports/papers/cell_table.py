@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moe_lab.reports.papers.cell import TableCell, published_of
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.experiment import Experiment
 
 if TYPE_CHECKING:
     from pandas import DataFrame

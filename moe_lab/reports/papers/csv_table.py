@@ -15,7 +15,7 @@ from typing import Any
 
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
-from moe_lab.reports.papers.spec import Experiment, Published
+from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.scores import Score
 
 COMPARED_COLUMNS = ("difference", "difference_low", "difference_high", "p_mcnemar")

@@ -9,7 +9,7 @@ from pathlib import Path
 from moe_lab.reports.papers.average import NOTE, averages, shown_cells
 from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
 from moe_lab.reports.papers.csv_table import csv_text
-from moe_lab.reports.papers.spec import MEASURE, Experiment, Published
+from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_file
 from moe_lab.reports.scores import MARKS, Score
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.table_files import file_stem, write_rows_table
 
 HEADINGS = {

@@ -12,10 +12,10 @@ from typing import Any
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.identity import RUNTIME
-from moe_lab.results.stored import damaged
+from moe_lab.results.stored_files import damaged
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers nor the contents of a table."""

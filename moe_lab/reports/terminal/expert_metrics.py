@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from moe_lab.metrics.registry import METRICS, counted_metrics, interventions
-from moe_lab.metrics.stored import stored_metrics
+from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.reports.scores import headline
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.reports.terminal.results import HEAD, interval, number, settings, without_empty

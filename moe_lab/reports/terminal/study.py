@@ -9,7 +9,7 @@ from rich.table import Table
 
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.reports.terminal.results import number
-from moe_lab.results.stored import read_mapping
+from moe_lab.results.stored_files import read_mapping
 
 
 def print_studies(folders: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from moe_lab.metrics.metric import Selections
 from moe_lab.metrics.registry import METRICS, counted_metrics, intervention_metrics
-from moe_lab.metrics.stored import COUNTS, FILE, FOLDER, SCHEMA_VERSION
+from moe_lab.metrics.stored_metrics import COUNTS, FILE, FOLDER, SCHEMA_VERSION
 from moe_lab.results.atomic import write_atomically, write_json, writing
 from moe_lab.results.versions import versions
 

@@ -14,8 +14,8 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.methods import methods_with
+from moe_lab.reports.papers.experiment import Experiment, find_experiments
 from moe_lab.reports.papers.expert_scores import EXPERT
-from moe_lab.reports.papers.spec import Experiment, find_experiments
 from moe_lab.reports.papers.table_files import typed_settings
 from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, job_after, job_of

@@ -14,7 +14,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.identity import folder_name
-from moe_lab.results.stored import DamagedError, read_mapping, set_aside
+from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
 from moe_lab.results.versions import versions
 from moe_lab.runs.experiments.deepen import non_embedding_parameters, of_depth, scaled_depth
 from moe_lab.runs.experiments.timing import NEW_TOKENS, PROMPT, REPETITIONS, measure_in_turns

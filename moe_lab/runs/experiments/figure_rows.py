@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.experiment import Experiment
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool

@@ -14,9 +14,9 @@ from moe_lab.reports.figures.stored_study import studies_of
 from moe_lab.reports.figures.stored_traces import traces_of
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
-from moe_lab.reports.papers.reference_table import write_references
+from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.reference_set_table import write_references
 from moe_lab.reports.papers.setup_table import write_recipe, write_setup
-from moe_lab.reports.papers.spec import Experiment
 from moe_lab.reports.papers.table_files import file_stem, title
 from moe_lab.runs.experiments.figure_rows import equivalent_rows, recipe_rows, setup_rows
 

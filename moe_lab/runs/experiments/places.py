@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods import get_method
-from moe_lab.metrics.stored import stored_metrics
+from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment
 from moe_lab.reports.papers.expert_scores import EXPERT
-from moe_lab.reports.papers.spec import MEASURE, SETTINGS, Experiment
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.experiments.cells import PreparedCell
 from moe_lab.runs.summaries import summary

@@ -12,8 +12,8 @@ from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.markdown import write_table
-from moe_lab.reports.papers.spec import Experiment
 from moe_lab.reports.papers.table_files import (
     file_stem,
     measured_before,

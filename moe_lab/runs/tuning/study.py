@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.roe.profile import Profile, read_profile
-from moe_lab.results.stored import whole_mapping
+from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.tuning.search import Search, resolve
 from moe_lab.runs.tuning.worked import (
     NUMERICS,

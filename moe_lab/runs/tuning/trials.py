@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
 from moe_lab.results.lock import acquire, is_locked
-from moe_lab.results.stored import damaged, tidy
+from moe_lab.results.stored_files import damaged, tidy
 from moe_lab.runs.tuning.search import Search
 
 WORKER = "worker"

@@ -12,7 +12,7 @@ from moe_lab.reports.figures.lines import write_lines
 from moe_lab.reports.figures.schedules import schedule_label, schedule_rows, write_schedules
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, bars, cell, cells, records
 
 

@@ -15,8 +15,8 @@ from moe_lab.errors import ConfigError
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.experiment import Experiment, find_experiments, load_experiment
 from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.spec import Experiment, find_experiments, load_experiment
 from moe_lab.reports.scores import scores_of
 from moe_lab.results.statistics import interval, interval_of_mean_of_tasks
 from tests.support.stored_results import results_of

@@ -15,9 +15,9 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.reports.papers.expert_scores import expert_score
 from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.spec import Experiment, Scale
 from tests.support.stored_results import EXPERT_METRICS, expert_results
 
 

@@ -16,8 +16,8 @@ import pytest
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.experiment import load_experiment
 from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.spec import load_experiment
 from moe_lab.reports.scores import without_neighbour
 from tests.support.stored_traces import c3po_results
 

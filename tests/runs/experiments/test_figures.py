@@ -22,7 +22,7 @@ from moe_lab.reports import loggers
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import find_experiments
+from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.runs.experiments import equivalent, figure_rows, figures
 from tests.support.command import run_command
 from tests.support.stored_results import results_of

@@ -10,8 +10,8 @@ import math
 
 import pytest
 
+from moe_lab.reports.papers.experiment import Experiment, find_experiments
 from moe_lab.reports.papers.means import task_mean
-from moe_lab.reports.papers.spec import Experiment, find_experiments
 from moe_lab.reports.scores import Score
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}

@@ -16,8 +16,8 @@ import moe_lab.runs.prepare
 import moe_lab.runs.tuning.study
 from moe_lab.config.compose import compose_cell, quote
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
-from moe_lab.reports.papers import spec
-from moe_lab.reports.papers.spec import Scale, find_experiments, load_experiment
+from moe_lab.reports.papers import experiment as spec
+from moe_lab.reports.papers.experiment import Scale, find_experiments, load_experiment
 from moe_lab.reports.papers.table_files import file_stem, remove_figure, typed_settings, write_index
 from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments import cells, places

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.stored import DamagedError
+from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.trials import Trials, storage_errors
 

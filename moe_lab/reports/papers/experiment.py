@@ -13,6 +13,7 @@ from moe_lab.config.paths import resource_folder
 from moe_lab.config.validators import build, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figure_kinds import FIGURES, TABLES
+from moe_lab.reports.papers.published import Published, read_published
 
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
@@ -52,22 +53,6 @@ def _combinations(grid: dict[str, list[Any]]) -> list[list[str]]:
 
 def _listed(option: Any) -> list[Any]:
     return option if isinstance(option, list) else [option]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """A number of the paper: its cell, unit and place, and a mark where it is doubtful."""
-
-    cell: dict[str, str]
-    value: float
-    unit: str = "fraction"
-    place: str
-    mark: str | None = None
-
-    @property
-    def fraction(self) -> float:
-        """The value as in results.json, where rates are fractions."""
-        return self.value / 100 if self.unit == "percent" else self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,31 +134,12 @@ def load_experiment(name: str, file: Path) -> Experiment:
         scales = {
             key: build(Scale, scale, f"scales.{key}.") for key, scale in values.get("scales", {}).items()
         }
-        paper = [
-            build(Published, each, f"paper[{i}].")
-            for i, entry in enumerate(values.get("paper") or [])
-            for each in _single_numbers(entry, f"{file}: paper[{i}]")
-        ]
+        paper = read_published(values.get("paper") or [], file)
         return build(
             Experiment, {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}, ""
         )
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{file}: {error}") from error
-
-
-def _single_numbers(entry: dict[str, Any], place: str) -> list[dict[str, Any]]:
-    """An entry of `paper` as one per number: a list in its cell goes with a list of values."""
-    cell = entry.get("cell", {})
-    listed = [key for key, value in cell.items() if isinstance(value, list)]
-    if not listed:
-        return [entry]
-    names, values = cell[listed[0]], entry.get("value")
-    if len(listed) > 1 or not isinstance(values, list) or len(values) != len(names):
-        raise ConfigError(f"{place}: cell.{listed[0]} lists {len(names)} names, value needs as many numbers.")
-    return [
-        {**entry, "cell": {**cell, listed[0]: name}, "value": value}
-        for name, value in zip(names, values, strict=True)
-    ]
 
 
 def _full_name(name: str, names: list[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.spec import Experiment
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_rows_table
 from moe_lab.reports.scores import scores_of
 

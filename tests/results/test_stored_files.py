@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.results import stored
+from moe_lab.results import stored_files as stored
 from moe_lab.results.atomic import write_json
-from moe_lab.results.stored import (
+from moe_lab.results.stored_files import (
     DamagedError,
     parsed_once,
     read_lines,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.metrics.registry import METRICS
-from moe_lab.results.stored import whole_mapping
+from moe_lab.results.stored_files import whole_mapping
 
 SCHEMA_VERSION = 2
 FILE = "expert_metrics.json"

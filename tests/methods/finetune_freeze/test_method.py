@@ -24,6 +24,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 
 SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
+SHORT += ["method.validation_size=8"]
 
 
 def command(capsys, folder, *keys):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from copy import deepcopy
 
 import pytest
@@ -246,39 +245,31 @@ def test_a_resumed_training_ends_in_the_same_bytes(family, last, tmp_path, monke
         assert same_bytes(one, other), name
 
 
-SCRIPT = """
-import os, signal, sys
-from copy import deepcopy
-from pathlib import Path
-import torch
-from moe_lab.methods.finetune_freeze import trainer
-from tests.support.models import small_model
-from tests.support.trainings import rows, train
+def train_until(folder, last) -> None:
+    """Train a small OLMoE; SIGKILL in step `last`, after its gradient."""
+    check = trainer_module.FreezeTrainer._check
 
-torch.set_num_threads(1)
-folder, last = Path(sys.argv[1]), int(sys.argv[2])
-check = trainer.FreezeTrainer._check
-def die(self, value, what, step):
-    check(self, value, what, step)
-    if self.state.global_step == last and what == "gradient":
-        os.kill(os.getpid(), signal.SIGKILL)
-trainer.FreezeTrainer._check = die
-model = deepcopy(small_model("olmoe"))
-train(model, folder, schedule="router-experts", save_steps=1, count=12, router_aux_loss_coef=0.01)
-torch.save(model.state_dict(), folder / "weights.pt")
-"""
+    def die(self, value, what, step):
+        check(self, value, what, step)
+        if self.state.global_step == last and what == "gradient":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.set_num_threads(1)
+    trainer_module.FreezeTrainer._check = die
+    model = deepcopy(small_model("olmoe"))
+    train(model, folder, schedule="router-experts", save_steps=1, count=12, router_aux_loss_coef=0.01)
+    torch.save(model.state_dict(), folder / "weights.pt")
 
 
 @pytest.mark.slow
 def test_killed_at_both_sides_of_the_boundary_it_ends_in_the_same_bytes(tmp_path):
     """6 steps, the switch at 3. SIGKILL in step 2 (checkpoint of phase 1) and in step 4 (checkpoint of phase 2)."""
 
-    def run(folder, last) -> int:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        ended = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(folder), str(last)], env=environment, check=False
-        )
-        return ended.returncode
+    def run(folder, last) -> int | None:
+        child = multiprocessing.get_context("fork").Process(target=train_until, args=(folder, last))
+        child.start()
+        child.join(120)
+        return child.exitcode
 
     assert run(tmp_path / "whole", -1) == 0
     for last in (2, 3, 4):

@@ -222,6 +222,7 @@ def test_a_grid_over_methods_may_set_what_they_share(outputs, capsys):
     assert refused.code == 2 and "method=roe" in refused.err
 
 
+@pytest.mark.slow
 def test_other_references_make_another_run(tmp_path, capsys):
     data = arc(tmp_path / "data", "ABCABC")
     keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "mode=plan"]
@@ -247,7 +248,7 @@ def test_other_references_make_another_run(tmp_path, capsys):
         ("method.learning_rate=[0.1,0]", "above 0"),
         ("model.tp_plan=auto", "torchrun"),
         ("method.core_experts=3", "takes 4 experts;"),
-        ("method.reference=nosuchtask", "nosuchtask"),
+        pytest.param("method.reference=nosuchtask", "nosuchtask", marks=pytest.mark.slow),
         ("method.k=500", "100 reference questions of toy_choice:near are asked"),
     ],
 )

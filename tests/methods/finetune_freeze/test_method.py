@@ -165,6 +165,7 @@ def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys)
     assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), "frozen all along"
 
 
+@pytest.mark.slow
 def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path):
     def model(seed: int = 0, **keys) -> str:
         method = get_method("finetune-freeze").Config(name="finetune-freeze", max_steps=2, **keys)

@@ -195,6 +195,7 @@ def test_what_failed_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     assert {file: file.read_bytes() for file in tables.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_damaged_table_is_named_or_listed_by_its_file(runs, tables, capsys):
     assert run_command(capsys, "experiment=table_t").code == 0
     (tables / "damaged.md").write_bytes(b"")

@@ -43,7 +43,7 @@ UNTESTED = {
     "runs/evaluation": "evaluate judges_block result_block run_lm_eval",
     "runs/experiments": "cells deepen equivalent places",
     "runs/tuning": "search solve",
-    "tasks": "estimate factory generation own_files requests versions",
+    "tasks": "estimate factory generation own_files requests",
     "tasks/judges": "judge llama_guard lm_eval_hooks reward session toy_training",
     "tasks/safety": "prompts",
     "tasks/sandbox": "inside limits namespaces probe programs",

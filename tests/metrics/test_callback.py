@@ -188,7 +188,7 @@ def test_two_processes_measure_what_one_does(wrap: str, tmp_path: Path) -> None:
     small_model("olmoe").save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     by_one(tmp_path / "model", tmp_path / "one", schedule="router-none")
-    assert by_two(wrap, tmp_path / "model", tmp_path / "two", schedule="router-none") == 0
+    assert by_two(wrap, tmp_path / "model", tmp_path / "two", schedule="router-none") == [0, 0]
     alone, together = (read_measurements(tmp_path / name) for name in ("one", "two"))
     assert [line["step"] for line in together] == [line["step"] for line in alone] == [0, 3, 6]
     for mine, other in zip(together, alone, strict=True):

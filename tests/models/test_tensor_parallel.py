@@ -6,8 +6,6 @@ Broken by: a router whose logits are partial sums, noise that depends on the pro
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +13,9 @@ import torch
 from tests.support import rounding
 from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_model
+from tests.support.ranks import fork_ranks
 from tests.support.roe_answers import roe_answers
+from tests.support.tensor_parallel_rank import measure_all
 from tests.support.tiers import by_family
 
 FAMILIES = sorted(ZOO.keys() - {"dbrx", "gpt_oss", "jetmoe"})
@@ -31,16 +31,9 @@ def ranks(tmp_path_factory):
     for family in FAMILIES:
         small_model(family).save_pretrained(folder / family)
         make_tokenizer().save_pretrained(folder / family)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.support.tensor_parallel_rank", str(folder)]
-    ended = subprocess.run(
-        command + [str(folder / family) for family in FAMILIES],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert ended.returncode == 0, ended.stderr
+    log = folder / "ranks.log"
+    codes = fork_ranks(measure_all, folder, [folder / family for family in FAMILIES], log=log)
+    assert codes == [0, 0], log.read_text()
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -12,12 +12,14 @@ import sys
 
 import pytest
 
+from moe_lab.cli.main import main
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.runs.distributed import run_distributed
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
+from tests.support.ranks import fork_ranks
 
 SPLIT = ModelConfig(path="some/model", tp_plan="auto")
 
@@ -83,8 +85,9 @@ def test_the_command_over_two_processes(tmp_path, capsys):
     log = results.with_name("responses.jsonl")
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
     results.unlink()
-    assert torchrun(*split).returncode == 0, (
+    log = tmp_path / "ranks.log"
+    assert fork_ranks(main, split, log=log) == [0, 0], (
         "an interrupted run goes on, though only one process knows how far it was"
     )
     assert answers(two) == answers(one)
-    assert torchrun(*split).returncode == 0, "a stored result is shown, and the follower ends"
+    assert fork_ranks(main, split, log=log) == [0, 0], "a stored result is shown, and the follower ends"

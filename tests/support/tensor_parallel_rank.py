@@ -1,10 +1,9 @@
-"""What each process of tests/models/test_tensor_parallel.py does: `... <out> <folder> <folder> ...`."""
+"""What each of two processes does that share the weights of models."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -15,9 +14,9 @@ from moe_lab.models.load import load_model
 from tests.support.roe_answers import roe_answers
 
 
-def measured(folder: str) -> dict:
+def measured(folder: Path) -> dict:
     """This rank's results for one model."""
-    model = ModelConfig(path=folder, tp_plan="auto")
+    model = ModelConfig(path=str(folder), tp_plan="auto")
     loaded = load_model(model, dtype="float32", device="cpu", offline=True).model
     local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in loaded.parameters())
     with torch.no_grad():
@@ -25,6 +24,7 @@ def measured(folder: str) -> dict:
     return {"local": local, "logits": logits[0].tolist(), "roe": roe_answers(loaded)}
 
 
-if __name__ == "__main__":
-    results = {Path(folder).name: measured(folder) for folder in sys.argv[2:]}
-    (Path(sys.argv[1]) / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
+def measure_all(out: Path, folders: list[Path]) -> None:
+    """Write this process's results, by the folder's name."""
+    results = {folder.name: measured(folder) for folder in folders}
+    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))

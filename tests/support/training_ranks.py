@@ -1,16 +1,11 @@
-"""What each process of tests/methods/finetune_freeze/test_processes.py does: `... <model> <JSON: settings of a training by its folder>`.
-
-Trains one model after the other, and writes down after each phase what this process's model holds. `die` kills process 1
-in that step; `poison` makes its loss there no number.
-"""
+"""What each of two processes does that fine-tune together."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,10 +17,6 @@ from moe_lab.methods.finetune_freeze.training import train_phases
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.runs.distributed import sharded
 from tests.support.trainings import training_of
-
-torch.set_num_threads(1)
-MODEL, TRAININGS = Path(sys.argv[1]), json.loads(sys.argv[2])
-RANK = os.environ["RANK"]
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -40,7 +31,9 @@ def watched(train, folder):
         weights = {name: whole(value) for name, value in self.model.state_dict().items()}
         held = {name for name, own in self.model.named_parameters() if own in self.optimizer.state}
         split = all(isinstance(own, DTensor) for own in self.model.parameters())
-        torch.save([weights, held, split], folder / f"step{self.state.global_step}.rank{RANK}.pt")
+        torch.save(
+            [weights, held, split], folder / f"step{self.state.global_step}.rank{os.environ['RANK']}.pt"
+        )
 
     return and_write
 
@@ -49,26 +42,30 @@ def troubled(compute_loss, die, poison):
     """The Trainer's `compute_loss`, with what befalls process 1."""
 
     def and_fail(self, *args, **options):
-        if RANK == "1" and self.state.global_step == die:
+        if os.environ["RANK"] == "1" and self.state.global_step == die:
             os.kill(os.getpid(), signal.SIGKILL)
         loss, outputs = compute_loss(self, *args, **options)
-        bad = RANK == "1" and self.state.global_step == poison
+        bad = os.environ["RANK"] == "1" and self.state.global_step == poison
         return (loss * float("nan") if bad else loss), outputs
 
     return and_fail
 
 
-if __name__ == "__main__":
+def train_in_turn(model: Path, trainings: dict[Path, dict[str, Any]]) -> None:
+    """Train each model, and write down after each phase what this process's model holds.
+
+    `die` kills process 1 in that step; `poison` makes its loss there no number.
+    """
     dist.init_process_group("gloo")
     sharded()
     train, compute_loss = FreezeTrainer.train, MoeTrainer.compute_loss
-    for folder, settings in TRAININGS.items():
-        FreezeTrainer.train = watched(train, Path(folder))
+    for folder, settings in trainings.items():
+        FreezeTrainer.train = watched(train, folder)
         MoeTrainer.compute_loss = troubled(
             compute_loss, settings.pop("die", None), settings.pop("poison", None)
         )
         try:
-            train_phases(training_of(Path(folder), model=MODEL, **settings))
+            train_phases(training_of(folder, model=model, **settings))
         except TrainingError as error:
-            (Path(folder) / f"error.rank{RANK}").write_text(str(error))
+            (folder / f"error.rank{os.environ['RANK']}").write_text(str(error))
     dist.destroy_process_group()

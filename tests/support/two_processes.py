@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -15,6 +11,8 @@ import torch
 from moe_lab.methods import trainer
 from moe_lab.methods.finetune_freeze.training import finetune
 from tests.support.models import small_model
+from tests.support.ranks import fork_ranks
+from tests.support.training_ranks import train_in_turn
 from tests.support.trainings import training_of
 
 SETTINGS = {
@@ -26,24 +24,21 @@ SETTINGS = {
     "weight_decay": 0.1,
     "save_steps": 1,
 }
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+"""The environment of `accelerate launch` with conf/accelerate/fsdp.yaml."""
 
 
-def by_two(wrap: str, model: Path, folder: Path, **settings) -> int:
-    """Train once in two processes; torchrun's exit code."""
+def by_two(wrap: str, model: Path, folder: Path, **settings) -> list[int]:
+    """Train once in two processes; their exit codes."""
     return all_by_two(wrap, model, {folder: settings})
 
 
-def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict]) -> int:
-    """Train one model after the other in the same two processes; torchrun's exit code."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if wrap == "fsdp" else {}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.support.training_ranks", str(model)]
+def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict]) -> list[int]:
+    """Train one model after the other in the same two processes; their exit codes."""
+    environment = FSDP if wrap == "fsdp" else {}
     common = SETTINGS | {"gradient_accumulation": 1}
-    command += [json.dumps({str(folder): common | settings for folder, settings in trainings.items()})]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    print(ended.stderr)
-    return ended.returncode
+    settings = {folder: common | settings for folder, settings in trainings.items()}
+    return fork_ranks(train_in_turn, model, settings, log=model.parent / "ranks.log", **environment)
 
 
 def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.Tensor]]:

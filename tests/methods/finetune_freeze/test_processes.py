@@ -1,4 +1,4 @@
-"""Two processes of torchrun train as one does, DDP and FSDP. What each does is in ranks.py.
+"""Two processes train as one does, DDP and FSDP.
 
 Broken by: processes that drift apart after a phase begins, a step over other conversations than a single process
 takes, frozen tensors that move, a part of the optimizer's state lost between phases or by a kill, a failure of one
@@ -14,12 +14,14 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers import AutoModelForCausalLM
 
+from moe_lab.cli.main import main
 from moe_lab.config.paths import resource_folder
 from moe_lab.methods.conversations.tokenize import EMPTY
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
@@ -28,7 +30,8 @@ from moe_lab.methods.finetune_freeze.sampler import Order
 from moe_lab.methods.trainer import COMPLETE
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
-from tests.support.two_processes import all_by_two, by_one, by_two
+from tests.support.ranks import fork_ranks
+from tests.support.two_processes import FSDP, all_by_two, by_one, by_two
 
 WRAPS = ("ddp", "fsdp")
 SCHEDULES = ("router-none", "none-router", "experts-router")
@@ -54,7 +57,7 @@ def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
     trainings = {folder / schedule: {"schedule": schedule} for schedule in SCHEDULES}
     trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
     trainings |= {folder / "whole": KILLED, folder / "poisoned": {"poison": 2}}
-    assert all_by_two(request.param, model, trainings) == 0
+    assert all_by_two(request.param, model, trainings) == [0, 0]
     return request.param, folder
 
 
@@ -150,9 +153,9 @@ def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, model, tmp_pat
 @pytest.mark.slow
 def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp_path):
     wrap, folder = shared
-    assert by_two(wrap, model, tmp_path, die=4, **KILLED) != 0
+    assert by_two(wrap, model, tmp_path, die=4, **KILLED) == [-SIGKILL, -SIGKILL]
     assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
-    assert by_two(wrap, model, tmp_path, **KILLED) == 0
+    assert by_two(wrap, model, tmp_path, **KILLED) == [0, 0]
     one, other = (held_after(place, 6)[0] for place in (folder / "whole", tmp_path))
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
@@ -169,7 +172,7 @@ def test_a_loss_of_one_process_that_is_no_number_stops_both(shared):
 
 
 @pytest.mark.slow
-def test_the_command_by_accelerate_with_fsdp(tmp_path):
+def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
     """One process reports; the folder is a model like any other; another number of processes does not continue it."""
     config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
     command = [
@@ -196,32 +199,26 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path):
     ]
     keys += ["method.compare_with_full=false", "device=cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def ended():
-        return subprocess.run(
-            [sys.executable, *command, *keys],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-
-    first = ended()
+    first = subprocess.run(
+        [sys.executable, *command, *keys],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("results.json") == 1
     [record] = tmp_path.glob("models/*/training.json")
     told = json.loads(record.read_text())
     assert told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 2
     assert AutoModelForCausalLM.from_pretrained(record.parent / "model").config.use_cache
-    assert ended().returncode == 0, "what is stored is shown"
+    log = tmp_path / "ranks.log"
+    assert fork_ranks(main, keys, log=log, **FSDP) == [0, 0], "what is stored is shown"
 
     whole = record.parent / "checkpoints" / "checkpoint-1" / COMPLETE
     whole.parent.mkdir(parents=True)
     whole.touch()
     record.unlink()
-    environment["WORLD_SIZE"] = "1"
-    keys += ["rerun=true", "method.gradient_accumulation=2"]
-    command[:] = ["-m", "moe_lab"]
-    alone = ended()
-    assert alone.returncode == 2 and "processes=2" in alone.stderr, alone.stderr
+    alone = run_command(capsys, *keys, "rerun=true", "method.gradient_accumulation=2")
+    assert alone.code == 2 and "processes=2" in alone.err, alone.err

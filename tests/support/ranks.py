@@ -1,0 +1,65 @@
+"""Processes that work together as torchrun's do, forked from this one, which has everything imported already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+from moe_lab.models.distributed import sharded
+
+PROCESSES = 2
+
+
+def fork_ranks(function: Callable[..., Any], *args: Any, log: Path, **environment: str) -> list[int]:
+    """Call `function(*args)` in each of two processes of one group; its result is the exit code, None is 0.
+
+    When one process fails, the others are killed. What they print is added to the file `log`. Returns the exit codes.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment |= {"WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(target=_rank, args=(rank, environment, log, function, args)) for rank in range(PROCESSES)
+    ]
+    for process in ranks:
+        process.start()
+    running = list(ranks)
+    while running:
+        ended = wait([process.sentinel for process in running], timeout=300)
+        for process in running:
+            if not ended or (process.sentinel in ended and process.exitcode):
+                _kill(running)
+        running = [process for process in running if process.is_alive()]
+    return [process.exitcode for process in ranks]
+
+
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def _rank(
+    rank: int, environment: dict[str, str], log: Path, function: Callable[..., Any], args: tuple
+) -> None:
+    """One process: the environment of torchrun, and nothing that this process remembers of being a single one."""
+    os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sharded.cache_clear()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    torch.set_num_threads(1)
+    sys.exit(function(*args))

@@ -24,6 +24,7 @@ class Base(Method):
 
         name: str = "base"
 
+    compared_with_base = False
     needs_router = False
     own_routing = True
 

@@ -2,6 +2,7 @@
 
 For each run the hooks are called in this order, which `tests/methods/test_method.py` asserts:
 
+    trained_facts     of a `TrainingMethod`, before weights load: the facts of the trained model
     check             before weights load: whether the configuration fits the model
     data_identity     before weights load: the data that it depends on
     identity          before weights load: the configuration as it enters the run id
@@ -61,6 +62,8 @@ class Method(ABC):
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     interventions: ClassVar[bool] = True
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
+    compared_with_base: ClassVar[bool] = True
+    """Whether its scores are compared with those of the untouched model."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LearningRate = Callable[[int], float]
 """Its factor at an optimizer step."""
+LOSS = "validation_loss"
+"""The name in the log of the loss on held-out rows; the Trainer's own for the best one is `eval_loss`."""
 COMPLETE = "complete"
 """An empty file, written last into a checkpoint: one without it was cut off and is not resumed from."""
 
@@ -70,7 +72,7 @@ class Log(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        lines = [entry for entry in state.log_history if entry.keys() & {"loss", "validation_loss"}]
+        lines = [entry for entry in state.log_history if entry.keys() & {"loss", LOSS}]
         write_atomically(self.folder / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in lines))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -99,7 +101,7 @@ class Steps(TrainerCallback):
             self._progress.at(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        told = [f"{key}={logs[key]:.3f}" for key in ("loss", "validation_loss") if key in (logs or {})]
+        told = [f"{key}={logs[key]:.3f}" for key in ("loss", LOSS) if key in (logs or {})]
         if self._progress is not None and told:
             self._progress.at(state.global_step, " ".join(told))
 

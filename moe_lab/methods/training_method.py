@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class TrainingMethod(Method):
     """Evaluates a model that it trains first. All processes of torchrun work on one training."""
 
+    def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
+        """The facts of the trained model; by default those of the untrained one. Needs no weights."""
+        return facts
+
     @abstractmethod
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The configuration of the trained model, which is trained as far as it is missing.

@@ -42,22 +42,29 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     Raises ModelError for a folder without a model, and for a quantized checkpoint that cannot run here.
     """
     config = load_config(model, offline=offline)
-    text = config.get_text_config()
-    family = family_of_type(text.model_type)
-    moe_layers = family.moe_layers(text) if family else 0
-    check_quantization(config, model_source(model), moe_layers)
+    routing = routing_facts(config)
+    check_quantization(config, model_source(model), routing["moe_layers"])
     return ModelFacts(
         name=model.name,
         path=model.path,
         revision=model.revision,
         commit=model_commit(model, offline=offline),
-        family=text.model_type,
         dtype=resolve_dtype(dtype, resolve_device(device), config),
-        moe_layers=moe_layers,
-        experts=family.num_experts(text) if family else 0,
-        top_k=family.experts_per_token(text) if family else 0,
-        max_length=getattr(text, "max_position_embeddings", 2048),
+        **routing,
     )
+
+
+def routing_facts(config: Any) -> dict[str, Any]:
+    """The facts that are read of a model's configuration alone."""
+    text = config.get_text_config()
+    family = family_of_type(text.model_type)
+    return {
+        "family": text.model_type,
+        "moe_layers": family.moe_layers(text) if family else 0,
+        "experts": family.num_experts(text) if family else 0,
+        "top_k": family.experts_per_token(text) if family else 0,
+        "max_length": getattr(text, "max_position_embeddings", 2048),
+    }
 
 
 def resolve_device(device: str) -> torch.device:

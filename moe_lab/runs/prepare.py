@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.training_method import ModelMaker
+from moe_lab.methods.training_method import ModelMaker, TrainingMethod
 from moe_lab.models.hub.offline import go_offline
 from moe_lab.results.folder import check_writable
 from moe_lab.runs.checks import (
@@ -52,6 +52,8 @@ def prepare(config: Config) -> Run:
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    if isinstance(method, TrainingMethod):
+        facts = method.trained_facts(config, facts)
     check_router(method, facts)
     check_metrics(method, config, facts, tasks)
     load_tokenizer(config.model, offline=config.offline)
@@ -59,7 +61,7 @@ def prepare(config: Config) -> Run:
     check_chat_template(config)
     check_generation(config, facts, tasks)
     run = _identified(config, method, facts, tasks, samples)
-    if not config.baseline or config.method.name == "base" or config.predict_only:
+    if not config.baseline or not method.compared_with_base or config.predict_only:
         return run
 
     def run_of(other: Config) -> Run:

@@ -23,11 +23,14 @@ from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data
 
-HOOKS = ("check", "data_identity", "identity", "resolve_model", "open", "report")
+HOOKS = ("trained_facts", "check", "data_identity", "identity", "resolve_model", "open", "report")
 
 
 class Recorded(Base):
     """Trains nothing and notes its calls."""
+
+    def trained_facts(self, config: Any, facts: Any) -> Any:
+        return facts
 
     def resolve_model(self, config: Any, facts: Any, free: Any) -> Any:
         return config
@@ -80,16 +83,16 @@ def test_hooks_are_called_in_the_documented_order(
     calls.clear()
     (run.folder / "results.json").unlink()
     again = execute(prepare(one), ModelPool())
-    assert calls == ["check", "data_identity", "identity", "report"]
+    assert calls == ["trained_facts", "check", "data_identity", "identity", "report"]
     assert again.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
 
 
 def test_only_methods_that_train_have_training_hooks() -> None:
-    hooks = {"resolve_model", "training_left", "training_memory", "train"}
+    hooks = {"trained_facts", "resolve_model", "training_left", "training_memory", "train"}
     kinds = {name: get_method(name) for name in option_files("method", [resource_folder("conf")])}
     training = {name for name, kind in kinds.items() if issubclass(kind, TrainingMethod | ModelMaker)}
     assert training == {name for name, kind in kinds.items() if hooks & set(dir(kind))}
-    assert training == {"finetune-freeze", "pretrain-tiny"}
+    assert training == {"finetune-freeze", "pretrain", "pretrain-tiny"}
 
 
 def test_every_yaml_names_a_method() -> None:

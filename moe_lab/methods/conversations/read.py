@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import TaskError
-from moe_lab.methods.conversations.hub import LIMA, train_files
+from moe_lab.methods.data_files import data_files, read_rows
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -26,6 +23,8 @@ Conversation = list[dict[str, str]]
 
 TOY_SIZE = 1000
 """Conversations of dataset=toy, where no number is given: as many as LIMA has."""
+KNOWN = {"lima": "GAIR/lima"}
+"""Data sets of the hub by short name."""
 ROLES = ("system", "user", "assistant")
 
 
@@ -55,8 +54,8 @@ def read_data(config: Config, dataset: str, size: int | None = None, held_out: i
     """
     if dataset == "toy":
         return Data(train=_toy("train", size or TOY_SIZE), validation=_toy("validation", held_out))
-    files, source = _files(config, dataset)
-    rows = islice((row for file in files for row in _rows(file)), size)
+    files, source = data_files(config, dataset, KNOWN, (".jsonl",))
+    rows = islice((row for file in files for row in read_rows(file)), size)
     found = [_conversation(row, place) for row, place in rows]
     if len(found) <= held_out:
         raise TaskError(
@@ -72,53 +71,6 @@ def _toy(split: str, count: int) -> list[Conversation]:
     from moe_lab.tasks.toy.instructions import instructions
 
     return [row["messages"] for row in instructions(split, count)]
-
-
-def _files(config: Config, dataset: str) -> tuple[list[Path], dict[str, str] | None]:
-    """The files to read, in their order, and where on the hub they are from."""
-    if dataset.endswith(".jsonl"):
-        path = Path(dataset).expanduser()
-    elif dataset != "lima" and not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
-        raise TaskError(
-            f"method.dataset={dataset} is unknown. Use toy, lima, owner/name on the hub, or the path of a .jsonl file."
-        )
-    elif config.data_dir is None:
-        id = LIMA if dataset == "lima" else dataset
-        files, commit = train_files(id, offline=config.offline)
-        return files, {"data_set": id, "commit": commit}
-    else:
-        path = Path(config.data_dir).expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
-    if not path.is_file():
-        raise TaskError(f"method.dataset={dataset}: there is no file {path}.")
-    return [path], None
-
-
-def _rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a file, each with the place to name in a message."""
-    try:
-        if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield _parsed(line, place := f"{path}, line {number}"), place
-            return
-        if path.suffix == ".json":
-            rows = _parsed(path.read_text(encoding="utf-8"), str(path))
-        else:
-            from pyarrow.parquet import read_table
-
-            rows = read_table(path).to_pylist()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} cannot be read: {error}.") from error
-    for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
-        yield row, f"{path}, row {number}"
-
-
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise TaskError(f"{place}: no JSON ({error}).") from error
 
 
 def _conversation(row: Any, place: str) -> Conversation:

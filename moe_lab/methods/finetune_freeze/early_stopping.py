@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-LOSS = "validation_loss"
-"""Its name in the log; the Trainer's own for the best one is `eval_loss`."""
+from moe_lab.methods.trainer import LOSS
 
 
 class AtEpochEnds(TrainerCallback):

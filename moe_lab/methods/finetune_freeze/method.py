@@ -173,7 +173,7 @@ class FinetuneFreeze(TrainingMethod):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        from moe_lab.methods.finetune_freeze.store import record_of
+        from moe_lab.methods.trained import record_of
 
         folder, record = record_of(context.config)
         with Base(Base.Config(name="base")).open(model, context) as lm:

@@ -15,17 +15,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.early_stopping import LOSS
-from moe_lab.methods.trained import Trained
+from moe_lab.methods.trained import Trained, claim, save_model, steps_kept
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.stored_files import read_lines, read_mapping, whole_mapping
+from moe_lab.results.atomic import writing
 from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:
@@ -63,19 +59,9 @@ def work_left(
     if trained.stored() is not None:
         return {}
     rows, folder = prepared.train.rows, trained.folder
-    steps = max(0, recipe.steps(len(rows)) - _steps_kept(folder / "checkpoints"))
+    steps = max(0, recipe.steps(len(rows)) - steps_kept(folder / "checkpoints"))
     tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
     return {folder.name: (steps, round(tokens))}
-
-
-def _steps_kept(checkpoints: Path) -> int:
-    """The steps of the last checkpoint."""
-    if not checkpoints.is_dir():
-        return 0
-    from moe_lab.methods.trainer import last_checkpoint
-
-    last = last_checkpoint(checkpoints)
-    return 0 if last is None else int(last.name.rpartition("-")[2])
 
 
 def load_or_train(
@@ -96,39 +82,10 @@ def load_or_train(
 
     def train(folder: Path) -> dict[str, Any]:
         free()
-        _claim(folder, {"id": trained.id, "processes": num_processes(), "sharded": sharded(), **content})
+        claim(folder, {"id": trained.id, "processes": num_processes(), "sharded": sharded(), **content})
         return _train(folder, config, recipe, prepared, facts)
 
     return trained.load_or_train(content, train)
-
-
-def record_of(config: Config) -> tuple[Path, dict[str, Any]]:
-    """The folder of a trained model that `config.model` names, and its training.json."""
-    folder = Path(config.model.path or "").parent
-    record = read_mapping(folder / "training.json")
-    assert record is not None, f"{folder} holds a trained model"
-    return folder, record
-
-
-def _claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write identity.json. Raises ConfigError for a folder with checkpoints of another training or process count."""
-    from moe_lab.methods.trainer import last_checkpoint
-
-    owner = whole_mapping(folder / "identity.json")
-    begun = last_checkpoint(folder / "checkpoints") is not None
-    others = begun if owner is None else owner.get("id") != identity["id"]
-    if others:
-        raise ConfigError(
-            f"{folder} holds the checkpoints of another model, schedule or recipe. Move it away, or choose another "
-            "output_dir=."
-        )
-    for key in ("processes", "sharded"):
-        if begun and owner is not None and owner.get(key) != identity[key]:
-            raise ConfigError(
-                f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
-                f"{identity[key]}. Continue as it began, or remove its checkpoints/."
-            )
-    write_json(folder / "identity.json", identity)
 
 
 def _train(
@@ -137,8 +94,10 @@ def _train(
     """Train, or continue, and write the model."""
     from moe_lab.methods.finetune_freeze.parameter_groups import counts_of
     from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
+    from moe_lab.methods.trainer import LOSS
     from moe_lab.models.load import load_model
     from moe_lab.models.source import load_config
+    from moe_lab.reports.figures.training_loss import write_training_loss
 
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
@@ -168,8 +127,8 @@ def _train(
         model = load_model(config.model, dtype="float32", device=config.device, offline=config.offline).model
         told = finetune(model, training)
     with writing(folder / "model"):
-        _save(model, tokenizer, folder / "model", facts.dtype)
-    _draw(folder)
+        save_model(model, tokenizer, folder / "model", facts.dtype)
+    write_training_loss(folder, LOSS)
     return {
         "schedule": recipe.label,
         "steps": steps,
@@ -197,40 +156,3 @@ def _counts(encoded: Encoded) -> dict[str, int]:
 def _said(encoded: Encoded) -> str:
     counts = _counts(encoded)
     return "{conversations:,} conversations ({truncated:,} truncated, {left_out:,} left out)".format(**counts)
-
-
-def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Parameters in the precision that the model is evaluated in; biases that are no parameters stay float32."""
-    import torch
-
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))
-    model.config.dtype = getattr(torch, dtype)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _draw(folder: Path) -> None:
-    """The loss curve, with the loss on held-out conversations where there are any."""
-    from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, panels, write_figure
-
-    lines = read_lines(folder / "log.jsonl") or []
-    columns = ("step", "phase", "loss", "learning_rate", LOSS)
-    rows = [{key: line.get(key) for key in columns} for line in lines]
-
-    def draw() -> Any:
-        figure, (axis,) = panels(1)
-        for key, color, label in (("loss", BLUE, "training"), (LOSS, ORANGE, "validation")):
-            points = [(row["step"], row[key]) for row in rows if row[key] is not None]
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True), color=color, label=label, marker="o" if key == LOSS else ""
-                )
-        for before, after in pairwise(row for row in lines if row.get("phase") is not None):
-            if before["phase"] != after["phase"]:
-                axis.axvline(before["step"], color=GREY, ls="--", lw=1)
-        axis.set(xlabel="optimizer step", ylabel="loss per answer token")
-        axis.legend()
-        return figure
-
-    write_figure(draw, rows, folder / "figures", "loss")

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from moe_lab.errors import TrainingError
+from moe_lab.methods.checked_trainer import CheckedTrainer
 from moe_lab.methods.conversations.tokenize import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.early_stopping import LOSS, AtEpochEnds
+from moe_lab.methods.finetune_freeze.early_stopping import AtEpochEnds
 from moe_lab.methods.finetune_freeze.fsdp_optimizer import load_optimizer, save_optimizer
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phase_switch import Freezing, UpTo
 from moe_lab.methods.finetune_freeze.sampler import Order
 from moe_lab.methods.finetune_freeze.schedule import phase_at
-from moe_lab.methods.trainer import MoeTrainer, last_checkpoint
+from moe_lab.methods.trainer import LOSS
 
 
-class FreezeTrainer(MoeTrainer):
+class FreezeTrainer(CheckedTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN.
 
     With `phase` it runs the steps of that phase only, over a model that it may wrap for several processes.
@@ -41,8 +41,6 @@ class FreezeTrainer(MoeTrainer):
         """Auxiliary losses since the last line of the log, each with 1; two 0 for a pass without answers."""
         self.passes = torch.zeros(())
         """Passes with answers in the optimizer step, of all processes."""
-        self.losses: list[Tensor] = []
-        """Of the optimizer step's passes so far."""
         super().__init__(schedule=[], **options)
         self.args.save_only_model = (
             False  # a sharded model's optimizer is stored here (`shards`), not by the Trainer
@@ -137,22 +135,6 @@ class FreezeTrainer(MoeTrainer):
         self.log({LOSS: mean})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
         return {"eval_loss": mean}
-
-    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        step = self.state.global_step + 1  # the one that is not finished yet
-        self._check(self.accelerator.reduce(torch.stack(self.losses).sum()), "loss", step)
-        self.losses.clear()
-        norm = super()._clip_grad_norm(model)
-        self._check(norm, "gradient", step)
-        return norm
-
-    def _check(self, value: Tensor, what: str, step: int) -> None:
-        if not torch.isfinite(value).all():
-            kept = "The last checkpoint is kept. " if last_checkpoint(Path(self.args.output_dir)) else ""
-            raise TrainingError(
-                f"The {what} of training step {step} is {value.item()}. {kept}"
-                "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
-            )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the phase and the mean auxiliary loss to what the Trainer logs."""

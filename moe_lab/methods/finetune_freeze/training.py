@@ -15,11 +15,11 @@ from transformers.trainer_callback import TrainerState
 
 from moe_lab.methods.conversations.tokenize import Pad, Row, Rows
 from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.early_stopping import LOSS, losses_of, stopped
+from moe_lab.methods.finetune_freeze.early_stopping import losses_of, stopped
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phase_switch import Freezing
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-from moe_lab.methods.trainer import Log, last_checkpoint
+from moe_lab.methods.trainer import LOSS, Log, last_checkpoint
 from moe_lab.metrics.callback import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device

@@ -12,7 +12,6 @@ from moe_lab.models.hub.failures import explain
 if TYPE_CHECKING:
     from moe_lab.models.hub.repository import Repository
 
-LIMA = "GAIR/lima"
 TRAIN = re.compile(r"(.*/)?(train(-\d+-of-\d+)?|train/[^/]+)\.(jsonl|json|parquet)")
 """Names of files of the train split: train.jsonl, data/train-00000-of-00002.parquet."""
 
@@ -35,8 +34,8 @@ def train_files(id: str, *, offline: bool) -> tuple[list[Path], str]:
         raise TaskError(explain(error, id, "data set", offline)) from error
     if not names:
         raise TaskError(
-            f"The data set {id} has no file of a train split (train.jsonl, data/train-00000-of-00001.parquet). Give "
-            "conversations of your own: method.dataset=<file>.jsonl"
+            f"The data set {id} has no file of a train split (train.jsonl, data/train-00000-of-00001.parquet). Give a "
+            "file of your own: method.dataset=<file>.jsonl"
         )
     return [folder / name for name in names], repository.commit
 

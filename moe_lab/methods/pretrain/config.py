@@ -1,0 +1,144 @@
+"""The keys of `method=pretrain`, and the recipe that determines the trained weights beside data and seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from moe_lab.config.validators import above_zero, at_least
+from moe_lab.errors import ConfigError
+
+AT_LEAST = {
+    **dict.fromkeys(("experts", "experts_per_token", "hidden_size", "layers", "heads", "active_size"), 1),
+    **dict.fromkeys(("devices", "dataset_size", "validation_rows", "vocab_size", "steps", "batch_size"), 1),
+    **dict.fromkeys(("gradient_accumulation", "save_steps"), 1),
+    **dict.fromkeys(("shared_experts", "aux_loss", "z_loss", "bias_rate", "device_loss"), 0),
+    **dict.fromkeys(("routing_noise", "warmup_ratio", "weight_decay"), 0),
+    "sequence_length": 2,
+}
+ABOVE_ZERO = ("capacity_factor", "learning_rate")
+AUX_LOSS = 0.1
+"""The default coefficient of equation 2, which has no factor E: 0.0125 for 8 experts by transformers' formula."""
+SMALLEST_VOCABULARY = 257
+"""All bytes and the end token."""
+NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps", "tokenizer", "vocab_size")
+"""Keys that do not determine the weights, or do so by the data and the tokenizer."""
+
+
+@dataclass(kw_only=True)
+class PretrainConfig:
+    """The keys of `conf/method/pretrain.yaml`."""
+
+    name: str = "pretrain"
+    backbone: Literal["olmoe", "deepseek", "dense"] = "olmoe"
+    experts: int = 8
+    experts_per_token: int = 2
+    shared_experts: int = 0
+    router: Literal["token", "expert", "word", "sentence"] = "token"
+    capacity_factor: float = 1.0
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    active_size: int = 256
+    aux_loss: float | None = None
+    z_loss: float = 1e-3
+    bias_rate: float = 0.0
+    device_loss: float = 0.0
+    devices: int = 4
+    routing_noise: float = 0.0
+    routing_noise_schedule: Literal["constant", "linear"] = "constant"
+    dataset: str = "toy"
+    dataset_size: int | None = None
+    validation_rows: int = 64
+    tokenizer: Literal["model", "train"] = "model"
+    vocab_size: int = 4096
+    steps: int = 600
+    batch_size: int = 8
+    gradient_accumulation: int = 1
+    sequence_length: int = 256
+    learning_rate: float = 3e-3
+    warmup_ratio: float = 0.05
+    weight_decay: float = 0.1
+    save_steps: int = 200
+
+    def __post_init__(self) -> None:
+        for key, least in AT_LEAST.items():
+            at_least(f"method.{key}", getattr(self, key), least)
+        for key in ABOVE_ZERO:
+            above_zero(f"method.{key}", getattr(self, key))
+        if not self.warmup_ratio < 1:
+            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
+        at_least("method.vocab_size", self.vocab_size, SMALLEST_VOCABULARY)
+        if self.hidden_size % (2 * self.heads):
+            raise ConfigError(
+                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}."
+            )
+        if self.backbone != "dense":
+            self._check_experts()
+            self._check_balance()
+
+    def _check_experts(self) -> None:
+        if self.experts < self.experts_per_token:
+            raise ConfigError(
+                f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}."
+            )
+        active = self.experts_per_token + self.shared_experts
+        if self.active_size % active:
+            raise ConfigError(
+                f"method.active_size={self.active_size} does not divide by the {active} experts that a token takes. "
+                f"Use a multiple of {active}."
+            )
+        share = self.capacity_factor * self.sequence_length * self.experts_per_token / self.experts
+        if self.router == "expert" and share < 1:
+            raise ConfigError(
+                f"router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. Raise "
+                "method.capacity_factor or method.sequence_length."
+            )
+
+    def _check_balance(self) -> None:
+        if self.router == "expert" and (self.aux_loss or self.bias_rate or self.device_loss):
+            raise ConfigError(
+                "router=expert balances the load by itself: leave method.aux_loss, method.bias_rate and "
+                "method.device_loss out."
+            )
+        if self.routing_noise and self.router != "token":
+            raise ConfigError(
+                f"method.routing_noise needs router=token: router={self.router} has no choice of a single token."
+            )
+        if self.device_loss and self.experts % self.devices:
+            raise ConfigError(
+                f"method.experts={self.experts} does not divide by method.devices={self.devices}."
+            )
+
+    @property
+    def expert_size(self) -> int:
+        """Width of an expert: all designs have equal active parameters, and equal total ones at equal sparsity."""
+        return self.active_size // (self.experts_per_token + self.shared_experts)
+
+    @property
+    def auxiliary(self) -> float:
+        """The coefficient of equation 2."""
+        if self.aux_loss is not None:
+            return self.aux_loss
+        return 0.0 if self.router == "expert" or self.bias_rate else AUX_LOSS
+
+    @property
+    def label(self) -> str:
+        """The granularity as the paper writes it: 2/8, 1/7+1."""
+        shared = f"+{self.shared_experts}" if self.shared_experts else ""
+        return f"{self.experts_per_token}/{self.experts}{shared}"
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole training."""
+        return self.steps * self.batch_size * self.gradient_accumulation
+
+    @property
+    def warmup_steps(self) -> int:
+        return math.ceil(self.warmup_ratio * self.steps)
+
+    def recipe(self) -> dict[str, Any]:
+        """The keys that determine the weights, each default as what it stands for."""
+        own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
+        return own | {"aux_loss": self.auxiliary}

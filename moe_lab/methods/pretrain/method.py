@@ -1,0 +1,160 @@
+"""`method=pretrain`: train a design from scratch, then evaluate it as `method=base` does.
+
+`model=` gives the tokenizer; its weights are not read. The corpus, the design and the recipe are the method's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import Base
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.pretrain.config import PretrainConfig
+from moe_lab.methods.training_method import TrainingMethod
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.pretrain.corpus import Corpus
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak")
+"""What of training.json stands in results.json."""
+
+
+class Pretrain(TrainingMethod):
+    """Trains a design once and evaluates it as `method=base` does. There is no untrained model to compare it with."""
+
+    numerics = 1
+    random = True
+    needs_router = False
+    own_routing = True
+    compared_with_base = False
+
+    @dataclass(kw_only=True)
+    class Config(PretrainConfig, Method.Config):
+        """See `PretrainConfig`."""
+
+        name: str = "pretrain"
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self._read: tuple[Corpus, Any] | None = None
+
+    def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
+        """The facts of the design, with the name of `model=`."""
+        from moe_lab.methods.pretrain.design import architecture, with_design
+
+        _, tokenizer = self._data(config)
+        return with_design(facts, architecture(self.config, len(tokenizer), tokenizer))
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        return {"name": self.config.name, **self.config.recipe()}
+
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """Corpus and tokenizer. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
+        from moe_lab.methods.pretrain.tokenizer import tokenizer_identity
+
+        self._check(config, facts)
+        corpus, tokenizer = self._data(config)
+        return {
+            "corpus": corpus.identity,
+            "validation_rows": self.config.validation_rows,
+            "tokenizer": tokenizer_identity(tokenizer),
+        }
+
+    def _data(self, config: RunConfig) -> tuple[Corpus, Any]:
+        from moe_lab.methods.pretrain.corpus import read_corpus
+        from moe_lab.methods.pretrain.tokenizer import tokenizer_of
+
+        if self._read is None:
+            corpus = read_corpus(config, self.config.dataset, self.config.dataset_size)
+            self._read = corpus, tokenizer_of(config, corpus)
+        return self._read
+
+    def _check(self, config: RunConfig, facts: ModelFacts) -> None:
+        from moe_lab.models.distributed import num_processes, sharded
+
+        if facts.dtype == "float16":
+            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
+        if config.model.device_map or config.model.tp_plan:
+            raise ConfigError(
+                "method=pretrain trains whole layers on a device: leave device_map and tp_plan out."
+            )
+        if sharded():
+            raise ConfigError(
+                "method=pretrain splits rows over processes, and no model: use torchrun without FSDP."
+            )
+        if self.config.gradient_accumulation % num_processes():
+            raise ConfigError(
+                f"method.gradient_accumulation={self.config.gradient_accumulation} passes of a step do not divide by "
+                f"{num_processes()} processes."
+            )
+
+    def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+        """The run's configuration with the trained model, which is trained where it is missing."""
+        from moe_lab.methods.pretrain.store import load_or_train
+
+        folder = load_or_train(config, self._content(config, facts), *self._data(config), facts, free)
+        model = replace(config.model, path=str(folder / "model"), revision=None, tokenizer=None)
+        return replace(config, model=model, dtype=facts.dtype)
+
+    def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """All that determines the weights."""
+        from moe_lab.results.versions import decisive_versions
+
+        return {
+            "method": "pretrain",
+            "numerics": self.version,
+            "recipe": self.config.recipe(),
+            "data": self.data_identity(config, facts),
+            "seed": config.seed,
+            "dtype": facts.dtype,
+            "experts_implementation": config.model.experts_implementation,
+            "versions": decisive_versions(),
+        }
+
+    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+        from moe_lab.methods.trained import Trained, steps_kept
+
+        trained = Trained.of(config, self._content(config, facts), "model")
+        if trained.stored() is not None:
+            return {}
+        steps = max(0, self.config.steps - steps_kept(trained.folder / "checkpoints"))
+        tokens = self.config.rows * self.config.sequence_length * steps / self.config.steps
+        return {trained.folder.name: (steps, round(tokens))}
+
+    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
+        from moe_lab.methods.pretrain.design import architecture
+
+        if not self.training_left(config, facts):
+            return None
+        _, tokenizer = self._data(config)
+        model = empty_model(architecture(self.config, len(tokenizer), tokenizer))
+        return STATES * BYTES * sum(own.numel() for own in model.parameters())
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.methods.trained import record_of
+
+        folder, record = record_of(context.config)
+        with Base(Base.Config(name="base")).open(model, context) as lm:
+            lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
+            yield lm
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {"pretrain": {"label": self.config.label, **self.config.recipe(), **session_info}}
+
+
+BYTES = 4
+"""Of a float32."""
+STATES = 4
+"""Weights, gradients and AdamW's two moments."""

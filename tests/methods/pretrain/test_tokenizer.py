@@ -64,7 +64,7 @@ def test_an_identity_is_that_of_the_tokens(corpus):
     others = [
         before,
         tokenizer_identity(make_tokenizer()),
-        tokenizer_identity(trained(corpus, 290)),
+        tokenizer_identity(trained(corpus, 270)),
         tokenizer_identity(renamed),
     ]
     assert len(set(others)) == 4

@@ -25,6 +25,7 @@ class Base(Method):
         name: str = "base"
 
     needs_router = False
+    per_token = False
     own_routing = True
 
     @contextmanager

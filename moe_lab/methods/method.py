@@ -57,6 +57,8 @@ class Method(ABC):
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""
+    per_token: ClassVar[bool] = True
+    """Whether, of a model with routers, it reads or changes the routing of single tokens, which some do not allow."""
     own_routing: ClassVar[bool] = False
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     interventions: ClassVar[bool] = True

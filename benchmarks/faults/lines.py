@@ -144,7 +144,7 @@ def _problem(ending: str, said: str, key: str | None) -> str | None:
 def _no_weights() -> Iterator[None]:
     """Loading weights, and making them anew, raises Loaded; a line that takes too long raises TimeoutError."""
     import moe_lab.models.load as load
-    from moe_lab.methods.pretrain import Pretrain
+    from moe_lab.methods.pretrain_tiny import PretrainTiny
 
     def refuse(*args: Any, **keys: Any) -> Any:
         raise Loaded
@@ -153,11 +153,11 @@ def _no_weights() -> Iterator[None]:
         raise TimeoutError(f"it took {PATIENCE} seconds")
 
     whole, load.load_model = load.load_model, refuse
-    trained, Pretrain._train = Pretrain._train, refuse
+    trained, PretrainTiny._train = PretrainTiny._train, refuse
     signal.signal(signal.SIGALRM, hang)
     signal.alarm(PATIENCE)
     try:
         yield
     finally:
         signal.alarm(0)
-        load.load_model, Pretrain._train = whole, trained
+        load.load_model, PretrainTiny._train = whole, trained

@@ -302,13 +302,13 @@ def test_report_shows_what_is_stored_and_runs_nothing(capsys, runs):
 
 @pytest.mark.slow
 def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp_path):
-    from moe_lab.methods.pretrain import Pretrain
+    from moe_lab.methods.pretrain_tiny import PretrainTiny
 
-    monkeypatch.setattr(Pretrain, "train", lambda self, config: tmp_path / "models" / "x")
-    ended = run_command(capsys, "method=pretrain")
+    monkeypatch.setattr(PretrainTiny, "train", lambda self, config: tmp_path / "models" / "x")
+    ended = run_command(capsys, "method=pretrain-tiny")
     assert ended.code == 0
     assert ended.out.splitlines()[-1] == str(tmp_path / "models" / "x")
-    assert run_command(capsys, "-m", "method=pretrain,base").code == 2
+    assert run_command(capsys, "-m", "method=pretrain-tiny,base").code == 2
 
 
 @pytest.fixture

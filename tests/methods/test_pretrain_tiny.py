@@ -8,7 +8,7 @@ import pytest
 import moe_lab.models
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.methods.pretrain import Pretrain
+from moe_lab.methods.pretrain_tiny import PretrainTiny
 
 RECIPE = {
     "steps": 6,
@@ -35,9 +35,9 @@ def architecture(tmp_path_factory) -> Path:
 
 
 def train(architecture: Path, output: Path, *, seed: int = 0, **recipe: object) -> Path:
-    method = Pretrain.Config(**{**RECIPE, **recipe})
+    method = PretrainTiny.Config(**{**RECIPE, **recipe})
     model = ModelConfig(name="mini", path=str(architecture))
-    return Pretrain(method).train(
+    return PretrainTiny(method).train(
         Config(model=model, method=method, seed=seed, output_dir=str(output), device="cpu")
     )
 
@@ -85,7 +85,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = train(architecture, tmp_path)
-    assert folder.name.startswith(f"{architecture.name.replace(' ', '-')}-pretrain-")
+    assert folder.name.startswith(f"{architecture.name.replace(' ', '-')}-pretrain-tiny-")
     assert json.loads((folder / "status.json").read_text())["status"] == "success"
     assert json.loads((folder / "training.json").read_text())["recipe"]["steps"] == 6
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
@@ -126,7 +126,7 @@ def test_a_training_held_by_another_process_is_refused(architecture, tmp_path):
 def test_an_impossible_value_is_named(wrong):
     (key,) = wrong
     with pytest.raises(ConfigError, match=f"method.{key}"):
-        Pretrain.Config(**wrong)
+        PretrainTiny.Config(**wrong)
 
 
 def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
@@ -150,4 +150,6 @@ def test_the_yaml_holds_the_defaults():
 
     from moe_lab.config.paths import resource_folder
 
-    assert OmegaConf.load(resource_folder("conf") / "method" / "pretrain.yaml") == vars(Pretrain.Config())
+    assert OmegaConf.load(resource_folder("conf") / "method" / "pretrain-tiny.yaml") == vars(
+        PretrainTiny.Config()
+    )

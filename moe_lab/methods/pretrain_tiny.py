@@ -1,7 +1,7 @@
-"""`method=pretrain`: train a model's architecture from scratch on the toy corpus.
+"""`method=pretrain-tiny`: the recipe of the embedded tiny model, for any architecture.
 
-The architecture and the tokenizer are those of `model=`; its weights, if it has any, are not read. This is how
-the embedded tiny model was made (`method=pretrain model=tiny`).
+`method=pretrain-tiny model=tiny` made the embedded model. The architecture and the tokenizer are those of `model=`; its
+weights, if it has any, are not read. The corpus is the toy world's. `method=pretrain` compares designs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ NOT_ARCHITECTURE = (
 AT_LEAST_ONE = ("steps", "batch_size", "sequence_length", "save_steps")
 
 
-class Pretrain(ModelMaker):
-    """Training from scratch; writes `outputs/models/<model>-pretrain-<id8>/`."""
+class PretrainTiny(ModelMaker):
+    """Training from scratch; writes `outputs/models/<model>-pretrain-tiny-<id8>/`."""
 
     numerics = 1
     random = True
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        name: str = "pretrain"
+        name: str = "pretrain-tiny"
         steps: int = 4200
         batch_size: int = 8
         sequence_length: int = 256
@@ -72,7 +72,7 @@ class Pretrain(ModelMaker):
         identity = self._identity(config)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         name = Path(config.model.path).name if config.model.path else config.model.name
-        folder = Path(config.output_dir) / "models" / folder_name(name, "pretrain", digest=digest)
+        folder = Path(config.output_dir) / "models" / folder_name(name, self.config.name, digest=digest)
         trained = Trained(
             folder=folder, id=digest, record="training.json", scratch="checkpoints", made="model"
         )

@@ -12,7 +12,7 @@ from tests.support.command import FakeRuns, install, run_command
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-BESIDE = {"tasks/loading.py", "models/deepseek/registration.py", "runs/plan.py"}
+BESIDE = {"tasks/loading.py", "models/registration.py", "runs/plan.py"}
 """The cache of tasks, an import hook, and what follows on the runs."""
 
 

@@ -22,8 +22,8 @@ class DeepseekConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "deepseek"
-    register_model: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
-    """Called with every configuration (`registration.py`)."""
+    register_model: ClassVar[Callable[[], object]] = staticmethod(lambda: None)
+    """Called with every configuration (`models/registration.py`)."""
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_experts": "n_routed_experts",

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.support.deepseek.checkpoint import SMALL, write_checkpoint
+from tests.support.designs import design
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,22 @@ def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert "moe_lab.models.deepseek.modeling.DeepseekForCausalLM" in ended.stdout, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_design_is_known_in_a_new_interpreter(tmp_path):
+    model = design("word")
+    model.save_pretrained(tmp_path)
+    code = (
+        "import moe_lab, torch\nfrom transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
+        "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "moe_lab.models.designs.modeling.MoeDesignForCausalLM" in ended.stdout
+    with torch.no_grad():
+        expected = float(model(torch.arange(40)[None]).logits.double().sum())
+    assert float(ended.stdout.split()[-1]) == pytest.approx(expected, abs=1e-2)
 
 
 @pytest.mark.slow

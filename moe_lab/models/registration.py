@@ -1,14 +1,16 @@
-"""Registration of "deepseek" with the Auto classes of transformers, without importing transformers for it.
+"""Registration of this package's models with the Auto classes of transformers, without importing transformers for it.
 
-transformers takes two seconds to import, which `--help` must not wait for. So the configuration is registered when
-transformers' own registry is imported, whether that was before `import moe_lab` or comes after it. The model is
-registered with the first configuration: any earlier its import would meet a transformers that is half imported.
+transformers takes two seconds to import, which `--help` must not wait for. So configurations are registered when
+transformers' own registry is imported, whether that was before `import moe_lab` or comes after it. A model is
+registered with its first configuration: any earlier its import would meet a transformers that is half imported.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -17,8 +19,8 @@ from types import ModuleType
 REGISTRY = "transformers.models.auto.configuration_auto"
 
 
-def register_deepseek() -> None:
-    """Register the configuration now if transformers' registry is imported, else once it is."""
+def register_models() -> None:
+    """Register the configurations now if transformers' registry is imported, else once it is."""
     if REGISTRY in sys.modules:
         _register()
     else:
@@ -59,10 +61,9 @@ def _register() -> None:
     from transformers.models.auto.configuration_auto import AutoConfig
 
     from moe_lab.models.deepseek.configuration import DeepseekConfig
+    from moe_lab.models.designs.configuration import MoeDesignConfig
 
-    AutoConfig.register(DeepseekConfig.model_type, DeepseekConfig, exist_ok=True)
-    DeepseekConfig.register_model = staticmethod(_register_model)
-
-
-def _register_model() -> None:
-    import moe_lab.models.deepseek.modeling  # noqa: F401  (registers itself)
+    for config_class in (DeepseekConfig, MoeDesignConfig):
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        modeling = config_class.__module__.replace(".configuration", ".modeling")
+        config_class.register_model = staticmethod(partial(import_module, modeling))

@@ -1,0 +1,231 @@
+"""The designs from transformers' parts and DeepSeek-MoE's: a backbone, and experts under one of four routers.
+
+With token choice and the same weights, the backbone `olmoe` computes what transformers' OLMoE does bit for bit, and
+`deepseek` what `models/deepseek` does. The routers are in `routers.py` and `expert_choice.py`.
+
+B = sequences, S = positions, T = B x S tokens, H = hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeForCausalLM, OlmoeModel
+from transformers.utils.output_capturing import OutputRecorder
+
+from moe_lab.models.deepseek.modeling import DeepseekMoE, DeepseekPreTrainedModel
+from moe_lab.models.designs.configuration import UNITS, MoeDesignConfig
+from moe_lab.models.designs.expert_choice import ExpertChoiceExperts, ExpertChoiceRouter
+from moe_lab.models.designs.routers import (
+    BiasedTopKRouter,
+    DesignRouter,
+    DesignTopKRouter,
+    Units,
+    UnitTopKRouter,
+    last_kind,
+)
+from moe_lab.models.designs.unit_places import UnitPlaces
+from moe_lab.models.designs.units import UnitTables
+
+
+class DesignMoE(DeepseekMoE):
+    """Routed plus shared experts, by a router of the design."""
+
+    def __init__(self, config: MoeDesignConfig, layer: int):
+        super().__init__(config)
+        self.gate = _router(config, layer)
+        if config.router == "expert":
+            self.experts = ExpertChoiceExperts(config)
+
+    def forward(self, hidden_BSH: Tensor, *beside: Any) -> Tensor:
+        """`beside`: what the router reads beside hidden states. Nothing with token choice."""
+        hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
+        _, weights, index = self.gate(hidden_TH, *beside)
+        routed_BSH = self.experts(hidden_TH, index, weights).view_as(hidden_BSH)
+        return routed_BSH if self.shared_experts is None else routed_BSH + self.shared_experts(hidden_BSH)
+
+
+def _router(config: MoeDesignConfig, layer: int) -> DesignRouter:
+    if config.router in UNITS:
+        return UnitTopKRouter(config, layer)
+    if config.router == "expert":
+        return ExpertChoiceRouter(config)
+    return BiasedTopKRouter(config) if config.selection_bias else DesignTopKRouter(config)
+
+
+class DesignDecoderLayer(LlamaDecoderLayer):
+    """A layer of the backbone. Both are Llama's, with OLMoE's attention in `olmoe`."""
+
+    def __init__(self, config: MoeDesignConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if config.backbone == "olmoe":
+            self.self_attn = OlmoeAttention(config, layer_idx)
+        if config.is_moe_layer(layer_idx):
+            self.mlp = DesignMoE(config, layer_idx)
+
+
+class SequenceDecoderLayer(DesignDecoderLayer):
+    """A layer whose router reads more than the hidden state of one token. It is called as Llama's layer is."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        units: Units | None = None,
+        real_BS: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """`units`: of words and sentences. `real_BS`: of expert choice, bool, false for padding."""
+        attended, _ = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        hidden_states = hidden_states + attended
+        normed = self.post_attention_layernorm(hidden_states)
+        if not isinstance(self.mlp, DesignMoE):
+            return hidden_states + self.mlp(normed)
+        beside = (real_BS,) if units is None else (units, past_key_values)
+        return hidden_states + self.mlp(normed, *beside)
+
+
+class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
+    """Class attributes that transformers reads of both classes below."""
+
+    config_class = MoeDesignConfig
+    _no_split_modules: ClassVar[list[str]] = ["DesignDecoderLayer", "SequenceDecoderLayer"]
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["selection_bias"]
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
+        "router_logits": OutputRecorder(DesignRouter, index=0),
+        "hidden_states": DesignDecoderLayer,
+        "attentions": [OutputRecorder(LlamaAttention, index=1), OutputRecorder(OlmoeAttention, index=1)],
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, DesignRouter):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if module.selection_bias is not None:
+                init.zeros_(module.selection_bias)
+
+
+class MoeDesignModel(MoeDesignPreTrainedModel, OlmoeModel):
+    """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get what they read beside."""
+
+    def __init__(self, config: MoeDesignConfig):
+        PreTrainedModel.__init__(self, config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        layer_class = DesignDecoderLayer if config.router == "token" else SequenceDecoderLayer
+        layers = [layer_class(config, layer) for layer in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.units = UnitPlaces(config.vocab_size) if config.router in UNITS else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self.config.router != "token":
+            real_BS = _real(input_ids, attention_mask)
+            if self.units is not None:
+                kwargs["units"] = self.units(
+                    input_ids, real_BS, last_kind(past_key_values, self._first_moe_layer)
+                )
+            else:
+                _refuse_cache(past_key_values)
+                past_key_values = None
+                kwargs |= {"real_BS": real_BS, "use_cache": False}
+        return super().forward(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
+        )
+
+    @property
+    def _first_moe_layer(self) -> int:
+        return next(i for i in range(self.config.num_hidden_layers) if self.config.is_moe_layer(i))
+
+
+def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+    """bool [B, S]: whether a token of this pass is none of padding. Raises ValueError for inputs that do not say it."""
+    if ids_BS is None:
+        raise ValueError("Routers of words, sentences and expert choice read token ids: pass input_ids.")
+    if attention_mask is None:
+        return torch.ones_like(ids_BS, dtype=torch.bool)
+    if attention_mask.dim() != 2:
+        raise ValueError(
+            "Routers of words, sentences and expert choice take an attention mask [sequences, positions], from which "
+            f"they know padding, and not one of shape {list(attention_mask.shape)}."
+        )
+    return attention_mask[:, -ids_BS.shape[1] :].bool()
+
+
+def _refuse_cache(cache: Cache | None) -> None:
+    if cache is not None and cache.get_seq_length():
+        raise ValueError("Expert choice reads a sequence as a whole: it runs without past_key_values.")
+
+
+class MoeDesignForCausalLM(MoeDesignPreTrainedModel, OlmoeForCausalLM):
+    """The language model of a design."""
+
+    def __init__(self, config: MoeDesignConfig):
+        PreTrainedModel.__init__(self, config)
+        self.model = MoeDesignModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.router_aux_loss_coef = config.aux_loss_alpha
+        self.num_experts = config.n_routed_experts
+        self.num_experts_per_tok = config.num_experts_per_tok
+        self._is_stateful = config.router in UNITS
+        """No rolling back of a cache, as assisted generation needs it."""
+        self.post_init()
+
+    @property
+    def is_causal_router(self) -> bool:
+        """Whether the routing of a token depends on no later token."""
+        return self.config.router != "expert"
+
+    def set_units(self, tables: UnitTables) -> None:
+        """Say where words or sentences begin; saved with the model.
+
+        Raises ValueError for a model whose router has no units, and for a vocabulary larger than the model's.
+        """
+        if self.model.units is None:
+            raise ValueError(f"router={self.config.router} has no units: only {' and '.join(UNITS)} have.")
+        self.model.units.set(tables)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers. With expert choice every new token reads the whole sequence again, without a cache."""
+        if not self.is_causal_router:
+            kwargs["use_cache"] = False
+        return super().generate(*args, **kwargs)
+
+
+# Experts are stored one by one, as DeepSeek-MoE's are.
+register_checkpoint_conversion_mapping(
+    MoeDesignConfig.model_type, get_checkpoint_conversion_mapping("qwen2_moe"), overwrite=True
+)
+AutoModel.register(MoeDesignConfig, MoeDesignModel, exist_ok=True)
+AutoModelForCausalLM.register(MoeDesignConfig, MoeDesignForCausalLM, exist_ok=True)

@@ -1,0 +1,138 @@
+"""Words and sentences from token ids alone: two small tables, made once from a tokenizer.
+
+Each token has a kind, which says how its text ends. For each kind a table says which tokens begin a new unit behind it.
+A model keeps both tables, so it needs no tokenizer to route.
+
+- **Words** are those of the tokenizer's own pre-tokenizer: token t begins a word behind a kind if the pre-tokenizer
+  splits "ending + text of t" in front of t's text, with the ending that stands for the kind. A boundary that depends on
+  what follows t is not found, since a causal model does not know it: of two newlines, GPT-2's pattern gives the second
+  to the word behind them, and here both are one word.
+- **Sentences** begin behind a token that ends with a newline, and behind one that ends with `.`, `!` or `?` and then
+  closing quotes or brackets, where white space follows. Quotes and brackets may be tokens of their own.
+- **Special tokens** (beginning, end, padding) are units of their own.
+
+A token that begins or ends within a character (bytes of UTF-8) counts as letters there.
+
+V = vocabulary, C = kinds, B = sequences, S = positions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moe_lab.errors import ModelError
+from moe_lab.models.designs.configuration import UNITS
+
+SPECIAL = 0
+"""The kind of special tokens, and of what is in front of a sequence: behind it everything begins a unit."""
+TRANSPARENT = -1
+"""The kind of tokens behind which the kind in front of them holds on (closing quotes behind the end of a sentence)."""
+UNSET = -2
+"""The kind of all tokens in a model whose units were not set."""
+_ENDINGS = ("a", "0", "000", " ", "\n", "'", "'s", ".", " .")
+"""What stands for each kind of words: letters, digits (some patterns take three at most), white space, newlines, an
+apostrophe, a contraction, another character alone and behind others of its token."""
+_CONTRACTIONS = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
+_INSIDE, _NEWLINE, _STOP, _STOP_SPACE = 1, 2, 3, 4
+"""The kinds of sentences: inside, or behind a newline, an end, an end with white space."""
+KINDS = 1 + len(_ENDINGS)
+"""C: kinds of either tables, special tokens included; sentences leave some unused."""
+_CLOSING = r"[\"'”’»)\]}]"
+_ENDS = re.compile(rf"[.!?]{_CLOSING}*(\s*)$")
+
+
+class UnitTables(NamedTuple):
+    """What decides where units begin."""
+
+    kind_V: Tensor
+    """int8: the kind of each token."""
+    begins_CV: Tensor
+    """bool: whether a token begins a unit behind a token of each kind."""
+
+
+def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
+    """The tables of a tokenizer of transformers.
+
+    Args:
+        kind: "word" or "sentence".
+
+    Raises:
+        ModelError: the tokenizer has no pre-tokenizer, or one that finds no words.
+    """
+    if kind not in UNITS:
+        raise ValueError(f"kind={kind}: choose one of {', '.join(UNITS)}.")
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"{type(tokenizer).__name__} has no fast tokenizer. {_ADVICE}")
+    texts = _texts(tokenizer)
+    kinds, begins = (_words if kind == "word" else _sentences)(backend, texts)
+    special_V = torch.tensor([not text for text in texts])
+    kind_V = torch.tensor(kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
+    begins_CV = torch.ones(KINDS, len(texts), dtype=torch.bool)
+    begins_CV[1 : 1 + len(begins)] = torch.tensor(begins)
+    return UnitTables(kind_V, begins_CV | special_V)
+
+
+_ADVICE = (
+    "Words need a tokenizer with a pre-tokenizer, such as a byte-level BPE. Use one, or choose router=token."
+)
+
+
+def _texts(tokenizer: Any) -> list[str]:
+    """The text of each token behind a letter; empty for special tokens."""
+    backend = tokenizer.backend_tokenizer
+    letter = tokenizer.encode("a", add_special_tokens=False)[-1]
+    size = max(tokenizer.get_vocab().values()) + 1
+    before = backend.decode([letter], skip_special_tokens=False)
+    texts = backend.decode_batch([[letter, token] for token in range(size)], skip_special_tokens=False)
+    added = {token for token, what in tokenizer.added_tokens_decoder.items() if what.special}
+    special = added | set(tokenizer.all_special_ids)
+    return [
+        "" if token in special else text.removeprefix(before).replace("\ufffd", "a")
+        for token, text in enumerate(texts)
+    ]
+
+
+def _words(backend: Any, texts: list[str]) -> tuple[list[int], list[list[bool]]]:
+    pre_tokenizer = backend.pre_tokenizer
+    if pre_tokenizer is None:
+        raise ModelError(f"This tokenizer has no pre-tokenizer, so it knows no words. {_ADVICE}")
+
+    def splits(before: str, text: str) -> bool:
+        pieces = pre_tokenizer.pre_tokenize_str(before + text)
+        return not any(start < len(before) < end for _, (start, end) in pieces)
+
+    if not splits("a", " a"):
+        raise ModelError(f"The pre-tokenizer of this tokenizer does not split at white space. {_ADVICE}")
+    kinds = [1 + _ENDINGS.index(_ending(text)) for text in texts]
+    return kinds, [[splits(before, text) for text in texts] for before in _ENDINGS]
+
+
+def _ending(text: str) -> str:
+    """The ending that stands for the kind of this token."""
+    last = text[-1:]
+    if text == "'" or text.lower() in _CONTRACTIONS:
+        return "'" if text == "'" else "'s"
+    if last.isspace():
+        return "\n" if last in "\r\n\v\f" else " "
+    if last.isalnum():
+        return "a" if last.isalpha() else "000" if text[-3:].isdigit() and len(text) > 2 else "0"
+    return "." if len(text) == 1 else " ."
+
+
+def _sentences(backend: Any, texts: list[str]) -> tuple[list[int], list[list[bool]]]:
+    nothing, everything = [False] * len(texts), [True] * len(texts)
+    after_space = [text[:1].isspace() for text in texts]
+    return [_sentence_kind(text) for text in texts], [nothing, everything, after_space, everything]
+
+
+def _sentence_kind(text: str) -> int:
+    if text.endswith(("\n", "\r")):
+        return _NEWLINE
+    if match := _ENDS.search(text):
+        return _STOP_SPACE if match[1] else _STOP
+    return TRANSPARENT if re.fullmatch(f"{_CLOSING}+", text) else _INSIDE

@@ -1,0 +1,219 @@
+"""Designs as language models.
+
+Broken by: other parts than the backbones', a later token that reaches an earlier logit, a cache that changes a unit's
+decision, names or buffers that do not come back.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
+
+from tests.support.designs import BACKBONES, COMMON, design
+from tests.support.models import build
+
+IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
+ROUTERS = ("token", "word", "sentence", "expert")
+CAUSAL = ROUTERS[:3]
+routers = pytest.mark.parametrize("router", ROUTERS)
+
+
+def logits_of(model, ids, **options):
+    with torch.no_grad():
+        return model(ids, **options).logits
+
+
+def test_the_backbone_olmoe_is_transformers_olmoe_bit_for_bit():
+    own = design("token", clip_qkv=0.5, norm_topk_prob=True, rms_norm_eps=1e-5)
+    settings = {key: value for key, value in COMMON.items() if key != "moe_intermediate_size"}
+    settings |= dict(
+        intermediate_size=24, num_experts=5, n_routed_experts=..., clip_qkv=0.5, norm_topk_prob=True
+    )
+    other = build("olmoe", settings, seed=1)
+    assert not torch.equal(logits_of(own, IDS), logits_of(other, IDS))
+    own.load_state_dict(other.state_dict())
+    assert_same(own, other)
+
+
+def test_the_backbone_deepseek_is_our_deepseek_bit_for_bit():
+    settings = dict(first_k_dense_replace=1, n_shared_experts=2)
+    own = design("token", backbone="deepseek", **settings)
+    other = build("deepseek", COMMON | settings, seed=1)
+    own.load_state_dict(other.state_dict())
+    assert_same(own, other)
+
+
+def assert_same(own, other):
+    """Logits, router logits, gradients and greedy tokens."""
+    for implementation in ("eager", "grouped_mm"):
+        own.set_experts_implementation(implementation)
+        other.set_experts_implementation(implementation)
+        assert torch.equal(logits_of(own, IDS), logits_of(other, IDS))
+    losses = [model(IDS, labels=IDS, output_router_logits=True) for model in (own, other)]
+    for mine, theirs in zip(losses[0].router_logits, losses[1].router_logits, strict=True):
+        assert torch.equal(mine, theirs)
+    for model in (own, other):
+        model(IDS, labels=IDS).loss.backward()
+    theirs = dict(other.named_parameters())
+    for name, parameter in own.named_parameters():
+        assert torch.equal(parameter.grad, theirs[name].grad), name
+    new = dict(max_new_tokens=4, do_sample=False)
+    assert torch.equal(own.generate(IDS, **new), other.generate(IDS, **new))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("router", CAUSAL)
+def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
+    """With `batched_mm` each token has a product of its own, so other tokens do not change how its sums are rounded."""
+    model = design(router, n_shared_experts=1, **BACKBONES[backbone])
+    model.set_experts_implementation("batched_mm")
+    before = logits_of(model, IDS)
+    for place in (3, 9, 13):
+        changed = IDS.clone()
+        changed[0, place] = (changed[0, place] + 1) % 256
+        after = logits_of(model, changed)
+        assert torch.equal(after[0, :place], before[0, :place]) and torch.equal(after[1], before[1])
+        assert not torch.equal(after[0, place:], before[0, place:])
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("router", CAUSAL)
+def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
+    """Parts end inside units. A later token of the same part, or a later part, changes no bit of earlier logits."""
+    model = design(router, **BACKBONES[backbone])
+    model.set_experts_implementation("batched_mm")
+    whole = logits_of(model, IDS)
+    changed = IDS.clone()
+    changed[:, 11] = (changed[:, 11] + 1) % 256
+    read = []
+    for ids in (IDS, changed):
+        cache, found = DynamicCache(config=model.config), []
+        for part in ids.split([4, 1, 1, 1, 6, 1], dim=1):
+            found.append(logits_of(model, part, past_key_values=cache))
+        read.append(torch.cat(found, dim=1))
+    torch.testing.assert_close(read[0], whole, rtol=1e-4, atol=1e-5)
+    assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(read[0][:, 11], read[1][:, 11])
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("backbone", BACKBONES)
+@routers
+def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone, beams):
+    model = design(router, **BACKBONES[backbone])
+    model.generation_config.eos_token_id = None
+    mask = torch.ones_like(IDS)
+    mask[0, :5] = 0
+    prompts = torch.where(mask.bool(), IDS, 256)
+    options = dict(max_new_tokens=9, do_sample=False, num_beams=beams)
+    found = model.generate(prompts, attention_mask=mask, **options)
+    for row, start in ((0, 5), (1, 0)):
+        alone = model.generate(IDS[row : row + 1, start:], use_cache=False, **options)
+        assert found[row, start:].tolist() == alone[0].tolist()
+    if beams == 1 and model.is_causal_router:  # expert choice would read the new tokens, too
+        greedy = logits_of(model, found[1:, :-1])[0, 13:].argmax(dim=-1)
+        assert greedy.tolist() == found[1, 14:].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@routers
+def test_every_parameter_learns(router, dtype):
+    model = design(router, n_shared_experts=1, selection_bias=router != "expert").to(dtype).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    mask = torch.ones_like(IDS)
+    mask[1, 9:] = 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    bias = copy.deepcopy([layer.mlp.gate.selection_bias for layer in model.model.layers])
+    losses = []
+    for _ in range(4):
+        labels = IDS.masked_fill(mask == 0, -100)
+        loss = model(IDS, attention_mask=mask, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for layer, before in zip(model.model.layers, bias, strict=True):
+        assert before is None or torch.equal(layer.mlp.gate.selection_bias, before)
+
+
+@routers
+def test_checkpointing_changes_no_gradient(router):
+    grads = []
+    for checkpointing in (False, True):
+        model = design(router).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(IDS, labels=IDS, use_cache=False).loss.backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    for plain, checkpointed in zip(*grads, strict=True):
+        torch.testing.assert_close(plain, checkpointed, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("router", CAUSAL)
+def test_experts_are_computed_as_is_asked(router):
+    model = design(router, n_shared_experts=1)
+    model.set_experts_implementation("eager")
+    expected = logits_of(model, IDS)
+    for implementation in ("grouped_mm", "batched_mm"):
+        model.set_experts_implementation(implementation)
+        torch.testing.assert_close(logits_of(model, IDS), expected, rtol=1e-4, atol=1e-5)
+
+
+@routers
+def test_router_logits_are_recorded_of_every_moe_layer(router):
+    model = design(router, **BACKBONES["deepseek"])
+    out = model(IDS, output_router_logits=True, output_attentions=True, output_hidden_states=True)
+    assert [logits.shape for logits in out.router_logits] == [(28, 5)] * 2
+    assert len(out.hidden_states) == 4
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@routers
+def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
+    biased = router != "expert"
+    model = design(router, selection_bias=biased, n_shared_experts=1, **BACKBONES[backbone])
+    model.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "model.layers.2.mlp.experts.4.down_proj.weight" in names
+    assert ("model.units.kind_V" in names) == (router in ("word", "sentence"))
+    assert ("model.layers.1.mlp.gate.selection_bias" in names) == biased
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits_of(again, IDS), logits_of(model, IDS))
+    decoder = AutoModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        hidden = decoder(IDS).last_hidden_state
+    assert torch.equal(hidden, model.model(IDS).last_hidden_state)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kept = half.model.layers[1].mlp.gate.selection_bias
+    if biased:
+        assert kept.dtype == torch.float32
+        assert kept.equal(model.model.layers[1].mlp.gate.selection_bias)
+
+
+def test_units_that_were_not_set_are_said():
+    model = type(design("word"))(design("word").config)
+    with pytest.raises(ValueError, match=r"Call model.set_units\(unit_tables"):
+        model(IDS)
+    with pytest.raises(ValueError, match="router=token has no units"):
+        design("token").set_units(SimpleNamespace())
+
+
+@pytest.mark.parametrize("router", ["word", "expert"])
+def test_inputs_without_token_ids_or_padding_are_refused(router):
+    model = design(router)
+    with pytest.raises(ValueError, match="read token ids"):
+        model(inputs_embeds=torch.zeros(1, 3, 32))
+    with pytest.raises(ValueError, match=r"attention mask \[sequences, positions\]"):
+        model(IDS, attention_mask=torch.zeros(2, 1, 14, 14))
+
+
+def test_assisted_generation_is_refused():
+    model = design("word")
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(IDS[:1], assistant_model=design("token"), max_new_tokens=3)

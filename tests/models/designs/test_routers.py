@@ -1,0 +1,114 @@
+"""Each design's block is the slow one, in batches with padding too.
+
+Broken by: a bias that enters the weights, a decision of another token than the unit's first, a cache that forgets it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from moe_lab.models.designs.routers import BiasedTopKRouter, DesignTopKRouter, UnitTopKRouter
+from tests.support.designs import BACKBONES, VOCAB, arbitrary_units, design, slow_moe, unit_starts
+
+IDS = torch.randint(0, VOCAB, (3, 13), generator=torch.Generator().manual_seed(1))
+LENGTHS = (13, 9, 2)
+CASES = [
+    dict(router="token", num_experts_per_tok=1),
+    dict(router="token", n_shared_experts=2, norm_topk_prob=True, selection_bias=True),
+    dict(router="token", num_experts_per_tok=1, norm_topk_prob=True, selection_bias=True),
+    dict(router="word", n_shared_experts=1),
+    dict(router="word", num_experts_per_tok=1, selection_bias=True),
+    dict(router="sentence", num_experts_per_tok=1),
+    dict(router="sentence", norm_topk_prob=True),
+    dict(router="expert", num_experts_per_tok=1),
+    dict(router="expert", n_shared_experts=2),
+    dict(router="expert", capacity_factor=1.3),
+    dict(router="expert", capacity_factor=0.05),
+    dict(router="expert", num_experts_per_tok=5, capacity_factor=2.0),
+]
+
+
+def blocks_of(model, **inputs):
+    """(block, its input, its output) of each layer in one pass."""
+    seen = []
+    hooks = [
+        layer.mlp.register_forward_hook(lambda block, args, out: seen.append((block, args[0], out)))
+        for layer in model.model.layers
+        if hasattr(layer.mlp, "gate")
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(f"{k}={v}" for k, v in case.items()))
+def test_every_block_is_the_slow_one(case, backbone, side):
+    model = design(**case, **BACKBONES[backbone])
+    mask = torch.zeros_like(IDS)
+    for row, length in enumerate(LENGTHS):
+        mask[row, slice(13 - length, None) if side == "left" else slice(length)] = 1
+    padded = torch.where(mask.bool(), IDS, 7)
+    seen = blocks_of(model, input_ids=padded, attention_mask=mask)
+    assert len(seen) == (3 if backbone == "olmoe" else 2)
+    for block, hidden, out in seen:
+        for row in range(3):
+            real = mask[row].bool()
+            starts = None
+            if case["router"] in ("word", "sentence"):
+                starts = unit_starts(arbitrary_units(), padded[row][real].tolist())
+                assert len(set(starts)) < len(starts) or len(starts) == 2
+            expected = slow_moe(block, model.config, hidden[row][real], starts)
+            torch.testing.assert_close(out[row][real].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_bias_is_a_buffer_of_float32_beside_its_unbiased_class():
+    plain, biased = design("token"), design("token", selection_bias=True)
+    assert type(plain.model.layers[0].mlp.gate) is DesignTopKRouter
+    assert plain.model.layers[0].mlp.gate.selection_bias is None
+    gate = biased.model.layers[0].mlp.gate
+    assert type(gate) is BiasedTopKRouter and gate.selection_bias.dtype == torch.float32
+    assert "selection_bias" in gate.state_dict() and "selection_bias" not in dict(gate.named_parameters())
+    fresh = type(biased)(biased.config)
+    assert not fresh.model.layers[0].mlp.gate.selection_bias.any()
+
+
+def test_a_bias_moves_choices_and_no_weights():
+    gate = design("token", selection_bias=True).model.layers[0].mlp.gate
+    hidden_TH = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        gate.selection_bias.zero_()
+        logits, _, before = gate(hidden_TH)
+        gate.selection_bias[3] = 1.0
+        _, weights, after = gate(hidden_TH)
+    assert (after == 3).any(dim=-1).all() and not (before == 3).any(dim=-1).all()
+    torch.testing.assert_close(weights, logits.softmax(dim=-1).gather(-1, after))
+
+
+def test_gradient_flows_through_a_units_decision_to_its_first_token():
+    model = design("word")
+    gate = model.model.layers[0].mlp.gate
+    assert isinstance(gate, UnitTopKRouter)
+    ids = IDS[:1]
+    units = model.model.units(ids, torch.ones_like(ids, dtype=torch.bool), None)
+    hidden_TH = torch.randn(13, 32, requires_grad=True)
+    logits, weights, _ = gate(hidden_TH, units, None)
+    last = units.first_BS[0, -1]
+    assert last < 12
+    weights[-1].square().sum().backward()
+    moved = hidden_TH.grad.abs().sum(dim=-1).nonzero().flatten().tolist()
+    assert moved == [int(last)] and gate.weight.grad.abs().sum() > 0
+    assert torch.equal(logits[-1], logits[last])
+
+
+def test_a_cache_without_a_place_for_decisions_is_refused():
+    model = design("word")
+    with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):
+        model(IDS, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):
+        model(IDS, past_key_values=design("token")(IDS).past_key_values)

@@ -50,7 +50,7 @@ format: $(STAMP) ## Format the code and fix what the linter can fix
 	$(BIN)/python -m ruff format $(CHECKED)
 
 bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for local data)
-	for part in roe_step cache_modes roe_gpu c3po retrieval expert_metrics finetune; do $(BIN)/python -m benchmarks.$$part || exit; done
+	for part in roe_step cache_modes roe_gpu c3po retrieval expert_metrics finetune pretrain; do $(BIN)/python -m benchmarks.$$part || exit; done
 	for part in tuning base parity command; do \
 		$(BIN)/python -m benchmarks.$$part $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') || exit; done
 

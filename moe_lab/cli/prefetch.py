@@ -13,6 +13,7 @@ from rich.table import Table
 from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
+from moe_lab.methods import get_method
 from moe_lab.models.memory import size_text
 from moe_lab.reports.terminal.console import print_table
 from moe_lab.runs.experiments.cells import experiment_configs
@@ -45,7 +46,9 @@ def prefetch(configs: Sequence[Config]) -> int:
     steps: dict[str, Callable[[], Item | None]] = {}
     for config in configs:
         model, task = config.model, config.task
-        steps.setdefault(f"{model.path} {model.revision} {model.tokenizer}", partial(_model, model))
+        weights = get_method(config.method.name).reads_weights
+        source = f"{model.path} {model.revision} {model.tokenizer} {weights}"
+        steps.setdefault(source, partial(_model, model, weights))
         steps.setdefault(repr((task, config.data_dir)), partial(_task, config))
         steps.setdefault(repr((config.method, task, config.data_dir)), partial(_method, config))
         for name in judge_names(config):
@@ -67,7 +70,7 @@ def prefetch_experiments(config: Config, cell: Cell) -> int:
     return prefetch(experiment_configs(config, cell))
 
 
-def _model(model: ModelConfig) -> Item:
+def _model(model: ModelConfig, weights: bool) -> Item:
     from moe_lab.models.source import load_config, model_folder, model_repository, tokenizer_folder
     from moe_lab.models.tokenizer import load_tokenizer
 
@@ -76,7 +79,7 @@ def _model(model: ModelConfig) -> Item:
     load_config(model, offline=False)
     load_tokenizer(model, offline=False)
     folders = {
-        model_folder(model, offline=False, weights=True),
+        model_folder(model, offline=False, weights=weights),
         tokenizer_folder(model, offline=False),
     }
     size = sum(_size(folder) for folder in folders)
@@ -112,7 +115,6 @@ def _method(config: Config) -> Item | None:
     """Fetch data that a method reads beside the task's documents, such as C3PO's references; None if there is none."""
     from datasets.config import HF_DATASETS_CACHE
 
-    from moe_lab.methods import get_method
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import model_facts
 

@@ -65,11 +65,15 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
+    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=1000):
-            yield from batch.to_pylist()
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1000):
+                yield from batch.to_pylist()
+    except (OSError, ArrowException) as error:
+        raise TaskError(f"{path} cannot be read: {error}.") from error
 
 
 def _parsed(text: str, place: str) -> Any:

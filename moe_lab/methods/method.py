@@ -58,6 +58,8 @@ class Method(ABC):
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""
+    reads_weights: ClassVar[bool] = True
+    """Whether it reads the weights of `model=`, and not its tokenizer alone."""
     own_routing: ClassVar[bool] = False
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     interventions: ClassVar[bool] = True

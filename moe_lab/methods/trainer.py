@@ -73,7 +73,9 @@ class Log(TrainerCallback):
         if not state.is_world_process_zero:
             return
         lines = [entry for entry in state.log_history if entry.keys() & {"loss", LOSS}]
-        write_atomically(self.folder / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in lines))
+        write_atomically(
+            self.folder / "log.jsonl", "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in lines)
+        )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._wait(args)

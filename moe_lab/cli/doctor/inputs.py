@@ -25,7 +25,10 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
 
     Raises ConfigError for a request that no machine could run.
     """
-    models = {repr((config.model, config.dtype, config.device)): config for config in configs}
+    models = {
+        repr((config.model, config.dtype, config.device, _reads_weights(config))): config
+        for config in configs
+    }
     tasks = {repr((config.task, config.data_dir)): config for config in configs}
     free = functools.cache(free_memory)  # measured once, so that equal lines are printed once
     blocks = dict.fromkeys(tuple(model_needs(config, free)) for config in models.values())
@@ -34,6 +37,10 @@ def command_needs(configs: Sequence[Config]) -> list[str]:
     judges = dict.fromkeys(line for config in configs for line in _judges(config))
     programs = dict.fromkeys(line for config in tasks.values() for line in _programs(config))
     return [line for block in blocks for line in block] + [*methods, *states, *judges, *programs]
+
+
+def _reads_weights(config: Config) -> bool:
+    return get_method(config.method.name).reads_weights
 
 
 def task_state(config: Config) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ModelError, MoeLabError
+from moe_lab.methods import get_method
 from moe_lab.models.memory import size_text, weight_memory
 
 if TYPE_CHECKING:
@@ -39,9 +40,12 @@ def model_needs(config: Config, free: FreeMemory) -> list[str]:
         return [f"{title}: CANNOT RUN {one_line(error)}"]
     commit = "" if repository is None else f", {repository.revision} is commit {repository.commit}"
     remedy = "save or copy it again" if repository is None else "mode=prefetch fetches it"
+    tokenizer = f"  tokenizer: {_tokenizer_state(config)}"
+    if not get_method(config.method.name).reads_weights:
+        return [f"{title}{commit}, of which the tokenizer is read", tokenizer]
     return [
         f"{title}{commit}, {facts.family}, {facts.moe_layers} MoE layers",
-        f"  tokenizer: {_tokenizer_state(config)}",
+        tokenizer,
         *_weights(folder, remedy),
         _memory(stored, folder, device, config, free) if no_device is None else no_device,
     ]

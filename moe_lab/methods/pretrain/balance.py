@@ -14,7 +14,6 @@ from transformers import TrainerCallback
 
 from moe_lab.methods.pretrain.losses import load
 from moe_lab.methods.pretrain.routing import Decisions
-from moe_lab.routing.hook import find_routers
 
 
 class LossFreeBalance(TrainerCallback):
@@ -22,7 +21,8 @@ class LossFreeBalance(TrainerCallback):
 
     def __init__(self, model: nn.Module, rate: float):
         self.rate = rate
-        self.biases: list[Any] = [router.module.selection_bias for router in find_routers(model)]
+        biases = (getattr(module, "selection_bias", None) for module in model.modules())
+        self.biases: list[Tensor] = [bias for bias in biases if bias is not None]
         self.loads: list[Tensor] = [torch.zeros_like(bias) for bias in self.biases]
 
     def count(self, layers: list[Decisions]) -> None:

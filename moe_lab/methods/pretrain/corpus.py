@@ -45,7 +45,7 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
 
         return Corpus(files=(), size=size, identity={"toy": WORLD_VERSION, "size": size})
     files, source = data_files(config, dataset, KNOWN, (".jsonl", ".txt"))
-    content = source or {"sha256": _digest(files)}
+    content = source or {"sha256": _digest(files), "format": files[0].suffix}
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     if not any(text.strip() for text in islice(corpus.documents(), 1000)):
         raise TaskError(f"method.dataset={dataset} has no text.")
@@ -86,7 +86,12 @@ def _paragraphs(lines: Iterator[str], path: Path) -> Iterator[tuple[Any, str]]:
 def _text(row: Any, place: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise TaskError(f"{place}: no text. A row needs a column `text`.")
-    return str(row["text"])
+    text = str(row["text"])
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair, which no tokenizer takes
+        raise TaskError(f"{place}: no text ({error}).") from error
+    return text
 
 
 def _digest(files: list[Path]) -> str:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moe_lab.models.designs.routers import UnitTopKRouter
 from moe_lab.routing.gumbel_top_k import NoisyTokens
-from moe_lab.routing.hook import Router, Routing, find_routers, routed
+from moe_lab.routing.hook import Router, Routing, routed
 from moe_lab.routing.noise import gumbel_for_tokens
 
 
@@ -64,6 +65,10 @@ class TrainingRouting:
         self.layers.append(Decisions(decided.logits_TE, decided.index_TK))
         return noisy
 
+    def observe(self, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """A forward hook that keeps the decisions of a router as they are."""
+        self.layers.append(Decisions(output[0], output[2]))
+
     def _with_noise(self, router: Router, routing: Routing) -> Routing:
         tokens, logits_TE = self._tokens, routing.logits_TE
         assert tokens is not None and self._temperature_T is not None
@@ -87,11 +92,20 @@ def temperatures(seed: int, rows: int, highest: float) -> Tensor:
 
 
 @contextmanager
-def training_routing(model: nn.Module, seed: int) -> Iterator[TrainingRouting]:
-    """Install the policy. A model without token-wise routers (dense, expert choice) runs as it is."""
+def training_routing(model: nn.Module, seed: int, router: str | None) -> Iterator[TrainingRouting]:
+    """Install the policy on a model whose design has this router; None: a dense model.
+
+    Routers of words and sentences are only observed. Expert choice makes no decision of a token.
+    """
     routing = TrainingRouting(seed)
-    if not find_routers(model):
-        yield routing
+    if router == "token":
+        with routed(model, routing):
+            yield routing
         return
-    with routed(model, routing):
+    units = [module for module in model.modules() if isinstance(module, UnitTopKRouter)]
+    handles = [unit.register_forward_hook(routing.observe) for unit in units]
+    try:
         yield routing
+    finally:
+        for handle in handles:
+            handle.remove()

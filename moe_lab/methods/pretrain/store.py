@@ -47,9 +47,12 @@ def _train(folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: 
     from moe_lab.methods.pretrain.packing import pack
     from moe_lab.methods.pretrain.training import Training, train_together
     from moe_lab.methods.trainer import LOSS
+    from moe_lab.models.designs.configuration import UNITS
+    from moe_lab.models.designs.units import unit_tables
     from moe_lab.reports.figures.training_loss import write_training_loss
 
     design = config.method
+    units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
     rows, held_out = pack(
         corpus, tokenizer, rows=design.rows, held_out=design.validation_rows, length=design.sequence_length
     )
@@ -59,7 +62,13 @@ def _train(folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: 
         file=sys.stderr,
     )
     training = Training(
-        config=config, folder=folder, tokenizer=tokenizer, rows=rows, held_out=held_out, dtype=facts.dtype
+        config=config,
+        folder=folder,
+        tokenizer=tokenizer,
+        rows=rows,
+        held_out=held_out,
+        units=units,
+        dtype=facts.dtype,
     )
     model, told = train_together(training)
     with writing(folder / "model"):

@@ -20,10 +20,15 @@ SAMPLE = 20_000
 
 
 def tokenizer_of(config: Config, corpus: Corpus) -> Any:
-    """The tokenizer. Raises ModelError for one without a token for the end of a document."""
+    """The tokenizer. Raises ModelError for one without a token for the end of a document, and for a slow one."""
     if config.method.tokenizer == "train":
         return _train(corpus, config.method.vocab_size)
     tokenizer = load_tokenizer(config.model, offline=config.offline)
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"The tokenizer of model={config.model.name} is none of the tokenizers library. Use another one, or "
+            "method.tokenizer=train."
+        )
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"The tokenizer of model={config.model.name} has no token for the end of a document. Use another one, or "

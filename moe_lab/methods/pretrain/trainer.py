@@ -65,7 +65,7 @@ class PretrainTrainer(CheckedTrainer):
     def _temperature(self, row_B: Tensor) -> Tensor | None:
         if not self.design.routing_noise:
             return None
-        left = 1 - self.state.global_step / self.design.steps
+        left = 1 - self.state.global_step / max(1, self.design.steps - 1)  # 0 at the last step
         share = left if self.design.routing_noise_schedule == "linear" else 1.0
         return share * self.temperatures[row_B.cpu()]
 

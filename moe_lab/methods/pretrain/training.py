@@ -34,6 +34,7 @@ from moe_lab.results.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
+    from moe_lab.models.designs.units import UnitTables
 
 LAST_RATE = 0.1
 """The learning rate at the last step, as a share of its highest value."""
@@ -52,6 +53,8 @@ class Training:
     """int32 [rows, length]."""
     held_out: Any
     """int32 [rows, length]."""
+    units: UnitTables | None
+    """Where words or sentences begin, for their routers."""
     dtype: str
     """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
 
@@ -99,7 +102,11 @@ def train(training: Training) -> PretrainTrainer:
     if design.router != "expert" and design.backbone != "dense":
         model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
     model.config.use_cache = False
-    with training_routing(model, config.seed) as routing:
+    if training.units is not None:
+        model.set_units(training.units)
+    with training_routing(
+        model, config.seed, None if design.backbone == "dense" else design.router
+    ) as routing:
         trainer = PretrainTrainer(
             design=design,
             routing=routing,

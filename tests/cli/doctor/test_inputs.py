@@ -99,6 +99,13 @@ def test_a_local_folder_is_not_fetched(sharded):
     assert "save or copy it again" in text and "prefetch" not in text
 
 
+def test_a_pretraining_needs_the_tokenizer_alone(sharded):
+    text = text_of(config_of(sharded, "pretrain"))
+    assert "of which the tokenizer is read" in text and "weights: ready" not in text
+    assert "training by pretrain" in text
+    assert "weights: ready" in text_of(config_of(sharded, "pretrain"), config_of(sharded))
+
+
 def test_a_device_that_is_not_there_does_not_make_the_model_missing(sharded, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = text_of(config_of(sharded, device="cuda"))

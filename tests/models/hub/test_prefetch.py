@@ -59,6 +59,15 @@ def test_the_same_command_continues(client, hub, olmoe_files, capsys):
     assert hub.ranges(name) == [(0, 60_000), (60_000, len(olmoe_files[name]) - 60_000)]
 
 
+def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
+    pretrain = replace(config(), method=get_method("pretrain").Config(name="pretrain"))
+    assert prefetch([pretrain]) == 0
+    assert not [answer.path for answer in hub.log if answer.path.endswith(".safetensors")]
+    assert [answer.path for answer in hub.log if answer.path.endswith("tokenizer.json")]
+    assert prefetch([pretrain, config()]) == 0
+    assert [answer.path for answer in hub.log if answer.path.endswith(".safetensors")]
+
+
 def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
     def missing(config):
         raise TaskError("no data")

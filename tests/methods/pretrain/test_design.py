@@ -1,0 +1,133 @@
+"""Architectures. Broken by: designs of unequal parameters, a registered class where transformers has the design, a model
+that plain transformers cannot load, or that computes something else there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from moe_lab.methods.pretrain.design import architecture, with_design
+from moe_lab.methods.pretrain.training import parameters_of
+from moe_lab.methods.trained import save_model
+from tests.support.models import make_tokenizer
+from tests.support.pretrainings import design
+from tests.support.runs import facts
+
+GRANULARITIES = (
+    (2, 8, 0),
+    (4, 16, 0),
+    (8, 32, 0),
+    (16, 64, 0),
+    (1, 7, 1),
+    (3, 15, 1),
+    (7, 31, 1),
+    (15, 63, 1),
+)
+SIZES = {"hidden_size": 32, "layers": 3, "heads": 4, "active_size": 64}
+
+
+def config_of(**keys):
+    return architecture(design(**SIZES | keys), 257, make_tokenizer())
+
+
+def counted(**keys) -> dict[str, int]:
+    """Parameters without those of routers."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(**keys))
+    routers = sum(own.numel() for name, own in model.named_parameters() if name.endswith("gate.weight"))
+    return {name: count - routers for name, count in parameters_of(model).items()}
+
+
+@pytest.mark.parametrize("backbone", ("olmoe", "deepseek"))
+def test_all_granularities_have_equal_parameters(backbone):
+    """Total and active ones, routers aside; the dense model has the active ones, norms of queries and keys aside."""
+    found = [
+        counted(backbone=backbone, experts_per_token=k, experts=experts, shared_experts=shared)
+        for k, experts, shared in GRANULARITIES
+    ]
+    assert all(each == found[0] for each in found), found
+    own, norms = 4 * 32 * 32 + 2 * 32, 2 * 32 * (backbone == "olmoe")
+    dense = 3 * (own + 3 * 32 * 64) + 32
+    assert found[0]["active"] == dense + 3 * norms
+    layers = 3 - (backbone == "deepseek")
+    assert found[0]["total"] == dense + 3 * norms + layers * 3 * (3 * 32 * 64), (
+        "four times the experts of a token"
+    )
+    assert counted(backbone="dense") == {"total": dense, "active": dense}
+
+
+@pytest.mark.parametrize(
+    "keys, model_type",
+    [
+        ({}, "olmoe"),
+        ({"backbone": "deepseek"}, "deepseek"),
+        ({"backbone": "deepseek", "experts": 3, "experts_per_token": 1, "shared_experts": 1}, "deepseek"),
+        ({"backbone": "dense"}, "llama"),
+        ({"experts": 3, "experts_per_token": 1, "shared_experts": 1}, "moe_design"),
+        ({"bias_rate": 0.01}, "moe_design"),
+        ({"backbone": "deepseek", "bias_rate": 0.01}, "moe_design"),
+        ({"router": "expert"}, "moe_design"),
+        ({"router": "word"}, "moe_design"),
+        ({"backbone": "deepseek", "router": "sentence"}, "moe_design"),
+    ],
+)
+def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
+    config = config_of(**keys)
+    assert config.model_type == model_type
+    assert (config.eos_token_id, config.pad_token_id, config.vocab_size) == (256, 256, 257)
+    assert config.max_position_embeddings == 2048 and not config.tie_word_embeddings
+    if model_type in ("olmoe", "deepseek"):
+        told = with_design(facts(), config)
+        one = design(**SIZES | keys)
+        assert (told.family, told.experts, told.top_k) == (model_type, one.experts, one.experts_per_token)
+        assert told.moe_layers == 3 - (one.backbone == "deepseek") and told.max_length == 2048
+    if model_type == "moe_design":
+        assert config.router == keys.get("router", "token") and config.backbone == keys.get(
+            "backbone", "olmoe"
+        )
+        assert config.selection_bias == ("bias_rate" in keys)
+    if model_type in ("deepseek", "moe_design"):
+        assert config.is_moe_layer(0) == (keys.get("backbone") != "deepseek") and config.is_moe_layer(1)
+
+
+def test_a_long_row_has_positions():
+    assert config_of(sequence_length=5000).max_position_embeddings == 5000
+
+
+LOAD = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(told.values()), told
+    assert type(model).__module__.startswith("transformers.models.")
+    torch.save(model(torch.arange(1, 21)[None]).logits, folder + "/logits.pt")
+assert not [name for name in sys.modules if name.startswith("moe_lab")]
+"""
+
+
+@pytest.mark.slow
+def test_plain_transformers_loads_what_it_has(tmp_path):
+    """In an interpreter without this package."""
+    expected = {}
+    for backbone in ("olmoe", "dense"):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config_of(backbone=backbone), dtype=torch.float32).eval()
+        save_model(model, make_tokenizer(), tmp_path / backbone, "float32")
+        with torch.no_grad():
+            expected[tmp_path / backbone] = model(torch.arange(1, 21)[None]).logits
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-c", LOAD, *map(str, expected)]
+    ended = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    for folder, logits in expected.items():
+        assert torch.equal(torch.load(folder / "logits.pt"), logits)

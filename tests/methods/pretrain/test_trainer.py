@@ -1,0 +1,289 @@
+"""The objective of a pre-training, its log and its held-out loss.
+
+Broken by: a coefficient that is scaled by layers, passes, experts or not at all; transformers' own auxiliary loss on top;
+a logged loss with regularizers in it; a noise schedule that ends elsewhere; held-out rows in other passes or with noise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moe_lab.errors import TrainingError
+from moe_lab.methods.pretrain import trainer as trainer_module
+from moe_lab.methods.pretrain import training as training_module
+from moe_lab.methods.pretrain.packing import PackedRows
+from moe_lab.methods.pretrain.routing import TrainingRouting, temperatures
+from moe_lab.methods.pretrain.trainer import PretrainTrainer, losses_of
+from moe_lab.methods.pretrain.training import Training, train, train_together
+from moe_lab.methods.trainer import last_checkpoint
+from tests.support.pretrainings import training_of
+
+STILL = {"learning_rate": 1e-20}
+"""Weights stay: every step's loss is that of the first weights."""
+HEAVY = {"aux_loss": 0.7, "z_loss": 0.03, "device_loss": 0.4, "devices": 2}
+DESIGNS = {
+    "olmoe": {},
+    "deepseek": {"backbone": "deepseek", "layers": 3},
+    "shared": {"backbone": "deepseek", "experts": 6, "experts_per_token": 3, "shared_experts": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Weights at which routers and losses differ clearly."""
+    from transformers import AutoModelForCausalLM
+
+    class Wide(AutoModelForCausalLM):
+        @classmethod
+        def from_config(cls, *args, **options):
+            model = AutoModelForCausalLM.from_config(*args, **options)
+            with torch.no_grad():
+                for own in model.parameters():
+                    if own.dim() > 1:
+                        own *= 12
+            return model
+
+    monkeypatch.setattr(training_module, "AutoModelForCausalLM", Wide)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """(model before the step, its gradients) of every optimizer step; gradients are not clipped."""
+    from copy import deepcopy
+
+    found = []
+
+    def record(self, model):
+        gradients = {name: own.grad.clone() for name, own in self.model.named_parameters()}
+        found.append((deepcopy(self.model.state_dict()), gradients))
+        self.losses.clear()
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(PretrainTrainer, "_clip_grad_norm", record)
+    return found
+
+
+def passes(training: Training, step: int) -> list[Tensor]:
+    """int64 [rows, length]: the rows of each pass of a step."""
+    design = training.design
+    packed = PackedRows(training.rows, seed=training.config.seed, count=design.rows)
+    first = step * design.batch_size * design.gradient_accumulation
+    numbers = np.arange(first, first + design.batch_size * design.gradient_accumulation)
+    return [
+        torch.stack([packed[int(number)]["input_ids"] for number in part])
+        for part in numbers.reshape(design.gradient_accumulation, -1)
+    ]
+
+
+def parts_of(model, ids: Tensor, design) -> dict[str, Tensor]:
+    """Cross-entropy and regularizers [layers] of a pass, by loops."""
+    outputs = model(ids, output_router_logits=True)
+    log_probs = outputs.logits[:, :-1].log_softmax(-1)
+    losses = [
+        -log_probs[row, position, token]
+        for row in range(len(ids))
+        for position, token in enumerate(ids[row, 1:].tolist())
+    ]
+    found: dict[str, list[Tensor]] = {"balance_loss": [], "z_loss": [], "device_loss": []}
+    for logits in outputs.router_logits:
+        tokens, experts = logits.shape
+        k = design.experts_per_token
+        chosen = logits.topk(k).indices.flatten().tolist()
+        f = [chosen.count(expert) / tokens for expert in range(experts)]
+        p = logits.softmax(-1).mean(0)
+        found["balance_loss"].append(sum(f[expert] * p[expert] for expert in range(experts)))
+        found["z_loss"].append(sum(logits[token].exp().sum().log() ** 2 for token in range(tokens)) / tokens)
+        size = experts // design.devices
+        groups = [range(size * device, size * (device + 1)) for device in range(design.devices)]
+        shares = [
+            sum(experts / k * f[e] for e in group) / size * sum(p[e] for e in group) for group in groups
+        ]
+        found["device_loss"].append(sum(shares))
+    return {"loss": sum(losses) / len(losses)} | {name: torch.stack(own) for name, own in found.items()}
+
+
+def reference(training: Training, weights: dict[str, Tensor], scale: dict[str, float]) -> dict[str, Tensor]:
+    """Gradients of the formula of step 0 at these weights, with a factor on some coefficients."""
+    design, model = training.design, train_free_model(training)
+    model.load_state_dict(weights)
+    coefficients = {"loss": 1.0, "balance_loss": design.aux_loss, "z_loss": design.z_loss}
+    coefficients["device_loss"] = design.device_loss
+    total = 0
+    for ids in passes(training, 0):
+        for name, value in parts_of(model, ids, design).items():
+            weight = coefficients[name] * scale.get(name, 1.0)
+            total = total + weight * value.mean() / design.gradient_accumulation
+    total.backward()
+    return {name: own.grad for name, own in model.named_parameters()}
+
+
+def train_free_model(training: Training):
+    model = training_module.AutoModelForCausalLM.from_config(training_module.new_architecture(training))
+    model.set_experts_implementation("eager")
+    model.router_aux_loss_coef = 0.0
+    return model.train()
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+@pytest.mark.parametrize("name, accumulation", [("olmoe", 1), ("olmoe", 2), ("deepseek", 2), ("shared", 1)])
+def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, steps):
+    """Cross-entropy per token; of each regularizer the mean over passes and MoE layers times its coefficient.
+
+    A coefficient that is twice as large or half changes the gradient by 100 times what rounding does.
+    """
+    settings = DESIGNS[name] | HEAVY | {"steps": 1, "gradient_accumulation": accumulation}
+    training = training_of(tmp_path, **settings)
+    train(training)
+    [(weights, gradients)] = steps
+    assert distance(gradients, reference(training, weights, {})) < 3e-6
+    for wrong in ("loss", "balance_loss", "z_loss", "device_loss"):
+        for factor in (0.5, 2.0):
+            assert distance(gradients, reference(training, weights, {wrong: factor})) > 3e-4, wrong
+
+
+def lines(training: Training, key: str) -> list[dict]:
+    found = [json.loads(line) for line in (training.folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in found if key in line]
+
+
+@pytest.mark.parametrize("name", ("olmoe", "shared"))
+def test_the_log_has_cross_entropy_alone_and_each_regularizer_by_layer(name, tmp_path):
+    """Means over the steps of a line and their passes."""
+    settings = DESIGNS[name] | HEAVY | STILL | {"gradient_accumulation": 2, "save_steps": 2}
+    training = training_of(tmp_path, **settings)
+    model = train(training).model.train()
+    first, second = lines(training, "loss")
+    for line, numbers in ((first, (0, 1)), (second, (2, 3))):
+        with torch.no_grad():
+            parts = [
+                parts_of(model, ids, training.design) for step in numbers for ids in passes(training, step)
+            ]
+        assert line["loss"] == pytest.approx(sum(part["loss"].item() for part in parts) / 4, abs=1e-5)
+        for key in ("balance_loss", "z_loss", "device_loss"):
+            expected = torch.stack([part[key] for part in parts]).mean(0)
+            assert line[key] == pytest.approx(expected.tolist(), rel=1e-5)
+            assert len(line[key]) == (training.design.layers - (training.design.backbone == "deepseek"))
+    assert [line["step"] for line in lines(training, "validation_loss")] == [2, 4]
+
+
+def test_without_regularizers_nothing_of_them_is_logged(tmp_path):
+    for backbone, settings in (
+        ("olmoe", {"aux_loss": 0.0, "z_loss": 0.0}),
+        ("dense", HEAVY | {"experts": 3}),
+    ):
+        training = training_of(tmp_path / backbone, backbone=backbone, **settings, **STILL)
+        trained = train(training)
+        assert trained.weights == {}
+        [line] = lines(training, "loss")
+        assert not {"balance_loss", "z_loss", "device_loss"} & line.keys()
+        with torch.no_grad():
+            every = torch.cat([ids for step in range(4) for ids in passes(training, step)])
+            assert line["loss"] == pytest.approx(losses_of(trained.model, every).mean().item(), abs=1e-5)
+
+
+def test_a_regularizer_counts_even_with_noise_by_the_noisy_choice(tmp_path, monkeypatch):
+    """The experts that the tokens got, and not those of the highest logits."""
+    seen = []
+    compute = PretrainTrainer._regularizers
+
+    def record(self, outputs):
+        found = compute(self, outputs)
+        seen.append((self.routing.layers[0], found["balance_loss"][0].item()))
+        return found
+
+    monkeypatch.setattr(PretrainTrainer, "_regularizers", record)
+    train(training_of(tmp_path, routing_noise=5.0, steps=2))
+    changed = 0
+    for layer, value in seen:
+        chosen, tokens = layer.index_TK.flatten().tolist(), len(layer.index_TK)
+        p = layer.logits_TE.softmax(-1).mean(0)
+        expected = sum(chosen.count(expert) / tokens * p[expert] for expert in range(len(p)))
+        assert value == pytest.approx(expected.item(), rel=1e-5)
+        changed += chosen != layer.logits_TE.topk(2).indices.flatten().tolist()
+    assert changed == len(seen) == 2
+
+
+@pytest.mark.parametrize("schedule, shares", [("constant", (1, 1, 1, 1)), ("linear", (1, 2 / 3, 1 / 3, 0))])
+def test_each_row_has_its_temperature_by_the_schedule(schedule, shares, tmp_path, monkeypatch):
+    begun, begin = [], TrainingRouting.begin
+
+    def record(self, row_B, length, temperature_B):
+        if temperature_B is not None:
+            begun.append((row_B.tolist(), length, temperature_B.tolist()))
+        begin(self, row_B, length, temperature_B)
+
+    monkeypatch.setattr(TrainingRouting, "begin", record)
+    settings = {"routing_noise": 2.0, "routing_noise_schedule": schedule, "gradient_accumulation": 2}
+    train(training_of(tmp_path, seed=3, **settings))
+    drawn = temperatures(3, 16, 2.0).tolist()
+    assert [rows for rows, *_ in begun] == [[2 * i, 2 * i + 1] for i in range(8)]
+    for number, (rows, length, temperature) in enumerate(begun):
+        share = shares[number // 2]
+        assert length == 12 and temperature == pytest.approx([share * drawn[row] for row in rows])
+
+
+def test_held_out_losses_are_those_of_single_rows_without_noise(tmp_path):
+    """3 rows in passes of 2: the last pass is half empty."""
+    training = training_of(tmp_path, routing_noise=9.0, **STILL)
+    model, told = train_together(training)
+    expected = []
+    with torch.no_grad():
+        for row in torch.from_numpy(training.held_out).long():
+            log_probs = model.eval()(row[None]).logits[0].log_softmax(-1)
+            expected.append(-sum(log_probs[i, token].item() for i, token in enumerate(row[1:])) / 11)
+    validation = told["validation"]
+    assert validation["row_losses"] == pytest.approx(expected, abs=1e-5) and validation["rows"] == 3
+    assert validation["loss"] == pytest.approx(sum(expected) / 3, abs=1e-5)
+    assert validation["ci95"][0] <= validation["loss"] <= validation["ci95"][1]
+    assert lines(training, "validation_loss")[-1]["validation_loss"] == pytest.approx(validation["loss"])
+
+
+@pytest.mark.slow
+def test_evaluating_more_often_changes_no_weight(tmp_path):
+    settings = {"routing_noise": 1.0, "steps": 3}
+    often, once = (
+        train(training_of(tmp_path / str(every), save_steps=every, **settings)).model for every in (1, 9)
+    )
+    for (name, one), other in zip(often.state_dict().items(), once.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.slow
+def test_noise_changes_the_training_and_its_seed_too(tmp_path):
+    models = {
+        (noise, seed): train(training_of(tmp_path / f"{noise}{seed}", routing_noise=noise, seed=seed)).model
+        for noise, seed in ((0.0, 0), (1.0, 0), (1.0, 1))
+    }
+    gates = [model.model.layers[1].mlp.gate.weight for model in models.values()]
+    assert not torch.equal(gates[0], gates[1]) and not torch.equal(gates[1], gates[2])
+
+
+@pytest.mark.parametrize("what", ("z_loss", "losses_of"))
+def test_a_loss_that_is_no_number_stops_with_the_last_checkpoint(what, tmp_path, monkeypatch):
+    """In step 3: in a regularizer, or in the held-out loss at its end."""
+    function = getattr(trainer_module, what)
+    calls = []
+
+    def poisoned(*args):
+        calls.append(1)
+        # two layers a step; two passes of held-out rows at each checkpoint
+        return function(*args) * (math.nan if len(calls) > 4 else 1)
+
+    monkeypatch.setattr(trainer_module, what, poisoned)
+    training = training_of(tmp_path, save_steps=1)
+    name = "loss" if what == "z_loss" else "validation loss"
+    with pytest.raises(
+        TrainingError, match=f"The {name} of training step 3 is nan. The last checkpoint is kept."
+    ):
+        train(training)
+    assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
+    assert "NaN" not in (tmp_path / "log.jsonl").read_text()

@@ -1,0 +1,101 @@
+"""Files to train on, and their rows. Broken by: a file that is read in another order or half, a wrong place in a message,
+a file that is broken and ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import TaskError
+from moe_lab.methods.data_files import data_files, read_rows
+
+KNOWN = {"chats": "owner/chats"}
+ROWS = [{"text": "a"}, {"text": "b\nb"}, {"text": "ä"}]
+
+
+def files(dataset: str, **keys) -> list[Path]:
+    found, source = data_files(Config(**keys), dataset, KNOWN, (".jsonl", ".txt"))
+    assert source is None
+    return found
+
+
+def write(path: Path) -> Path:
+    """ROWS in the format that the suffix names."""
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(ROWS))
+    else:
+        path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix, place", [(".jsonl", "line 5"), (".json", "row 3"), (".parquet", "row 3")])
+def test_rows_of_every_format_come_in_order_with_their_place(suffix, place, tmp_path):
+    found = list(read_rows(write(tmp_path / f"rows{suffix}")))
+    assert [row for row, _ in found] == ROWS
+    assert found[2][1] == f"{tmp_path / 'rows'}{suffix}, {place}"
+
+
+def test_a_parquet_file_of_several_batches_is_read_to_its_end(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": [str(i) for i in range(2345)]}), tmp_path / "many.parquet")
+    found = list(read_rows(tmp_path / "many.parquet"))
+    assert [int(row["text"]) for row, _ in found] == list(range(2345))
+    assert found[-1][1].endswith("row 2345")
+
+
+@pytest.mark.parametrize("suffix", (".jsonl", ".json", ".parquet"))
+def test_a_file_that_cannot_be_read_is_named(suffix, tmp_path):
+    path = tmp_path / f"broken{suffix}"
+    with pytest.raises(TaskError, match=f"broken{suffix} cannot be read"):
+        list(read_rows(path))
+    path.write_bytes(b"\xff\xfe\x00nonsense")
+    with pytest.raises(TaskError, match=f"broken{suffix} cannot be read"):
+        list(read_rows(path))
+
+
+def test_what_is_no_json_is_named_by_its_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text":\n')
+    with pytest.raises(TaskError, match="a.jsonl, line 3: no JSON"):
+        list(read_rows(tmp_path / "a.jsonl"))
+    (tmp_path / "a.json").write_text("[")
+    with pytest.raises(TaskError, match="a.json: no JSON"):
+        list(read_rows(tmp_path / "a.json"))
+
+
+def test_a_name_is_a_file_or_a_data_set(tmp_path):
+    own = tmp_path / "own.txt"
+    with pytest.raises(TaskError, match="there is no file .*own.txt"):
+        files(str(own))
+    own.mkdir()
+    with pytest.raises(TaskError, match="there is no file .*own.txt"):
+        files(str(own))
+    own.rmdir()
+    own.touch()
+    assert files(str(own)) == [own]
+    with pytest.raises(
+        TaskError, match="=pile is unknown. Use toy, chats, owner/name .* a .jsonl or .txt file"
+    ):
+        files("pile")
+    with pytest.raises(TaskError, match="=a/b/c is unknown"):
+        files("a/b/c")
+
+
+@pytest.mark.parametrize("dataset, folder", [("chats", "chats"), ("some/texts", "texts")])
+def test_data_dir_stands_for_the_hub(dataset, folder, tmp_path):
+    with pytest.raises(TaskError, match=f"no file .*{folder}/train.jsonl"):
+        files(dataset, data_dir=str(tmp_path))
+    path = tmp_path / folder / "train.jsonl"
+    path.parent.mkdir()
+    path.touch()
+    assert files(dataset, data_dir=str(tmp_path)) == [path]

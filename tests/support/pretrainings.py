@@ -1,0 +1,50 @@
+"""Short pre-trainings of small designs on random rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_lab.config.schema import Config
+from moe_lab.methods.pretrain.config import PretrainConfig
+from moe_lab.methods.pretrain.method import Pretrain
+from moe_lab.methods.pretrain.training import Training
+from tests.support.models import make_tokenizer
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "layers": 2,
+    "heads": 4,
+    "active_size": 32,
+    "steps": 4,
+    "batch_size": 2,
+    "sequence_length": 12,
+    "validation_rows": 3,
+    "save_steps": 1000,
+}
+
+
+def design(**settings: Any) -> PretrainConfig:
+    return Pretrain.Config(**(SMALL | settings))
+
+
+def rows(count: int, length: int = 12, seed: int = 0) -> Any:
+    """int32 [count, length]: random tokens of the byte tokenizer."""
+    return np.random.default_rng(seed).integers(0, 256, (count, length), dtype=np.int32)
+
+
+def training_of(
+    folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings: Any
+) -> Training:
+    folder.mkdir(parents=True, exist_ok=True)
+    method = design(**settings)
+    return Training(
+        config=Config(method=method, seed=seed, device="cpu"),
+        folder=folder,
+        tokenizer=make_tokenizer(),
+        rows=rows(count, method.sequence_length),
+        held_out=rows(method.validation_rows, method.sequence_length, seed=1),
+        dtype=dtype,
+    )

@@ -15,7 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.engine.forward.layers import reads_the_batch, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.forward.recurrent import RecurrentForward
 from moe_lab.engine.generation.prefill import GenerationState
@@ -43,7 +43,7 @@ class EngineLM(CountedHF):
         model, tokenizer: of transformers. The model keeps its device and dtype.
         ensemble: routing samples of each token; the plain model by default.
         batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
-            limits every pass.
+            limits every pass. 1 where padding would change scores (expert choice).
         max_batch_size: maximum number of sequences with "auto".
         max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
@@ -75,6 +75,8 @@ class EngineLM(CountedHF):
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """Plain values that a method keeps with the answers (`Method.open`)."""
+        if reads_the_batch(model):
+            batch_size = 1
         auto = str(batch_size).startswith("auto")
         super().__init__(
             pretrained=model,

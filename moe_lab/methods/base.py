@@ -26,6 +26,7 @@ class Base(Method):
 
     compared_with_base = False
     needs_router = False
+    per_token = False
     own_routing = True
 
     @contextmanager

@@ -60,6 +60,8 @@ class Method(ABC):
     """Whether a model without a router is refused."""
     reads_weights: ClassVar[bool] = True
     """Whether it reads the weights of `model=`, and not its tokenizer alone."""
+    per_token: ClassVar[bool] = True
+    """Whether, of a model with routers, it reads or changes the routing of single tokens, which some do not allow."""
     own_routing: ClassVar[bool] = False
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
     interventions: ClassVar[bool] = True

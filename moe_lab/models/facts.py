@@ -11,7 +11,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError
 from moe_lab.models.quantized import check_quantization
 from moe_lab.models.source import load_config, model_commit, model_source
-from moe_lab.routing import family_of_type
+from moe_lab.routing import Family, family_of_type
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,6 +34,15 @@ class ModelFacts:
     top_k: int
     max_length: int
     """Positions that the model was trained for."""
+    selection_bias: bool = False
+    """Whether it is a design (`models/designs`) with a selection bias."""
+    fixed_routing: str | None = None
+    """Why no policy may read or change the routing of single tokens; None where one may."""
+
+    @property
+    def routers(self) -> Family | None:
+        """The family of its routers; None for a model without any that is supported."""
+        return family_of_type(self.family, self.selection_bias)
 
 
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
@@ -64,6 +73,8 @@ def routing_facts(config: Any) -> dict[str, Any]:
         "experts": family.num_experts(text) if family else 0,
         "top_k": family.experts_per_token(text) if family else 0,
         "max_length": getattr(text, "max_position_embeddings", 2048),
+        "selection_bias": getattr(text, "selection_bias", False) is True,
+        "fixed_routing": family.fixed(text) if family else None,
     }
 
 

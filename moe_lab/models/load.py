@@ -66,7 +66,8 @@ def load_model(
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)
     _check_routers(loaded, facts, model_source(model))
-    if facts.moe_layers and (quantization_of(config) or model.device_map or model.tp_plan):
+    touched = quantization_of(config) or model.device_map or model.tp_plan
+    if facts.moe_layers and not facts.fixed_routing and touched:
         prove_seam(loaded, place, model_source(model))
     tokenizer = load_tokenizer(model, offline=offline)
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)

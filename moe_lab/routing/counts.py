@@ -57,7 +57,7 @@ def llama(config: Any) -> int:
 
 
 def deepseek(config: Any) -> int:
-    """Layers for which `is_moe_layer` of the native DeepSeek-MoE configuration is true."""
+    """Layers for which `is_moe_layer` of this package's own configurations is true."""
     return sum(config.is_moe_layer(layer) for layer in range(config.num_hidden_layers))
 
 

@@ -6,13 +6,14 @@ indices)` needs a seam in `seams.py` too. Routers are recognised by class, never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
-from moe_lab.routing import counts, rules, seams
+from moe_lab.routing import counts, designs, rules, seams
 from moe_lab.routing.counts import CountLayers
 from moe_lab.routing.rules import Rule
 from moe_lab.routing.seams import Seam
@@ -43,6 +44,8 @@ class Family:
     """transformers' module name of the family, if it is not `model_type`; or the full name of a module."""
     block: str | None = None
     """Class name of the MoE block, if routers of this class also have other uses."""
+    fixed: Callable[[Any], str | None] = lambda config: None
+    """Configuration -> why no policy may read or change the routing of single tokens; None where one may."""
 
     @property
     def router_class(self) -> str:
@@ -55,6 +58,11 @@ class Family:
     def chooses_by_logits(self) -> bool:
         """Whether its routers choose experts by the same logits that weights are computed from."""
         return self.rule.noise == rules.LOGITS and self.bias is None
+
+    @property
+    def chosen_by(self) -> str:
+        """What its routers choose experts by, in words."""
+        return self.rule.noise + (" plus a bias" if self.bias else "")
 
     def num_experts(self, config: Any) -> int:
         """Routed experts per MoE layer of this (text) configuration; the maximum, if layers differ."""
@@ -77,6 +85,17 @@ def _most(value: int | list[int]) -> int:
 
 _BIAS = "e_score_correction_bias"
 _DEEPSEEK_V3 = rules.sigmoid(eps=1e-20, scale="routed_scaling_factor")
+_DESIGN = Family(
+    "MoE design",
+    "moe_design",
+    "DesignRouter",
+    rules.softmax(),
+    counts.deepseek,
+    experts="n_routed_experts",
+    module="moe_lab.models.designs.routers",
+    fixed=designs.fixed_routing,
+)
+_BIASED_DESIGN = replace(_DESIGN, router="BiasedTopKRouter", rule=rules.BIASED, bias="selection_bias")
 
 # fmt: off
 FAMILIES = (
@@ -160,6 +179,7 @@ FAMILIES = (
            experts="num_local_experts", bias=_BIAS, module="minimax_m3_vl"),
     Family("Mixtral", "mixtral", "MixtralTopKRouter", rules.softmax(renormalize=True, cast=False),
            experts="num_local_experts"),
+    _DESIGN,
     Family("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", _DEEPSEEK_V3, counts.moe_blocks,
            experts="n_routed_experts", bias=_BIAS),
     Family("OLMoE", "olmoe", "OlmoeTopKRouter", rules.softmax()),
@@ -184,7 +204,7 @@ UNSUPPORTED = {
 }
 """Models of transformers whose experts no policy can change, by `model_type`, with the reason."""
 
-_BY_CLASS = {family.router_class: family for family in FAMILIES}
+_BY_CLASS = {family.router_class: family for family in (*FAMILIES, _BIASED_DESIGN)}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 
 
@@ -201,6 +221,6 @@ def family_of(module: nn.Module) -> Family | None:
     return None
 
 
-def family_of_type(model_type: str) -> Family | None:
-    """The family of a `model_type`; None for any other model."""
-    return _BY_MODEL_TYPE.get(model_type)
+def family_of_type(model_type: str, selection_bias: bool = False) -> Family | None:
+    """The family of a `model_type`; None for any other model. `selection_bias`: whether a design has one."""
+    return _BIASED_DESIGN if selection_bias else _BY_MODEL_TYPE.get(model_type)

@@ -80,6 +80,20 @@ def require_routers(model: nn.Module) -> list[Router]:
     raise ModelError(no_router_message(type(model).__name__, getattr(model.config, "model_type", "")))
 
 
+def why_fixed(model: nn.Module) -> str | None:
+    """Why no policy may read or change the routing of single tokens of this model; None where one may."""
+    routers = find_routers(model)
+    return getattr(routers[0].module, "fixed_routing", None) if routers else None
+
+
+def fixed_message(model: str, reason: str) -> str:
+    """Error message for a model whose routing no policy may read or change, and why."""
+    return (
+        f"{model} does not allow to read or change the routing of single tokens: {reason}.\n"
+        "`method=base` runs it, and `method=finetune-freeze` trains it."
+    )
+
+
 def no_router_message(model: str, model_type: str) -> str:
     """Error message for a model without a supported router."""
     if reason := UNSUPPORTED.get(model_type):
@@ -101,11 +115,13 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
         first: the first MoE layer with the policy. Earlier layers need not run.
 
     Raises:
-        ModelError: the model has no supported router.
+        ModelError: the model has no supported router, or one that decides for several tokens at once.
         RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN.
             Both messages name the module.
     """
     routers = require_routers(model)[first:]
+    if reason := why_fixed(model):
+        raise ModelError(fixed_message(type(model).__name__, reason))
     watch = _Watch(routers)
     handles = [
         handle

@@ -146,6 +146,7 @@ def _ernie_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Te
     return weights_TK / weights_TK.sum(dim=-1, keepdim=True).clamp(min=router.norm_min)
 
 
+BIASED = Rule(PROBABILITY, _softmax_scores, softmax().weights, softmax().text)
 ERNIE = Rule(PROBABILITY, _softmax_scores, _ernie_weights, "softmax over all, gathered, renormalized")
 LONGCAT = Rule(PROBABILITY, _softmax_scores, _scaled_softmax, "softmax over all, gathered, scaled")
 

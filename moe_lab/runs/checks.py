@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:
-    """Raise ModelError if the method needs a router and the model has none."""
-    if not method.needs_router or facts.moe_layers:
-        return
-    from moe_lab.routing.hook import no_router_message
+    """Raise ModelError if the method needs a router and the model has none, or none for single tokens."""
+    from moe_lab.routing.hook import fixed_message, no_router_message
 
-    raise ModelError(
-        no_router_message(f"{facts.path or facts.name} (model type {facts.family})", facts.family)
-    )
+    if method.per_token and facts.fixed_routing:
+        raise ModelError(fixed_message(facts.path or facts.name, facts.fixed_routing))
+    if method.needs_router and not facts.moe_layers:
+        raise ModelError(
+            no_router_message(f"{facts.path or facts.name} (model type {facts.family})", facts.family)
+        )
 
 
 def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
@@ -40,6 +41,11 @@ def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: Task
         raise ConfigError(
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
             "other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r."
+        )
+    if facts.fixed_routing:
+        raise ConfigError(
+            f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does not "
+            f"allow: {facts.fixed_routing}.\nLeave metrics=expert out."
         )
     if config.predict_only:
         raise ConfigError(

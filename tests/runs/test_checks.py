@@ -1,4 +1,5 @@
-"""Generation settings are refused before weights load where they have no effect or an impossible value."""
+"""Requests are refused before weights load: generation settings without effect or with an impossible value, methods and
+metrics that a model's routers do not allow."""
 
 from __future__ import annotations
 
@@ -6,8 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from moe_lab.errors import ConfigError
-from moe_lab.runs.checks import check_generation
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods import get_method
+from moe_lab.models.designs.configuration import MoeDesignConfig
+from moe_lab.models.facts import model_facts
+from moe_lab.runs.checks import check_generation, check_metrics, check_router
+from tests.support.designs import COMMON
 
 
 def check(**gen_kwargs):
@@ -39,3 +45,44 @@ def test_refused(settings, says):
 def test_what_is_honoured_passes():
     check(temperature=0.7, top_p=0.9, top_k=20, do_sample=True, until=["x"], max_gen_toks=5, num_beams=1)
     check(temperature=0, repetition_penalty=1.1, until="x")
+
+
+PER_TOKEN = {
+    "base": False,
+    "finetune-freeze": False,
+    "prefix-tuning": False,
+    "soft-prompt": False,
+    "roe": True,
+    "c3po": True,
+    "c2r": True,
+    "icl": True,
+}
+"""Methods, and whether they read or change the routing of single tokens."""
+
+
+def design_facts(folder, router):
+    MoeDesignConfig(**COMMON, router=router).save_pretrained(folder)
+    return model_facts(ModelConfig(path=str(folder)), dtype="auto", device="cpu", offline=True)
+
+
+@pytest.mark.parametrize("router", ["token", "word", "sentence", "expert"])
+def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_path):
+    facts = design_facts(tmp_path, router)
+    for name, per_token in PER_TOKEN.items():
+        method = get_method(name)(get_method(name).Config())
+        if per_token and router != "token":
+            with pytest.raises(
+                ModelError, match=r"routing of single tokens: its (router|experts)[^!]*method=base"
+            ):
+                check_router(method, facts)
+        else:
+            check_router(method, facts)
+    config = Config(method=get_method("base").Config(), metrics="expert", device="cpu")
+    base = get_method("base")(config.method)
+    if router == "token":
+        check_metrics(base, config, facts, {"tasks": {}})
+    else:
+        with pytest.raises(
+            ConfigError, match="metrics=expert reads and changes the routing of single tokens"
+        ):
+            check_metrics(base, config, facts, {"tasks": {}})

@@ -168,6 +168,7 @@ ZOO: dict[str, dict[str, Any]] = {
         index_block_size=4,
     ),
     "mixtral": _WINDOW,
+    "moe_design": _DENSE_FIRST_K | dict(backbone="deepseek", n_shared_experts=1, norm_topk_prob=True),
     "nemotron_h": _GROUPS
     | _HEADS
     | dict(

@@ -90,6 +90,7 @@ SPECS = {
     "minimax_m2": Spec("sigmoid", "scores", "e_score_correction_bias", True),
     "minimax_m3_vl_text": Spec("sigmoid", "scores", _GATE_BIAS, True),
     "mixtral": Spec(renormalize=True),
+    "moe_design": _NORM_KEY,
     "nemotron_h": _DEEPSEEK_V3,
     "olmoe": _NORM_KEY,
     "phimoe": Spec("sparse mixer"),

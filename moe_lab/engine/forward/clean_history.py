@@ -25,7 +25,8 @@ LATE = frozenset({
     "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
     "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
     "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jetmoe", "kolibri1", "laguna", "mellum", "mimo_v2_flash",
-    "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+    "minimax_m2", "minimax_m3_vl_text", "mixtral", "moe_design", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+    "solar_open",
 })
 # fmt: on
 """Families (by `model_type`) whose layers add the output of their MoE block to a residual, token by token. Their block

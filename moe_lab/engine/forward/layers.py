@@ -107,7 +107,8 @@ def runs_on_kv_cache(model: Any) -> bool:
     """Whether this model can run over a `KVCache`, whose slots are selected by a mask.
 
     Other models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), pass
-    unknown inputs to their layers, derive positions from the cache's length, or take no masks.
+    unknown inputs to their layers (routers of words, sentences and expert choice), derive positions from the cache's
+    length, or take no masks.
     """
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
@@ -132,6 +133,11 @@ def is_recurrent(model: Any) -> bool:
     """Whether some layer keeps more than the keys and values of each token."""
     kinds, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
     return getattr(model, "_is_stateful", False) or not set(kinds) <= _MASKED_LAYERS
+
+
+def reads_the_batch(model: Any) -> bool:
+    """Whether padding behind a text changes its scores where no mask says that it is padding (expert choice)."""
+    return not getattr(model, "is_causal_router", True)
 
 
 def reads_padding(model: Any) -> bool:

@@ -48,16 +48,15 @@ class C3PO(Method):
 
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for layers that the model lacks, and for routers that choose by other than logits."""
-        from moe_lab.routing import family_of_type
         from moe_lab.routing.rules import LOGITS
 
         named_layers(self.config.layers, facts.moe_layers)
-        family = family_of_type(facts.family)
+        family = facts.routers
         assert family is not None
         if family.rule.noise != LOGITS:
             raise ConfigError(
                 f"method=c3po re-mixes routing probabilities, but routers of {family.name} choose by a "
-                f"{family.rule.noise}: it does not run on this family."
+                f"{family.chosen_by}: it does not run on them."
             )
         core = self.config.core_experts
         if core is not None and core < facts.top_k:

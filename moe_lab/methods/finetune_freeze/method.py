@@ -50,6 +50,7 @@ class FinetuneFreeze(TrainingMethod):
 
     numerics = 1
     random = True
+    per_token = False
     own_routing = True
 
     @dataclass(kw_only=True)

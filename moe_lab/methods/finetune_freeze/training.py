@@ -26,6 +26,7 @@ from moe_lab.models.facts import resolve_device
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.reports.figures.epochs import write_training_metrics
+from moe_lab.routing.hook import why_fixed
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -111,7 +112,7 @@ def _trainer(model: Any, training: Training, phase: int | None = None) -> Freeze
         train_dataset=Rows(training.rows),
         validation=Rows(training.validation),
         data_collator=Pad(training.pad_token),
-        callbacks=[Log(training.folder), *_measuring(training)],
+        callbacks=[Log(training.folder), *_measuring(model, training)],
         phase=phase,
     )
 
@@ -152,9 +153,9 @@ def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[s
     }
 
 
-def _measuring(training: Training) -> list[ExpertMetrics]:
-    """The callback for expert metrics on held-out conversations."""
-    if not training.validation:
+def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
+    """The callback for expert metrics on held-out conversations, for a model with routers of single tokens."""
+    if not training.validation or why_fixed(model):
         return []
     return [ExpertMetrics(Rows(training.validation), training.folder, plot=write_training_metrics)]
 

@@ -33,6 +33,7 @@ class Pretrain(TrainingMethod):
     numerics = 1
     random = True
     needs_router = False
+    per_token = False
     reads_weights = False
     own_routing = True
     compared_with_base = False

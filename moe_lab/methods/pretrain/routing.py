@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from moe_lab.models.designs.routers import UnitTopKRouter
 from moe_lab.routing.gumbel_top_k import NoisyTokens
-from moe_lab.routing.hook import Router, Routing, routed
+from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
 from moe_lab.routing.noise import gumbel_for_tokens
 
 
@@ -92,13 +92,13 @@ def temperatures(seed: int, rows: int, highest: float) -> Tensor:
 
 
 @contextmanager
-def training_routing(model: nn.Module, seed: int, router: str | None) -> Iterator[TrainingRouting]:
-    """Install the policy on a model whose design has this router; None: a dense model.
+def training_routing(model: nn.Module, seed: int) -> Iterator[TrainingRouting]:
+    """Install the policy on a model with routers of single tokens.
 
-    Routers of words and sentences are only observed. Expert choice makes no decision of a token.
+    Routers of words and sentences are only observed. Dense models and expert choice have no decision of a token.
     """
     routing = TrainingRouting(seed)
-    if router == "token":
+    if find_routers(model) and not why_fixed(model):
         with routed(model, routing):
             yield routing
         return

@@ -53,7 +53,7 @@ class Training:
     """int32 [rows, length]."""
     held_out: Any
     """int32 [rows, length]."""
-    units: UnitTables | None
+    units: UnitTables | None = None
     """Where words or sentences begin, for their routers."""
     dtype: str
     """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
@@ -104,9 +104,7 @@ def train(training: Training) -> PretrainTrainer:
     model.config.use_cache = False
     if training.units is not None:
         model.set_units(training.units)
-    with training_routing(
-        model, config.seed, None if design.backbone == "dense" else design.router
-    ) as routing:
+    with training_routing(model, config.seed) as routing:
         trainer = PretrainTrainer(
             design=design,
             routing=routing,

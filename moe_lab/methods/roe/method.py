@@ -85,7 +85,7 @@ class RoE(Method):
     def check(self, facts: ModelFacts) -> None:
         self.temperatures(facts.moe_layers)
         if self.config.weights == "perturbed":
-            _check_noise_on_logits(facts.family)
+            _check_noise_on_logits(facts)
 
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer. Raises ConfigError where list or L do not fit the model."""
@@ -185,16 +185,13 @@ class RoE(Method):
         return ["changed: noisy routing decisions whose experts are not the clean ones."]
 
 
-def _check_noise_on_logits(model_type: str) -> None:
+def _check_noise_on_logits(facts: ModelFacts) -> None:
     """Raise ConfigError for a family whose noise is added to something else than what weights are made of."""
-    from moe_lab.routing import family_of_type
-
-    family = family_of_type(model_type)
+    family = facts.routers
     if family and not family.chooses_by_logits:
-        chosen_by = family.rule.noise + (" plus a bias" if family.bias else "")
         raise ConfigError(
-            f"method.weights=perturbed: routers of {family.name} choose by a {chosen_by}, which is where the noise "
-            "goes; their weights are made of logits, which have none.\nLeave it out (method.weights=clean)."
+            f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}, which is where the "
+            "noise goes; their weights are made of logits, which have none.\nLeave it out (method.weights=clean)."
         )
 
 

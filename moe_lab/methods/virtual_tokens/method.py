@@ -55,6 +55,7 @@ class VirtualTokens(Method):
 
     random = True
     needs_router = False
+    per_token = False
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:

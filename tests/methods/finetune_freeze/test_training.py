@@ -21,6 +21,7 @@ from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phase_switch import most_memory
 from moe_lab.methods.finetune_freeze.schedule import SCHEDULES, phases_of
+from tests.support.designs import design
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 from tests.support.trainings import rows, train
@@ -109,6 +110,20 @@ def test_a_bias_that_balances_experts_is_among_what_was_watched():
         name for name, _ in small_model("deepseek_v3").named_buffers() if "e_score_correction_bias" in name
     ]
     assert len(biases) == 3
+
+
+@pytest.mark.parametrize("router", ("word", "expert"))
+def test_routers_that_do_not_decide_for_single_tokens_are_frozen_too(router, tmp_path, watch):
+    """Their expert metrics are not defined, so what is held out gives a loss alone."""
+    told = train(design(router), tmp_path, schedule="router-experts", count=4, held_out=2, warmup_ratio=0.0)
+    assert told["validation"]["losses"] and told["expert_metrics"] is None
+    for half, (frozen, free) in enumerate((("gate.weight", "down_proj"), ("down_proj", "gate.weight"))):
+        first, last = watch.states[half], watch.states[half + 1]
+        for name in first:
+            if frozen in name:
+                assert same_bytes(first[name], last[name]), name
+            elif free in name:
+                assert not same_bytes(first[name], last[name]), name
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

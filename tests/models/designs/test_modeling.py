@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
+from moe_lab.config.schema import ModelConfig
+from moe_lab.models.load import load_model
 from tests.support.designs import BACKBONES, COMMON, design
-from tests.support.models import build
+from tests.support.models import build, make_tokenizer
 
 IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
 ROUTERS = ("token", "word", "sentence", "expert")
@@ -194,6 +196,15 @@ def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
     if biased:
         assert kept.dtype == torch.float32
         assert kept.equal(model.model.layers[1].mlp.gate.selection_bias)
+
+
+@routers
+def test_it_is_loaded_like_any_other_model(router, tmp_path):
+    model = design(router, **BACKBONES["deepseek"])
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+    torch.testing.assert_close(logits_of(loaded.model, IDS), logits_of(model, IDS), rtol=1e-4, atol=1e-5)
 
 
 def test_units_that_were_not_set_are_said():

@@ -24,13 +24,17 @@ from tests.support.pretraining_ranks import pretrain_in_turn
 from tests.support.pretrainings import design, training_of
 from tests.support.ranks import fork_ranks
 
-NOISY = {"routing_noise": 1.5, "routing_noise_schedule": "linear", "device_loss": 0.1}
+NOISE = {"routing_noise": 1.5, "routing_noise_schedule": "linear"}
+NOISY = NOISE | {"device_loss": 0.1}
 SAVED = {"steps": 5, "save_steps": 2, "gradient_accumulation": 2, "count": 7}
 """Two epochs and a half, with a checkpoint in the middle of one."""
 KINDS = {
     "olmoe": NOISY,
     "deepseek": {"backbone": "deepseek", "experts": 3, "experts_per_token": 1, "shared_experts": 1},
     "dense": {"backbone": "dense"},
+    "bias": {"bias_rate": 0.01, "experts": 7, "experts_per_token": 1, "shared_experts": 1} | NOISE,
+    "word": {"router": "word"},
+    "expert": {"router": "expert"},
 }
 
 SHARED = {"gradient_accumulation": 2, "count": 7}
@@ -56,7 +60,7 @@ def assert_same(one: dict, other: dict) -> None:
         assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
-@pytest.mark.parametrize("kind", ("olmoe", pytest.param("deepseek", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("kind", ("olmoe", "bias", pytest.param("word", marks=pytest.mark.slow)))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
     settings = KINDS[kind] | SAVED
@@ -82,7 +86,7 @@ def train_until(folder: Path, last: int) -> None:
 
     torch.set_num_threads(1)
     PretrainTrainer._check = die
-    model = train(training_of(folder, **NOISY, **SAVED | {"save_steps": 1})).model
+    model = train(training_of(folder, **KINDS["bias"], **SAVED | {"save_steps": 1})).model
     torch.save(model.state_dict(), folder / "weights.pt")
 
 

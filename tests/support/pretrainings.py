@@ -11,6 +11,8 @@ from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.training import Training
+from moe_lab.models.designs.configuration import UNITS
+from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
 
 SMALL: dict[str, Any] = {
@@ -40,10 +42,12 @@ def training_of(
 ) -> Training:
     folder.mkdir(parents=True, exist_ok=True)
     method = design(**settings)
+    tokenizer = make_tokenizer()
     return Training(
         config=Config(method=method, seed=seed, device="cpu"),
         folder=folder,
-        tokenizer=make_tokenizer(),
+        tokenizer=tokenizer,
+        units=unit_tables(tokenizer, method.router) if method.router in UNITS else None,
         rows=rows(count, method.sequence_length),
         held_out=rows(method.validation_rows, method.sequence_length, seed=1),
         dtype=dtype,

@@ -44,7 +44,7 @@ def passed(
 ) -> tuple[Tensor, TrainingRouting, Seen]:
     """Logits of the rows (`rows` are their numbers), the policy, and what came out of the routers."""
     seen = Seen()
-    with training_routing(model, seed) as routing, routed(model, seen):
+    with training_routing(model, seed, "token") as routing, routed(model, seen):
         routing.begin(rows, LENGTH, None if temperature is None else torch.tensor(temperature))
         logits = model(ids(8)[rows], use_cache=False).logits
     return logits, routing, seen
@@ -102,7 +102,7 @@ def test_noise_is_that_of_the_row_wherever_it_is(olmoe):
 
 def test_gradients_reach_the_router_through_the_clean_weights():
     model = make_model("olmoe")
-    with training_routing(model, 0) as routing:
+    with training_routing(model, 0, "token") as routing:
         routing.begin(torch.arange(2), LENGTH, torch.tensor([1.0, 2.0]))
         model(ids(2), labels=ids(2), use_cache=False).loss.backward()
         assert all(layer.logits_TE.requires_grad for layer in routing.layers)
@@ -111,7 +111,7 @@ def test_gradients_reach_the_router_through_the_clean_weights():
 
 
 def test_a_pass_keeps_its_own_decisions_only(olmoe):
-    with training_routing(olmoe, 0) as routing, torch.no_grad():
+    with training_routing(olmoe, 0, "token") as routing, torch.no_grad():
         for rows in (1, 3):
             routing.begin(torch.arange(rows), LENGTH, None)
             olmoe(ids(rows), use_cache=False)
@@ -120,7 +120,7 @@ def test_a_pass_keeps_its_own_decisions_only(olmoe):
 
 def test_a_dense_model_runs_without_decisions():
     dense = make_model("llama")
-    with training_routing(dense, 0) as routing, torch.no_grad():
+    with training_routing(dense, 0, None) as routing, torch.no_grad():
         routing.begin(torch.arange(2), LENGTH, torch.tensor([1.0, 1.0]))
         dense(ids(2))
     assert routing.layers == []
@@ -128,7 +128,7 @@ def test_a_dense_model_runs_without_decisions():
 
 def test_the_hooks_are_gone_afterwards(olmoe):
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in olmoe.modules())
-    with pytest.raises(KeyboardInterrupt), training_routing(olmoe, 0):
+    with pytest.raises(KeyboardInterrupt), training_routing(olmoe, 0, "token"):
         raise KeyboardInterrupt
     assert hooks == sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in olmoe.modules())
 

@@ -31,6 +31,8 @@ DESIGNS = {
     "olmoe": {},
     "deepseek": {"backbone": "deepseek", "layers": 3},
     "shared": {"backbone": "deepseek", "experts": 6, "experts_per_token": 3, "shared_experts": 1},
+    "word": {"router": "word", "experts_per_token": 3, "shared_experts": 1},
+    "expert": {"router": "expert", "aux_loss": 0.0, "device_loss": 0.0},
 }
 
 
@@ -125,7 +127,10 @@ def reference(training: Training, weights: dict[str, Tensor], scale: dict[str, f
 
 def train_free_model(training: Training):
     model = training_module.AutoModelForCausalLM.from_config(training_module.new_architecture(training))
-    model.set_experts_implementation("eager")
+    if training.design.router != "expert":
+        model.set_experts_implementation("eager")
+    if training.units is not None:
+        model.set_units(training.units)
     model.router_aux_loss_coef = 0.0
     return model.train()
 
@@ -134,18 +139,23 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-@pytest.mark.parametrize("name, accumulation", [("olmoe", 1), ("olmoe", 2), ("deepseek", 2), ("shared", 1)])
+@pytest.mark.parametrize(
+    "name, accumulation",
+    [("olmoe", 1), ("olmoe", 2), ("deepseek", 2), ("shared", 1), ("word", 2), ("expert", 2)],
+)
 def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, steps):
     """Cross-entropy per token; of each regularizer the mean over passes and MoE layers times its coefficient.
 
     A coefficient that is twice as large or half changes the gradient by 100 times what rounding does.
     """
-    settings = DESIGNS[name] | HEAVY | {"steps": 1, "gradient_accumulation": accumulation}
+    settings = HEAVY | DESIGNS[name] | {"steps": 1, "gradient_accumulation": accumulation}
     training = training_of(tmp_path, **settings)
     train(training)
     [(weights, gradients)] = steps
     assert distance(gradients, reference(training, weights, {})) < 3e-6
-    for wrong in ("loss", "balance_loss", "z_loss", "device_loss"):
+    for wrong in (
+        ("loss", "z_loss") if name == "expert" else ("loss", "balance_loss", "z_loss", "device_loss")
+    ):
         for factor in (0.5, 2.0):
             assert distance(gradients, reference(training, weights, {wrong: factor})) > 3e-4, wrong
 
@@ -155,10 +165,10 @@ def lines(training: Training, key: str) -> list[dict]:
     return [line for line in found if key in line]
 
 
-@pytest.mark.parametrize("name", ("olmoe", "shared"))
+@pytest.mark.parametrize("name", ("olmoe", "shared", "word"))
 def test_the_log_has_cross_entropy_alone_and_each_regularizer_by_layer(name, tmp_path):
     """Means over the steps of a line and their passes."""
-    settings = DESIGNS[name] | HEAVY | STILL | {"gradient_accumulation": 2, "save_steps": 2}
+    settings = HEAVY | DESIGNS[name] | STILL | {"gradient_accumulation": 2, "save_steps": 2}
     training = training_of(tmp_path, **settings)
     model = train(training).model.train()
     first, second = lines(training, "loss")

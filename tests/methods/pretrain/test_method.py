@@ -1,0 +1,190 @@
+"""`method=pretrain` from the command line.
+
+Broken by: a design that is trained again for another task or taken for another one, a comparison with the tokenizer's
+model, a request that is refused only after a training, a trained model that other methods cannot use.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.methods.pretrain import training
+from moe_lab.methods.pretrain.method import Pretrain
+from moe_lab.methods.trainer import COMPLETE
+from moe_lab.runs.prepare import prepare
+from tests.support.command import run_command
+from tests.support.pretrainings import SMALL, design
+from tests.support.runs import facts
+
+SHORT = [f"method.{key}={value}" for key, value in SMALL.items()]
+TASK = ["task=toy_choice", "limit=4"]
+
+
+def command(capsys, folder, *keys):
+    return run_command(
+        capsys,
+        *(["-m"] if "-m" in keys else []),
+        "method=pretrain",
+        "device=cpu",
+        f"output_dir={folder}",
+        *SHORT,
+        *(key for key in keys if key != "-m"),
+    )
+
+
+def block_of(ended) -> dict:
+    assert ended.code == 0, ended.err
+    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+
+
+def answers(folder: Path, method: str) -> list:
+    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
+    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monkeypatch):
+    planned = command(capsys, tmp_path, *TASK, "task=toy_choice,toy_math", "-m", "mode=plan")
+    assert planned.code == 0 and "To train: 1, 4 optimizer steps over about 96 tokens" in planned.out
+    assert not list(tmp_path.iterdir())
+    block = block_of(command(capsys, tmp_path, *TASK))
+    own = block["pretrain"]
+    assert own["label"] == "2/8" and own["aux_loss"] == 0.1 and own["router"] == "token"
+    assert own["training"]["steps"] == 4 and own["training"]["tokens"] == 96
+    assert own["training"]["parameters"]["active"] < own["training"]["parameters"]["total"]
+    assert len(own["training"]["validation"]["row_losses"]) == 3
+    assert "baseline" not in block and "paired" not in block, "there is nothing to compare it with"
+    assert (block["model"]["moe_layers"], block["model"]["experts"], block["model"]["top_k"]) == (2, 8, 2)
+    folder = tmp_path / "models" / own["model"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
+    record = json.loads((folder / "training.json").read_text())
+    assert record["validation"] == own["training"]["validation"] and record["corpus_rows"] == 8
+
+    assert command(capsys, tmp_path, *TASK, "seeds=2").code == 0
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("models/*/training.json")]
+    assert sorted(each["seed"] for each in records) == [0, 1]
+    assert records[0]["validation"]["row_losses"] != records[1]["validation"]["row_losses"]
+    assert records[0]["data"] == records[1]["data"], "the same rows, in another order"
+
+    monkeypatch.setattr(training, "train", None)
+    again = command(capsys, tmp_path, *TASK)
+    assert again.code == 0 and block_of(again)["run_id"] == block["run_id"]
+    other = block_of(command(capsys, tmp_path, "task=toy_math", "limit=2"))
+    assert other["pretrain"]["model"] == own["model"] and other["run_id"] != block["run_id"]
+    plan = command(capsys, tmp_path, "task=toy_choice", "limit=9", "mode=plan")
+    assert plan.code == 0 and "To train" not in plan.out, plan.out
+    assert command(capsys, tmp_path, *TASK, "mode=doctor").code == 0
+    assert command(capsys, tmp_path, *TASK, "mode=report").code == 0
+
+
+@pytest.mark.slow
+def test_a_trained_model_serves_all_methods(tmp_path, capsys):
+    """As `model.path`; the same answers by method=base, other experts under the others."""
+    trained = block_of(command(capsys, tmp_path, *TASK, "metrics=expert"))
+    metrics = json.loads(next(tmp_path.glob("runs/*/expert_metrics.json")).read_text())
+    assert "load_balance" in json.dumps(metrics)
+    model = tmp_path / "models" / trained["pretrain"]["model"] / "model"
+    out = tmp_path / "others"
+    common = [f"model.path={model}", f"output_dir={out}", "device=cpu", *TASK]
+    assert run_command(capsys, "method=base", *common).code == 0
+    assert answers(out, "base") == answers(tmp_path, "pretrain")
+    keys = {
+        "roe": ["method.n=4", "method.temperature=0.5", "method.skip_layers=0"],
+        "c3po": ["method.reference_size=24", "method.layers=last2", "method.k=2", "method.steps=1"],
+        "c2r": ["method.dataset_size=8"],
+        "finetune-freeze": [
+            "method.schedule=none-router",
+            "method.max_steps=2",
+            "method.validation_size=0",
+            "method.compare_with_full=false",
+        ],
+    }
+    for method, own in keys.items():
+        ended = run_command(capsys, f"method={method}", *common, *own, "baseline=false")
+        assert ended.code == 0, (method, ended.err)
+
+
+def left(tmp_path, seed: int = 0, model: ModelConfig | None = None, **keys) -> dict[str, tuple[int, int]]:
+    """What the plan says of a training."""
+    config = Config(method=design(**keys), output_dir=str(tmp_path), seed=seed, model=model or ModelConfig())
+    return Pretrain(config.method).training_left(config, facts())
+
+
+def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
+    """Broken by a killed training that is planned at full cost."""
+    [(name, todo)] = left(tmp_path, steps=10, gradient_accumulation=3).items()
+    assert todo == (10, 10 * 2 * 3 * 12)
+    kept = tmp_path / "models" / name / "checkpoints" / "checkpoint-4"
+    kept.mkdir(parents=True)
+    assert left(tmp_path, steps=10, gradient_accumulation=3) == {name: todo}, "it is not whole"
+    (kept / COMPLETE).touch()
+    assert left(tmp_path, steps=10, gradient_accumulation=3) == {name: (6, 6 * 2 * 3 * 12)}
+
+
+@pytest.mark.parametrize(
+    "keys, told",
+    [
+        (
+            ["method.experts=2", "method.experts_per_token=4"],
+            "method.experts=2 is fewer than method.experts_per_token=4",
+        ),
+        (["method.experts_per_token=3"], "does not divide by the 3 experts"),
+        (["method.hidden_size=36"], "method.hidden_size=36 must be a multiple"),
+        (["method.router=tokens"], "method.router"),
+        (["method.router=token-choice"], "method.router"),
+        (["method.backbone=mixtral"], "method.backbone"),
+        (["method.router=expert", "method.capacity_factor=0.1"], "an expert would take"),
+        (["method.router=expert", "method.aux_loss=0.1"], "balances the load by itself"),
+        (["method.router=sentence", "method.routing_noise=1"], "routing_noise needs router=token"),
+        (["method.dataset=pile"], "method.dataset=pile is unknown"),
+        (["method.dataset=minipile", "offline=true"], "JeanKaddour/minipile"),
+        (["method.dataset={tmp}/none.txt"], "there is no file"),
+        (["method.dataset={tmp}/empty.txt"], "has no text"),
+        (["method.dataset={tmp}/binary.txt"], "cannot be read as text"),
+        (["method.dataset={tmp}/rows.jsonl"], "line 1: no text. A row needs a column `text`"),
+        (["method.gradient_acumulation=2"], "Did you mean"),
+        (["dtype=float16"], "float16 overflows"),
+        (["device=cuda:1"], "cuda"),
+        (["method.steps=0"], "method.steps=0"),
+    ],
+)
+def test_a_wrong_request_ends_with_2_before_anything_is_trained(keys, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "rows.jsonl").write_text('{"content": "a"}\n')
+    ended = command(capsys, tmp_path / "out", *TASK, *(key.format(tmp=tmp_path) for key in keys))
+    assert ended.code == 2 and told in ended.err, ended.err
+    assert not (tmp_path / "out" / "models").exists()
+
+
+def test_processes_that_do_not_share_the_passes_are_refused(tmp_path, monkeypatch):
+    from moe_lab.errors import ConfigError
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="gradient_accumulation=3 passes of a step do not divide by 2"):
+        left(tmp_path, gradient_accumulation=3)
+    assert left(tmp_path, gradient_accumulation=2)
+
+
+def test_its_facts_are_those_of_the_design(tmp_path):
+    """Not of the model that gives the tokenizer; its baseline is left out."""
+    config = Config(
+        method=design(backbone="deepseek", experts=12, experts_per_token=4, layers=3),
+        output_dir=str(tmp_path),
+        limit=2,
+    )
+    run = prepare(config)
+    assert (run.facts.family, run.facts.moe_layers, run.facts.experts, run.facts.top_k) == (
+        "deepseek",
+        2,
+        12,
+        4,
+    )
+    assert run.facts.name == "tiny" and run.baseline is None
+    assert isinstance(run.method, Pretrain)

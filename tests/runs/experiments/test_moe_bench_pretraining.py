@@ -135,6 +135,15 @@ def test_what_the_source_says_of_routers_is_so():
     assert set(below) == {"1/7+1", "2/8", "15/63+1"}
 
 
+def test_specialization_is_more_than_the_average_accuracy_above_chance():
+    """What Table 6's source says: of token choice, whose designs stand in both tables."""
+    chance = 100 / 3
+    above = [line["average"] - chance for (_, router), line in table3().items() if router == "token"]
+    assert (min(above), max(above)) == (pytest.approx(2.49, abs=0.005), pytest.approx(3.11, abs=0.005))
+    found = [line["Specialization"] for line in table6().values() if line["Specialization"] > 0.002]
+    assert (min(found), max(found)) == (0.0419, 0.0611) and len(found) == 21
+
+
 def test_the_standard_error_of_an_average():
     line = table3()["2/8", "token"]
     scores = [

@@ -1,6 +1,7 @@
 """Pre-trained designs beside each other, one panel per measure (MoE-Bench, Figure 2).
 
-Accuracies are bars, other measures points; a dashed line is the dense model of equal active parameters.
+Accuracies are bars, other measures points; a dashed line is the dense model of equal active parameters. The interval at
+a loss is that of its paired difference to the lowest one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.ranking import chance_of
+from moe_lab.reports.papers.expert_scores import EXPERT, unit_of
+from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
+from moe_lab.reports.papers.training_scores import LOSS, TRAINING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +38,7 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
     chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
     draw = partial(_draw_panel, names=names, chance=chance)
     panels = rows.groupby("panel", sort=False)
-    options: dict[str, Any] = {"columns": 2 if len(panels) < 5 else 3, "height": 2.6}
+    options: dict[str, Any] = {"columns": 2 if len(panels) in (2, 4) else 3, "height": 2.6}
     return write_figure(
         lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
     )
@@ -51,7 +54,17 @@ def design_rows(table: CellTable) -> DataFrame:
     frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
     frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
     frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
+    ranked = {id(one.cell): one for one in ranking(experiment, cells)}
+    for index, cell in enumerate(frame["cell"]):
+        if one := ranked.get(id(cell)):
+            frame.loc[index, ["low", "high"]] = _beside_the_lowest(one)
     return frame[COLUMNS]
+
+
+def _beside_the_lowest(one: Ranked) -> list[float | None]:
+    if one.interval is None or one.difference is None or one.loss.value is None:
+        return [None, None]
+    return [one.loss.value - one.difference + limit for limit in one.interval]
 
 
 def _series_keys(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
@@ -86,6 +99,13 @@ def _draw_panel(
             axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
     if rate and chance is not None:
         axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
-    axis.set(title=name, ylabel=rows.iloc[0]["metric"].partition(",")[0].rpartition(".")[2].replace("_", " "))
+    compared = "\n(intervals: difference to the lowest)" if rows.iloc[0]["metric"] == LOSS else ""
+    axis.set(title=name + compared, ylabel=_unit(rows.iloc[0]["metric"]), xlim=(-0.6, len(designs) - 0.4))
     axis.set_xticks(range(len(designs)), designs, rotation=30 if len(designs) > 5 else 0)
     axis.grid(axis="x", visible=False)
+
+
+def _unit(metric: str) -> str:
+    if metric.startswith(TRAINING):
+        return "nats per token"
+    return unit_of(metric) if metric.startswith(EXPERT) else metric.partition(",")[0]

@@ -70,9 +70,10 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
         for column in columns:
             line += _texts(experiment, by_place.get((row, column)), others)
         body.append(line)
-    if not any(published_of(experiment, cell) for cell in cells):
-        columns_left = [index for index, name in enumerate(header) if not name.endswith(", published")]
-        header, body = _only(columns_left, header, body)
+    known = {_key(cell, across) for cell in cells if published_of(experiment, cell)}
+    unknown = {f"{_column_name(across, column)}, published" for column in columns if column not in known}
+    columns_left = [index for index, name in enumerate(header) if name not in unknown]
+    header, body = _only(columns_left, header, body)
     columns_left = [index for index in range(len(header)) if any(line[index] for line in body)]
     header, body = _only(columns_left, header, body)  # base has no difference to itself
     return [_line(header), _line(["---"] * len(header)), *map(_line, body)]

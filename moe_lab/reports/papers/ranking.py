@@ -25,7 +25,10 @@ EXPLAINED = (
 class Ranked:
     """A design with its loss, the difference to the best one, and its accuracy."""
 
+    cell: TableCell
+    """Of its loss."""
     name: str
+    """The coordinates in which it differs from others."""
     loss: Score
     difference: float | None
     interval: Interval | None
@@ -37,7 +40,11 @@ def ranking(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
     """The measured designs, the lowest loss first; none in a table without a loss on held-out rows."""
     losses = {_design(experiment, cell): cell for cell in cells if cell.metric == LOSS and cell.score()}
     order = sorted(losses, key=lambda design: _value(losses[design].score()))
-    return [_ranked(experiment, design, losses[design], losses[order[0]], cells) for design in order]
+    varied = [len(set(values)) > 1 for values in zip(*order, strict=True)]
+    named = {
+        design: [value for value, shown in zip(design, varied, strict=True) if shown] for design in order
+    }
+    return [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
 
 
 def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
@@ -45,18 +52,21 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[st
     ranked = ranking(experiment, cells)
     if not ranked:
         return []
-    lines = [EXPLAINED, "", "| rank | design | held-out loss | more than the first | accuracy | chance |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    scored = any(one.accuracy for one in ranked)
+    header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
+    lines = [EXPLAINED, "", f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
     for place, one in enumerate(ranked, start=1):
         spread = "" if one.loss.std is None else f" ± {one.loss.std:.4f}"
-        texts = (
+        texts = [
             str(place),
             one.name,
             f"{one.loss.value:.4f}{spread}{_bounds(one.loss.interval)}",
             "" if one.difference is None else f"{one.difference:+.4f}{_bounds(one.interval)}",
-            "" if one.accuracy is None else f"{one.accuracy.value:.4f}{_bounds(one.accuracy.interval)}",
-            "" if one.chance is None else f"{one.chance:.3g}",
-        )
+        ]
+        if scored:
+            value = one.accuracy
+            texts += ["" if value is None else f"{value.value:.4f}{_bounds(value.interval)}"]
+            texts += ["" if one.chance is None else f"{one.chance:.3g}"]
         lines.append(f"| {' | '.join(texts)} |")
     return [*lines, ""]
 
@@ -69,8 +79,9 @@ def chance_of(experiment: Experiment, cells: Sequence[TableCell]) -> float | Non
 
 
 def _ranked(
-    experiment: Experiment, design: Design, cell: TableCell, best: TableCell, cells: Sequence[TableCell]
+    experiment: Experiment, cell: TableCell, best: TableCell, cells: Sequence[TableCell], name: Sequence[str]
 ) -> Ranked:
+    design = _design(experiment, cell)
     own = [each for each in cells if each.metric == "headline" and _design(experiment, each) == design]
     scores = [each.score() for each in averages(experiment, own) or own]
     loss = cell.score()
@@ -78,7 +89,8 @@ def _ranked(
     difference, interval = (None, None) if cell is best else _difference(cell, best)
     not_causal = [" (reads later tokens)"] if training_of(cell.results[0]).get("leak") else []
     return Ranked(
-        name="".join([", ".join(value for value in design if value != NO_TASK), *not_causal]),
+        cell=cell,
+        name="".join([", ".join(value for value in name if value != NO_TASK), *not_causal]),
         loss=loss,
         difference=difference,
         interval=interval,

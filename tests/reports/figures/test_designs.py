@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moe_lab.reports.figures.designs import design_rows, write_designs
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.experiment import Published
@@ -35,6 +37,13 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     assert rows[0]["documents"] is None and rows[5]["documents"] == 8
     png, _ = write_designs(table, tmp_path, "f", "T")
     assert png.stat().st_size > 10_000
+
+
+def test_the_interval_at_a_loss_is_that_of_its_paired_difference():
+    told = design_cells("2/8", [[2.0, 3.0, 4.0]]) + design_cells("4/16", [[2.1, 3.1, 4.1]])
+    lowest, other, *_ = records(design_rows(CellTable(experiment(), told)))
+    assert (lowest["value"], lowest["low"]) == (3.0, None)
+    assert (other["low"], other["high"]) == (pytest.approx(3.1), pytest.approx(3.1))
 
 
 def test_one_task_is_drawn_as_it_is():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import product
 
-from moe_lab.reports.figures.training_curves import write_training_curves
+from moe_lab.reports.figures.training_curves import curve_rows, write_training_curves
 from moe_lab.reports.papers.cell_table import CellTable
 from tests.support.pretrained_cells import design_cells, experiment, trained_results
 
@@ -52,13 +53,28 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
     png, found = write_training_curves(table, tmp_path, "f", "T")
     rows = list(csv.DictReader(found.open()))
     assert [(row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]] == [
-        ("z-loss, shared_experts=0", "2/8", "0", "20", "4.0"),
-        ("z-loss, shared_experts=0", "2/8", "0", "40", "3.0"),
-        ("z-loss, shared_experts=0", "2/8", "1", "20", "5.0"),
-        ("z-loss, shared_experts=0", "2/8", "1", "40", "4.0"),
+        ("z-loss, shared experts: 0", "2/8", "0", "20", "4.0"),
+        ("z-loss, shared experts: 0", "2/8", "0", "40", "3.0"),
+        ("z-loss, shared experts: 0", "2/8", "1", "20", "5.0"),
+        ("z-loss, shared experts: 0", "2/8", "1", "40", "4.0"),
     ]
-    assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared_experts=1"
+    assert {row["difference"] for row in rows} == {"0.0"}
+    assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared experts: 1"
     assert png.stat().st_size > 10_000
+
+
+def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):
+    for seed, name in product((0, 1), ("m", "n")):
+        (tmp_path / "models" / f"{name}{seed}").mkdir(parents=True)
+        line = {"loss": 3.0 + seed + (0.5 + seed) * (name == "n"), "step": 20}
+        (tmp_path / "models" / f"{name}{seed}" / "log.jsonl").write_text(json.dumps(line) + "\n")
+    first, second = cells_of("2/8", "z-loss", "0", tmp_path), cells_of("4/16", "z-loss", "0", tmp_path)
+    for cell in second:
+        for seed, results in enumerate(cell.results):
+            results["moe_lab"]["pretrain"] = training(seed) | {"model": f"n{seed}"}
+    rows = curve_rows(CellTable(experiment(**AXES), [*first, *second]))
+    assert [(row["line"], row["seed"], row["difference"]) for row in rows] == [
+        ("2/8", 0, 0.0), ("2/8", 1, 0.0), ("4/16", 0, 0.5), ("4/16", 1, 1.5)]  # fmt: skip
 
 
 def test_runs_without_a_log_draw_nothing(tmp_path):

@@ -25,7 +25,7 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
         *design_cells("2/8", [ROWS.tolist()], accuracy=0.4),
     ]
     first, second = ranking(experiment(), cells)
-    assert (first.name, second.name) == ("2/8, token", "16/64, token")
+    assert (first.name, second.name) == ("2/8", "16/64"), "both are token choice"
     assert first.difference is None and second.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
     assert second.interval is not None and 0.1 < second.interval[0] < second.interval[1] < 0.11
     assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, (
@@ -34,7 +34,7 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
     assert second.accuracy is not None and second.accuracy.value == pytest.approx(0.9)
     assert second.chance == pytest.approx(0.375)
     lines = ranking_lines(experiment(), cells)
-    assert lines[4].startswith("| 1 | 2/8, token | ") and lines[5].endswith(" | 0.375 |")
+    assert lines[4].startswith("| 1 | 2/8 | ") and lines[5].endswith(" | 0.375 |")
     assert lines[4] in markdown(experiment(), "paper", cells)
 
 
@@ -54,7 +54,13 @@ def test_designs_on_other_rows_are_not_subtracted() -> None:
 
 def test_expert_choice_is_named_as_what_it_is() -> None:
     cells = design_cells("2/8", [[2.0, 2.0]], router="expert", leak=0.2)
-    assert ranking(experiment(), cells)[0].name == "2/8, expert (reads later tokens)"
+    cells += design_cells("2/8", [[3.0, 3.0]])
+    assert [one.name for one in ranking(experiment(), cells)] == ["expert (reads later tokens)", "token"]
+
+
+def test_without_accuracy_there_is_no_column_of_it() -> None:
+    losses = [one for one in design_cells("2/8", [[2.0, 2.0]]) if one.of_training]
+    assert ranking_lines(experiment(), losses)[2].endswith("| more than the first |")
 
 
 def test_chance_is_known_for_all_tasks_or_not_at_all() -> None:

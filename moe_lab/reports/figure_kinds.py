@@ -15,6 +15,7 @@ FIGURES = {
     "accuracy": "cells",
     "activation": "traces",
     "control": "cells",
+    "designs": "cells",
     "epochs": "cells",
     "equivalent": "measurements",
     "flops": "cells",
@@ -28,6 +29,7 @@ FIGURES = {
     "schedules": "cells",
     "steps": "traces",
     "sweep": "studies",
+    "training_curves": "cells",
 }
 TABLES = ("recipe", "references", "setup")
 """Kinds that replace the table of cells by a table of their own (`runs/experiments/figures.py`)."""

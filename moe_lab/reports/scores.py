@@ -69,6 +69,13 @@ def scores_of(results: dict[str, Any], metric: str | None = None) -> list[Score]
     ]
 
 
+def empty_score(results: dict[str, Any], metric: str) -> Score:
+    """The first score of a run with another metric and no numbers but its documents."""
+    first = scores_of(results)[0]
+    kept = ("model", "method", "task", "run_id", "n", "marks")
+    return Score(**{name: getattr(first, name) for name in kept}, metric=metric)
+
+
 def against(results: dict[str, Any], other: str) -> dict[str, Any]:
     """The results with another run (a key of `compared` in the block) in place of the untouched model."""
     block = results["moe_lab"]

@@ -125,9 +125,24 @@ class PretrainConfig:
 
     @property
     def label(self) -> str:
-        """The granularity as the paper writes it: 2/8, 1/7+1."""
+        """The granularity as the paper writes it: 2/8, 1/7+1. `dense` for a dense model."""
+        if self.backbone == "dense":
+            return "dense"
         shared = f"+{self.shared_experts}" if self.shared_experts else ""
         return f"{self.experts_per_token}/{self.experts}{shared}"
+
+    @property
+    def regularizers(self) -> str:
+        """What keeps the load balanced and the routers' logits small, by name; `-` for nothing."""
+        if self.backbone == "dense":
+            return "-"
+        used = {
+            "auxiliary loss": self.auxiliary,
+            "z-loss": self.z_loss,
+            "bias": self.bias_rate,
+            "device loss": self.device_loss,
+        }
+        return " + ".join(name for name, weight in used.items() if weight) or "-"
 
     @property
     def rows(self) -> int:

@@ -155,6 +155,21 @@ class Pretrain(TrainingMethod):
     ) -> dict[str, Any]:
         return {"pretrain": {"label": self.config.label, **self.config.recipe(), **session_info}}
 
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        """The held-out loss, by which designs are ranked, and what expert choice owes to later tokens."""
+        own = block["pretrain"]
+        found = own["training"]["validation"]
+        low, high = found["ci95"]
+        title = f"{own['backbone']} {own['label']}, router={own['router']}, seed {block['seed']}"
+        line = f"{title}: held-out loss {found['loss']:.4f} [{low:.4f}, {high:.4f}] per token, {found['rows']} rows"
+        if (leak := own["training"]["leak"]) is None:
+            return [line]
+        return [
+            f"{line}; not that of a language model: expert choice reads later tokens. On {leak['rows']} rows "
+            f"{leak['loss_with_later_tokens']:.4f} with them and {leak['loss_without']:.4f} without."
+        ]
+
 
 BYTES = 4
 """Of a float32."""

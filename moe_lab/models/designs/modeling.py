@@ -111,7 +111,6 @@ class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
 
     config_class = MoeDesignConfig
     _no_split_modules: ClassVar[list[str]] = ["DesignDecoderLayer", "SequenceDecoderLayer"]
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["selection_bias"]
     _can_record_outputs: ClassVar[dict[str, Any]] = {
         "router_logits": OutputRecorder(DesignRouter, index=0),
         "hidden_states": DesignDecoderLayer,

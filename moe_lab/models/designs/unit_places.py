@@ -35,7 +35,7 @@ class UnitPlaces(nn.Module):
         """
         Args:
             ids_BS: token ids of a pass.
-            real_BS: bool; false: padding, which is no part of any unit.
+            real_BS: bool; false: padding, behind which everything begins a unit.
             last_kind_B1: int64, the kind of the token in front of them; None: there is none.
         """
         self._require_set()
@@ -44,7 +44,7 @@ class UnitPlaces(nn.Module):
             last_kind_B1 = torch.full_like(own_BS[:, :1], SPECIAL)
         kind_BR = torch.cat([last_kind_B1, own_BS], dim=1)
         kind_BR = kind_BR.gather(1, _latest(kind_BR != TRANSPARENT))
-        begins_BS = self.begins_CV[kind_BR[:, :-1], ids_BS] | ~real_BS
+        begins_BS = self.begins_CV[kind_BR[:, :-1], ids_BS]
         return Units(_latest(begins_BS), kind_BR[:, 1:])
 
     def _require_set(self) -> None:

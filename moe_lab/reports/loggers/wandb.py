@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.loggers import expert_tables, tables
+from moe_lab.reports.loggers import expert_tables, tables, training_log
 from moe_lab.reports.loggers.logger import Logger
 from moe_lab.results.atomic import plain
 
@@ -64,6 +64,9 @@ class WandbLogger(Logger):
             run.log(tables.scores(results))
             for key, table in tables.samples(results, folder).items():
                 run.log({key: self._table(*table)})
+            run.define_metric("training/*", step_metric=training_log.STEP)
+            for line in training_log.training_lines(results, folder):
+                run.log(line)
             if (metrics := expert_tables.expert_metrics(results, folder)) is not None:
                 run.log(expert_tables.expert_scores(metrics))
                 run.log({"expert/layers": self._table(*expert_tables.expert_layers(metrics))})

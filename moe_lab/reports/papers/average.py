@@ -21,21 +21,26 @@ def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCe
     axis = experiment.average
     if axis is None:
         return []
-    values = list(dict.fromkeys(cell.coordinates[axis] for cell in cells))
-    if len(values) == 1:
+    scored = [cell for cell in cells if not cell.of_training]
+    values = list(dict.fromkeys(cell.coordinates[axis] for cell in scored))
+    if len(values) < 2:
         return []  # it would repeat the one cell
     lines: dict[tuple[str, ...], dict[str, TableCell]] = {}
-    for cell in cells:
+    for cell in scored:
         place = tuple(cell.coordinates[key] for key in experiment.keys if key != axis)
         lines.setdefault(place, {})[cell.coordinates[axis]] = cell
     return [_average(line, axis, values) for line in lines.values()]
 
 
 def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
-    """The cells of a table and their averages; the averages alone where their axis is neither row nor column."""
+    """The cells of a table and their averages; the averages alone where their axis is neither row nor column.
+
+    Numbers of trainings belong to no task and stand beside the averages.
+    """
     means = averages(experiment, cells)
     alone = experiment.average not in [*experiment.rows, *experiment.columns]
-    return means if means and alone else [*cells, *means]
+    kept = [cell for cell in cells if cell.of_training] if means and alone else cells
+    return [*kept, *means]
 
 
 def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> TableCell:

@@ -10,6 +10,7 @@ from typing import Any
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.expert_scores import EXPERT, expert_score, unit_of
 from moe_lab.reports.papers.means import mean_score, task_mean
+from moe_lab.reports.papers.training_scores import TRAINING, told_of, training_score
 from moe_lab.reports.scores import Score, against, scores_of, without_neighbour
 
 
@@ -21,7 +22,8 @@ class TableCell:
     run_id: str | None
     """Of its first seed."""
     metric: str = "headline"
-    """`headline`, an lm-eval `metric,filter`, or an expert metric (`reports/expert_scores.py`)."""
+    """`headline`, an lm-eval `metric,filter`, an expert metric (`expert_scores.py`) or a number of a training
+    (`training_scores.py`)."""
     results: list[dict[str, Any]] = field(default_factory=list)
     """One results.json per seed that is stored."""
     expert: list[dict[str, Any] | None] = field(default_factory=list)
@@ -46,6 +48,8 @@ class TableCell:
         """
         if self.parts:
             return task_mean([part.score(other) for part in self.parts])
+        if self.of_training:
+            return training_score(self.results, self.metric)
         if self.metric.startswith(EXPERT):
             measured = zip(self.results, self.expert, strict=True)
             scores = [expert_score(results, found, self.metric) for results, found in measured if found]
@@ -68,6 +72,8 @@ class TableCell:
             return None
         if score.metric.startswith(EXPERT):
             return unit_of(score.metric)
+        if self.of_training:
+            return told_of(score.metric)
         better = self.results[0].get("higher_is_better", {}).get(score.task, {})
         return (
             f"{score.metric}, lower is better"
@@ -80,6 +86,11 @@ class TableCell:
         blocks = [results["moe_lab"] for each in self.parts or [self] for results in each.results[:1]]
         known = [counts for block in blocks if (counts := without_neighbour(block)) is not None]
         return (sum(none for none, _ in known), sum(all for _, all in known)) if known else None
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is a number of the training, which is the same for all tasks."""
+        return self.metric.startswith(TRAINING)
 
     @property
     def name(self) -> str:

@@ -65,14 +65,16 @@ class Experiment:
     rows: list[str]
     columns: list[str]
     metric: str | dict[str, str]
-    """`headline`, an lm-eval `metric,filter` or an expert metric (`expert.load_balance`); several by their names on the
-    axis MEASURE."""
+    """`headline`, an lm-eval `metric,filter`, an expert metric (`expert.load_balance`) or a number of a training
+    (`training.validation_loss`); several by their names on the axis MEASURE."""
     scales: dict[str, Scale]
     paper: list[Published]
     figure: str | None = None
     """A kind of `moe_lab/reports/figure_kinds.py`."""
     average: str | None = None
     """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
+    chance: dict[str, float] = field(default_factory=dict)
+    """The accuracy of random answers, by task."""
     typed: list[str] = field(default_factory=list)
     """Overrides beside `experiment=` that change the table."""
     merged: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.registry import counted_metrics, interventions
-from moe_lab.reports.scores import Score, headline, scores_of
+from moe_lab.reports.scores import Score, empty_score, headline
 
 EXPERT = "expert."
 """What the names of expert metrics begin with."""
@@ -18,18 +18,7 @@ EXPERT = "expert."
 
 def expert_score(results: dict[str, Any], found: dict[str, Any], metric: str) -> Score:
     """One metric of a run's expert_metrics.json, over all tokens and all of the run's tasks. Raises ConfigError."""
-    score = replace(
-        scores_of(results)[0],
-        metric=metric,
-        value=None,
-        stderr=None,
-        interval=None,
-        baseline=None,
-        difference=None,
-        difference_interval=None,
-        p_mcnemar=None,
-        flips=None,
-    )
+    score = empty_score(results, metric)
     name = metric.removeprefix(EXPERT)
     if name in counted_metrics():
         block = found[name]["all"]

@@ -10,6 +10,7 @@ from moe_lab.reports.papers.average import NOTE, averages, shown_cells
 from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
 from moe_lab.reports.papers.csv_table import csv_text
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
+from moe_lab.reports.papers.ranking import chance_of, ranking_lines
 from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_file
 from moe_lab.reports.scores import MARKS, Score
 
@@ -40,7 +41,13 @@ def markdown(experiment: Experiment, scale: str, cells: Sequence[TableCell]) -> 
     ]
     lines += [NOTE, ""] if averages(experiment, cells) else []
     lines += _grid(experiment, shown_cells(experiment, cells))
-    lines += ["", *_shown(experiment, cells), *_published_list(experiment), *_marks(measured)]
+    lines += [
+        "",
+        *ranking_lines(experiment, cells),
+        *_shown(experiment, cells),
+        *_published_list(experiment),
+        *_marks(measured),
+    ]
     lines += [*_problems(cells), *_runs(cells)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -63,9 +70,10 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
         for column in columns:
             line += _texts(experiment, by_place.get((row, column)), others)
         body.append(line)
-    if not any(published_of(experiment, cell) for cell in cells):
-        columns_left = [index for index, name in enumerate(header) if not name.endswith(", published")]
-        header, body = _only(columns_left, header, body)
+    known = {_key(cell, across) for cell in cells if published_of(experiment, cell)}
+    unknown = {f"{_column_name(across, column)}, published" for column in columns if column not in known}
+    columns_left = [index for index, name in enumerate(header) if name not in unknown]
+    header, body = _only(columns_left, header, body)
     columns_left = [index for index in range(len(header)) if any(line[index] for line in body)]
     header, body = _only(columns_left, header, body)  # base has no difference to itself
     return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
@@ -74,12 +82,21 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
 def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
     """The metric of each column."""
     across = [key for key in experiment.keys if key not in experiment.rows]
-    metrics = {_column_name(across, _key(cell, across)): metric for cell in cells if (metric := cell.shows())}
+    metrics = {
+        _column_name(across, _key(cell, across)): metric + _chance(experiment, cell)
+        for cell in cells
+        if (metric := cell.shows())
+    }
     return (
         ["What is shown:", "", *(f"- {name}: {metric}" for name, metric in metrics.items()), ""]
         if metrics
         else []
     )
+
+
+def _chance(experiment: Experiment, cell: TableCell) -> str:
+    chance = chance_of(experiment, [cell]) if cell.metric == "headline" else None
+    return "" if chance is None else f", {chance:g} by chance"
 
 
 def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:

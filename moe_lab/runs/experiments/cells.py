@@ -13,7 +13,8 @@ from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
-from moe_lab.methods import methods_with
+from moe_lab.methods import get_method, methods_with
+from moe_lab.methods.training_method import TrainingMethod
 from moe_lab.reports.papers.experiment import Experiment, find_experiments
 from moe_lab.reports.papers.expert_scores import EXPERT
 from moe_lab.reports.papers.table_files import typed_settings
@@ -156,7 +157,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
         if name in seen:
             continue
         seen.add(name)
-        model = repr((config.model, config.method.name))  # a model without routers runs with method=base
+        model = repr((config.model, _design(config)))
         read = (config.method.name, getattr(config.method, "reference", None))
         data = repr((config.task, config.data_dir, config.limit, config.samples, *read))
         try:
@@ -171,6 +172,13 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
                 unreadable[model if isinstance(error, ModelError) else data] = error
             cells.append(PreparedCell(cell, config, None, error))
     return cells
+
+
+def _design(config: Config) -> Any:
+    """What decides beside `model=` whether a method can run: its name, and its keys where they are the model's."""
+    method = get_method(config.method.name)  # a model without routers runs with method=base
+    designs = issubclass(method, TrainingMethod) and method.trained_facts is not TrainingMethod.trained_facts
+    return config.method if designs else config.method.name
 
 
 def _study(config: Config | None) -> Study:

@@ -11,6 +11,7 @@ from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment
 from moe_lab.reports.papers.expert_scores import EXPERT
+from moe_lab.reports.papers.training_scores import NO_TASK, TRAINING
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.experiments.cells import PreparedCell
 from moe_lab.runs.summaries import summary
@@ -47,7 +48,7 @@ def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
 
 
 def coordinate(prepared: PreparedCell, key: str) -> str:
-    """The coordinate of a cell on one axis: an option's name, or a dotted key's value.
+    """The coordinate of a cell on one axis: an option's name, a dotted key's value, or a property of the method.
 
     A dash stands for a missing value, and for one without effect.
     """
@@ -64,6 +65,8 @@ def coordinate(prepared: PreparedCell, key: str) -> str:
     value: Any = prepared.cell.values
     for part in key.split("."):
         value = value.get(part)
+    if group == "method" and name not in prepared.cell.values["method"]:
+        value = getattr(method, name, None)
     if isinstance(value, bool):
         return str(value).lower()
     return "-" if value is None else str(value)
@@ -98,10 +101,26 @@ def table_cells(
     )
     several = MEASURE in experiment.keys
     return [
-        replace(whole, metric=metric, coordinates=place | ({MEASURE: name} if several else {}))
+        replace(
+            whole,
+            metric=metric,
+            coordinates=place
+            | ({MEASURE: name} if several else {})
+            | ({experiment.average: NO_TASK} if experiment.average and metric.startswith(TRAINING) else {}),
+        )
         for name, metric in experiment.metrics(scale).items()
         if one.config.metrics != "none" or not metric.startswith(EXPERT)
     ]
+
+
+def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
+    """The cells, without those that repeat what a training measured: runs on several tasks evaluate one model."""
+    found: dict[Any, TableCell] = {}
+    for number, cell in enumerate(cells):
+        key = tuple(cell.coordinates.items()) if cell.of_training else number
+        if key not in found or len(cell.results) > len(found[key].results):
+            found[key] = cell
+    return list(found.values())
 
 
 def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, prepare_cells
-from moe_lab.runs.experiments.places import placed, table_cells
+from moe_lab.runs.experiments.places import each_training_once, placed, table_cells
 from moe_lab.runs.grid import NOTHING_STORED, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import print_plan, task_name
@@ -181,7 +181,7 @@ def _filled(
             table_cells(table, scale, one, place, outcomes, failures)
             for one, place in zip(cells, places, strict=True)
         )
-        filled.append((table, [part for cell in parts for part in cell]))
+        filled.append((table, each_training_once([part for cell in parts for part in cell])))
     return filled
 
 

@@ -22,6 +22,7 @@ OF_PAPER = {
 
 
 def options_in(text: str) -> set[str]:
+    text = re.sub(r"method\.backbone: \[.*?\]", "", text)  # an architecture, which bears the model's name
     return set(re.findall(r"(?<![\w/-])olmoe(?:-[a-z0-9]+)*(?![\w-])", text))
 
 

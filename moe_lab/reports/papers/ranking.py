@@ -1,0 +1,130 @@
+"""Pre-trained designs ranked by the loss on held-out rows, with their accuracy and the chance level beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moe_lab.reports.papers.average import averages
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, Experiment
+from moe_lab.reports.papers.training_scores import LOSS, NO_TASK, training_of
+from moe_lab.reports.scores import Score
+from moe_lab.results.statistics import Interval, bootstrap_interval, over_seeds
+
+Design = tuple[str, ...]
+"""The coordinates of a design."""
+EXPLAINED = (
+    "Ranked by the loss on held-out rows, in nats per token. Differences to the first are paired: by seed where there "
+    "are several (Student's interval), else by row; one seed says nothing of another. The first is chosen by the same "
+    "numbers, so its lead is too large on average."
+)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A design with its loss, the difference to the best one, and its accuracy."""
+
+    cell: TableCell
+    """Of its loss."""
+    name: str
+    """The coordinates in which it differs from others."""
+    loss: Score
+    difference: float | None
+    interval: Interval | None
+    accuracy: Score | None
+    chance: float | None
+
+
+def ranking(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
+    """The measured designs, the lowest loss first; none in a table without a loss on held-out rows."""
+    losses = {_design(experiment, cell): cell for cell in cells if cell.metric == LOSS and cell.score()}
+    order = sorted(losses, key=lambda design: _value(losses[design].score()))
+    varied = [len(set(values)) > 1 for values in zip(*order, strict=True)]
+    named = {
+        design: [value for value, shown in zip(design, varied, strict=True) if shown] for design in order
+    }
+    return [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
+
+
+def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+    """The ranking as Markdown."""
+    ranked = ranking(experiment, cells)
+    if not ranked:
+        return []
+    scored = any(one.accuracy for one in ranked)
+    header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
+    lines = [EXPLAINED, "", f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
+    for place, one in enumerate(ranked, start=1):
+        spread = "" if one.loss.std is None else f" ± {one.loss.std:.4f}"
+        texts = [
+            str(place),
+            one.name,
+            f"{one.loss.value:.4f}{spread}{_bounds(one.loss.interval)}",
+            "" if one.difference is None else f"{one.difference:+.4f}{_bounds(one.interval)}",
+        ]
+        if scored:
+            value = one.accuracy
+            texts += ["" if value is None else f"{value.value:.4f}{_bounds(value.interval)}"]
+            texts += ["" if one.chance is None else f"{one.chance:.3g}"]
+        lines.append(f"| {' | '.join(texts)} |")
+    return [*lines, ""]
+
+
+def chance_of(experiment: Experiment, cells: Sequence[TableCell]) -> float | None:
+    """The mean accuracy of random answers to the cells' tasks; None where one of them is not known."""
+    tasks = list(dict.fromkeys(cell.coordinates.get("task", NO_TASK) for cell in cells))
+    known = [experiment.chance[task] for task in tasks if task in experiment.chance]
+    return sum(known) / len(known) if known and len(known) == len(tasks) else None
+
+
+def _ranked(
+    experiment: Experiment, cell: TableCell, best: TableCell, cells: Sequence[TableCell], name: Sequence[str]
+) -> Ranked:
+    design = _design(experiment, cell)
+    own = [each for each in cells if each.metric == "headline" and _design(experiment, each) == design]
+    scores = [each.score() for each in averages(experiment, own) or own]
+    loss = cell.score()
+    assert loss is not None
+    difference, interval = (None, None) if cell is best else _difference(cell, best)
+    not_causal = [" (reads later tokens)"] if training_of(cell.results[0]).get("leak") else []
+    return Ranked(
+        cell=cell,
+        name="".join([", ".join(value for value in name if value != NO_TASK), *not_causal]),
+        loss=loss,
+        difference=difference,
+        interval=interval,
+        accuracy=scores[0] if len(scores) == 1 else None,
+        chance=chance_of(experiment, own),
+    )
+
+
+def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interval | None]:
+    """The loss minus that of another design on the same rows; None where they have other rows or seeds."""
+    own, other = (
+        [training_of(each)["validation"]["row_losses"] for each in one.results] for one in (cell, best)
+    )
+    if [len(rows) for rows in own] != [len(rows) for rows in other]:
+        return None, None
+    by_seed = [
+        [mine - theirs for mine, theirs in zip(*rows, strict=True)] for rows in zip(own, other, strict=True)
+    ]
+    means = [sum(rows) / len(rows) for rows in by_seed]
+    if len(means) == 1:
+        return means[0], bootstrap_interval(by_seed[0])
+    spread = over_seeds(means)
+    return spread["mean"], None if spread["ci95"] is None else (spread["ci95"][0], spread["ci95"][1])
+
+
+def _design(experiment: Experiment, cell: TableCell) -> Design:
+    keys = [key for key in experiment.keys if key not in (MEASURE, experiment.average)]
+    return tuple(cell.coordinates.get(key, NO_TASK) for key in keys)
+
+
+def _value(score: Score | None) -> float:
+    assert score is not None and score.value is not None
+    return score.value
+
+
+def _bounds(bounds: Interval | None) -> str:
+    return "" if bounds is None else f" [{bounds[0]:.4f}, {bounds[1]:.4f}]"

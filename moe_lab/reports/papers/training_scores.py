@@ -1,0 +1,69 @@
+"""What a training measured as numbers of a paper's table: `training.validation_loss` and `training.leak`.
+
+They belong to the trained model, whatever task it is evaluated on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.reports.scores import Score, empty_score, pair
+from moe_lab.results.statistics import over_seeds
+
+TRAINING = "training."
+"""What the names of these metrics begin with."""
+LOSS = "training.validation_loss"
+NO_TASK = "-"
+"""Their coordinate on the axis of tasks."""
+ROWS = "lower is better; intervals over rows, or over seeds (Student's)"
+METRICS = {
+    LOSS: ("validation", "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
+    "training.leak": (
+        "leak",
+        "difference",
+        f"nats per token that router=expert gains from later tokens of a row, {ROWS}",
+    ),
+}
+"""By metric: the block of `training` in results.json, the number in it, and what it is."""
+
+
+def training_score(results: Sequence[dict[str, Any]], metric: str) -> Score | None:
+    """The score of a model, or the mean over models that differ in the seed; None without a result of a training.
+
+    One model has an interval over held-out rows. Several have their standard deviation over seeds, and Student's
+    interval over seeds. Raises ConfigError.
+    """
+    if metric not in METRICS:
+        raise ConfigError(f"metric: {metric} is no number of a training. Choices: {', '.join(METRICS)}.")
+    trained = [each for each in results if training_of(each)]
+    if not trained:
+        return None
+    block, number, _ = METRICS[metric]
+    blocks: list[Any] = [training_of(each).get(block) for each in trained]
+    first = empty_score(trained[0], metric)
+    marks = tuple(mark for mark in first.marks if mark != "PARTIAL")  # held-out rows do not depend on limit=
+    score = replace(first, n=None, marks=marks, seeds=len(blocks))
+    values = [each[number] for each in blocks if each is not None]
+    if len(values) < len(blocks):
+        return score
+    if len(blocks) == 1:
+        return replace(score, value=values[0], interval=pair(blocks[0]["ci95"]))
+    spread = over_seeds(values)
+    run_ids = " ".join(each["moe_lab"]["run_id"] for each in trained)
+    return replace(
+        score, run_id=run_ids, value=spread["mean"], std=spread["std"], interval=pair(spread["ci95"])
+    )
+
+
+def training_of(results: dict[str, Any]) -> dict[str, Any]:
+    """The course of the training of a run's model; empty for a run of another method."""
+    found: dict[str, Any] = results["moe_lab"].get("pretrain", {}).get("training", {})
+    return found
+
+
+def told_of(metric: str) -> str:
+    """What a metric is."""
+    return METRICS[metric][2]

@@ -1,0 +1,73 @@
+"""Designs ranked by their held-out loss.
+
+Broken by an order by accuracy, by a difference that is not paired, by chance of another task, by a ranking where there
+is nothing to rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moe_lab.reports.papers.markdown import markdown
+from moe_lab.reports.papers.ranking import chance_of, ranking, ranking_lines
+from tests.support.pretrained_cells import design_cells, experiment
+from tests.support.stored_results import cell_of
+
+ROWS = np.random.default_rng(0).normal(3, 1, 40)
+"""Held-out rows differ far more than designs do."""
+
+
+def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
+    worse = (ROWS + 0.1 + 0.01 * np.arange(40) / 40).tolist()
+    cells = [
+        *design_cells("16/64", [worse], accuracy=0.9),
+        *design_cells("2/8", [ROWS.tolist()], accuracy=0.4),
+    ]
+    first, second = ranking(experiment(), cells)
+    assert (first.name, second.name) == ("2/8", "16/64"), "both are token choice"
+    assert first.difference is None and second.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
+    assert second.interval is not None and 0.1 < second.interval[0] < second.interval[1] < 0.11
+    assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, (
+        "not told apart so"
+    )
+    assert second.accuracy is not None and second.accuracy.value == pytest.approx(0.9)
+    assert second.chance == pytest.approx(0.375)
+    lines = ranking_lines(experiment(), cells)
+    assert lines[4].startswith("| 1 | 2/8 | ") and lines[5].endswith(" | 0.375 |")
+    assert lines[4] in markdown(experiment(), "paper", cells)
+
+
+def test_seeds_are_paired() -> None:
+    """Their spread is large, that of the difference is not."""
+    seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]
+    other = [[loss + more for loss in rows] for rows, more in zip(seeds, (0.1, 0.2, 0.3), strict=True)]
+    _, second = ranking(experiment(), [*design_cells("2/8", seeds), *design_cells("4/16", other)])
+    assert second.difference == pytest.approx(0.2)
+    assert second.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
+
+
+def test_designs_on_other_rows_are_not_subtracted() -> None:
+    cells = [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[3.0, 3.0, 3.0]])]
+    assert ranking(experiment(), cells)[1].difference is None
+
+
+def test_expert_choice_is_named_as_what_it_is() -> None:
+    cells = design_cells("2/8", [[2.0, 2.0]], router="expert", leak=0.2)
+    cells += design_cells("2/8", [[3.0, 3.0]])
+    assert [one.name for one in ranking(experiment(), cells)] == ["expert (reads later tokens)", "token"]
+
+
+def test_without_accuracy_there_is_no_column_of_it() -> None:
+    losses = [one for one in design_cells("2/8", [[2.0, 2.0]]) if one.of_training]
+    assert ranking_lines(experiment(), losses)[2].endswith("| more than the first |")
+
+
+def test_chance_is_known_for_all_tasks_or_not_at_all() -> None:
+    cells = [one for one in design_cells("2/8", [[2.0, 2.0]]) if one.metric == "headline"]
+    assert chance_of(experiment(), cells) == pytest.approx(0.375)
+    assert chance_of(experiment(chance={"a": 0.25}), cells) is None
+
+
+def test_a_table_without_trainings_has_no_ranking() -> None:
+    assert ranking_lines(experiment(), [cell_of()]) == []

@@ -1,0 +1,65 @@
+"""Cells of pre-trained designs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, Experiment, Scale
+from moe_lab.reports.papers.training_scores import LOSS
+from moe_lab.results.statistics import bootstrap_interval
+from tests.support.stored_results import results_of
+
+METRICS = {"held-out loss": LOSS, "accuracy": "headline"}
+
+
+def experiment(**more: Any) -> Experiment:
+    """Granularity down, routers down, tasks and measures across."""
+    told: dict[str, Any] = {
+        "name": "x",
+        "title": "X",
+        "source": "",
+        "scales": {"tiny": Scale()},
+        "rows": ["method.label", "method.router"],
+        "columns": ["task", MEASURE],
+        "metric": METRICS,
+        "average": "task",
+        "paper": [],
+        "chance": {"a": 0.25, "b": 0.5},
+    }
+    return Experiment(**(told | more))
+
+
+def trained_results(
+    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more: Any
+) -> dict:
+    """A results.json of a design with these losses on held-out rows."""
+    validation = {
+        "loss": sum(rows) / len(rows),
+        "ci95": bootstrap_interval(rows),
+        "rows": len(rows),
+        "row_losses": list(rows),
+    }
+    found = None if leak is None else {"difference": leak, "ci95": [leak - 0.1, leak + 0.1]}
+    block = {"model": "m", "training": {"validation": validation, "leak": found}}
+    return results_of("pretrain", value=accuracy, **({"pretrain": block, "partial": True} | more))
+
+
+def design_cells(
+    label: str, rows: Sequence[Sequence[float]], *, accuracy: float = 0.4, router: str = "token", **more: Any
+) -> list[TableCell]:
+    """The cells of a design on tasks a and b: accuracies, and one loss for both. `rows`: held-out losses by seed."""
+    folder: Path | None = more.pop("folder", None)
+    keys = {"method.label": label, "method.router": router} | more.pop("coordinates", {})
+    cells = []
+    for task, name in (("a", "accuracy"), ("b", "accuracy"), ("-", "held-out loss")):
+        told = [trained_results(each, accuracy=accuracy, run_id=f"{label}{seed}", seed=seed, **more)
+                for seed, each in enumerate(rows)]  # fmt: skip
+        place = {**keys, "task": task, MEASURE: name}
+        run_id = f"{label}-{router}-{'-'.join(keys.values())}"
+        cells.append(
+            TableCell(coordinates=place, run_id=run_id, metric=METRICS[name], results=told, folder=folder)
+        )
+    return cells

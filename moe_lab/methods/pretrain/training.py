@@ -135,14 +135,14 @@ def learning_rate(design: PretrainConfig, step: int) -> float:
 
 def parameters_of(model: Any) -> dict[str, int]:
     """Numbers of parameters: all, and those that a token passes (embeddings left out of both)."""
-    design, total, experts = model.config, 0, 0
+    config, total, experts = model.config, 0, 0
     for name, own in model.named_parameters():
         if "embed_tokens" in name or "lm_head" in name:
             continue
         total += own.numel()
         if ".experts." in name:
             experts += own.numel()
-    share = design.num_experts_per_tok / design.num_experts if experts else 0
+    share = config.num_experts_per_tok / config.num_experts if experts else 0
     return {"total": total, "active": round(total - experts * (1 - share))}
 
 

@@ -21,9 +21,9 @@ class LossFreeBalance(TrainerCallback):
 
     def __init__(self, model: nn.Module, rate: float):
         self.rate = rate
-        biases = (getattr(module, "selection_bias", None) for module in model.modules())
-        self.biases: list[Tensor] = [bias for bias in biases if bias is not None]
-        self.loads: list[Tensor] = [torch.zeros_like(bias) for bias in self.biases]
+        self.routers = [each for each in model.modules() if getattr(each, "selection_bias", None) is not None]
+        """Not their biases: DistributedDataParallel puts other tensors in the place of buffers."""
+        self.loads: list[Tensor] = [torch.zeros_like(each.selection_bias) for each in self.routers]
 
     def count(self, layers: list[Decisions]) -> None:
         """Add the decisions of a pass."""
@@ -32,8 +32,8 @@ class LossFreeBalance(TrainerCallback):
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for bias_E, total_E in zip(self.biases, self.loads, strict=True):
+        for router, total_E in zip(self.routers, self.loads, strict=True):
             if args.world_size > 1:
                 torch.distributed.all_reduce(total_E)
-            bias_E += self.rate * (total_E.mean() - total_E).sign()
+            router.selection_bias += self.rate * (total_E.mean() - total_E).sign()
             total_E.zero_()

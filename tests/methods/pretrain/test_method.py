@@ -109,6 +109,33 @@ def test_a_trained_model_serves_all_methods(tmp_path, capsys):
         assert ended.code == 0, (method, ended.err)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("router", ("word", "expert"))
+def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(router, tmp_path, capsys, loads):
+    """Its expert metrics are refused before it is trained, other routing before its weights load."""
+    own = f"method.router={router}"
+    refused = command(capsys, tmp_path, *TASK, own, "metrics=expert")
+    assert refused.code == 2 and "the routing of single tokens" in refused.err, refused.err
+    assert not (tmp_path / "models").exists()
+    told = block_of(command(capsys, tmp_path, *TASK, own))["pretrain"]
+    assert (told["training"]["leak"] is None) == (router == "word")
+    model = tmp_path / "models" / told["model"] / "model"
+    config = json.loads((model / "config.json").read_text())
+    assert (config["model_type"], config["router"]) == ("moe_design", router)
+    out = tmp_path / "others"
+    common = [f"model.path={model}", f"output_dir={out}", "device=cpu", *TASK, "baseline=false"]
+    assert run_command(capsys, "method=base", *common).code == 0
+    assert answers(out, "base") == answers(tmp_path, "pretrain")
+    tuned = ["method.schedule=none-router", "method.max_steps=2", "method.validation_size=0"]
+    ended = run_command(capsys, "method=finetune-freeze", *common, *tuned, "method.compare_with_full=false")
+    assert ended.code == 0, ended.err
+    loads.clear()
+    for method in ("roe", "c3po", "c2r"):
+        ended = run_command(capsys, f"method={method}", *common)
+        assert ended.code == 2 and "does not allow to read or change" in ended.err, ended.err
+    assert not loads
+
+
 def left(tmp_path, seed: int = 0, model: ModelConfig | None = None, **keys) -> dict[str, tuple[int, int]]:
     """What the plan says of a training."""
     config = Config(method=design(**keys), output_dir=str(tmp_path), seed=seed, model=model or ModelConfig())

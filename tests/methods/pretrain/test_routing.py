@@ -4,22 +4,47 @@ row of temperature 0; weights from noisy scores; regularizers that read another 
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from moe_lab.methods.pretrain.design import architecture
 from moe_lab.methods.pretrain.routing import TrainingRouting, temperatures, training_routing
+from moe_lab.models.designs.configuration import UNITS
+from moe_lab.models.designs.units import unit_tables
 from moe_lab.routing.hook import Router, Routing, routed
 from moe_lab.routing.noise import gumbel
-from tests.support.models import make_model, small_model
+from tests.support.models import make_model, make_tokenizer, small_model
+from tests.support.pretrainings import design
 from tests.support.tiers import by_family
 
 LENGTH = 9
 
 
-@pytest.fixture(params=by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss")))
+@pytest.fixture(params=["biased", *by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss"))])
 def model(request):
-    return small_model(request.param)
+    """`biased`: a design with a selection bias that is not zero."""
+    return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
+
+
+@cache
+def made(router: str, **settings: Any) -> Any:
+    """A design with random weights, wide enough that routers differ clearly."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    config = architecture(design(router=router, **settings), 257, tokenizer)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, own in [*model.named_parameters(), *model.named_buffers()]:
+            if "bias" in name or (own.dim() > 1 and own.is_floating_point()):
+                own.normal_(0, 0.2)
+    if router in UNITS:
+        model.set_units(unit_tables(tokenizer, router))
+    return model
 
 
 def ids(rows: int) -> Tensor:
@@ -44,7 +69,7 @@ def passed(
 ) -> tuple[Tensor, TrainingRouting, Seen]:
     """Logits of the rows (`rows` are their numbers), the policy, and what came out of the routers."""
     seen = Seen()
-    with training_routing(model, seed, "token") as routing, routed(model, seen):
+    with training_routing(model, seed) as routing, routed(model, seen):
         routing.begin(rows, LENGTH, None if temperature is None else torch.tensor(temperature))
         logits = model(ids(8)[rows], use_cache=False).logits
     return logits, routing, seen
@@ -102,7 +127,7 @@ def test_noise_is_that_of_the_row_wherever_it_is(olmoe):
 
 def test_gradients_reach_the_router_through_the_clean_weights():
     model = make_model("olmoe")
-    with training_routing(model, 0, "token") as routing:
+    with training_routing(model, 0) as routing:
         routing.begin(torch.arange(2), LENGTH, torch.tensor([1.0, 2.0]))
         model(ids(2), labels=ids(2), use_cache=False).loss.backward()
         assert all(layer.logits_TE.requires_grad for layer in routing.layers)
@@ -111,7 +136,7 @@ def test_gradients_reach_the_router_through_the_clean_weights():
 
 
 def test_a_pass_keeps_its_own_decisions_only(olmoe):
-    with training_routing(olmoe, 0, "token") as routing, torch.no_grad():
+    with training_routing(olmoe, 0) as routing, torch.no_grad():
         for rows in (1, 3):
             routing.begin(torch.arange(rows), LENGTH, None)
             olmoe(ids(rows), use_cache=False)
@@ -120,17 +145,48 @@ def test_a_pass_keeps_its_own_decisions_only(olmoe):
 
 def test_a_dense_model_runs_without_decisions():
     dense = make_model("llama")
-    with training_routing(dense, 0, None) as routing, torch.no_grad():
+    with training_routing(dense, 0) as routing, torch.no_grad():
         routing.begin(torch.arange(2), LENGTH, torch.tensor([1.0, 1.0]))
         dense(ids(2))
     assert routing.layers == []
 
 
-def test_the_hooks_are_gone_afterwards(olmoe):
-    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in olmoe.modules())
-    with pytest.raises(KeyboardInterrupt), training_routing(olmoe, 0, "token"):
+@pytest.mark.parametrize("router", UNITS)
+def test_decisions_of_words_and_sentences_are_observed(router):
+    """Of each token that of its unit's first one; the model runs as it is."""
+    model = made(router)
+    rows = torch.tensor([make_tokenizer()("ab cd. E!").input_ids] * 2)
+    with torch.no_grad():
+        plain = model(rows, use_cache=False, output_router_logits=True)
+        with training_routing(model, 0) as routing:
+            routing.begin(torch.arange(2), LENGTH, None)
+            assert torch.equal(model(rows, use_cache=False).logits, plain.logits)
+    firsts = {"word": [0, 0, 2, 2, 2, 5, 6, 6, 8], "sentence": [0, 0, 0, 0, 0, 0, 6, 6, 6]}[router]
+    assert len(routing.layers) == len(plain.router_logits) == 2
+    for layer, logits_TE in zip(routing.layers, plain.router_logits, strict=True):
+        assert torch.equal(layer.logits_TE, logits_TE)
+        assert torch.equal(layer.index_TK, logits_TE.softmax(-1).topk(2).indices)
+        for row in layer.index_TK.unflatten(0, (2, LENGTH)):
+            assert torch.equal(row, row[firsts])
+            assert len(set(map(tuple, row[sorted(set(firsts))].tolist()))) > 1
+
+
+def test_expert_choice_decides_nothing_of_a_token():
+    model = made("expert")
+    with training_routing(model, 0) as routing, torch.no_grad():
+        routing.begin(torch.arange(2), LENGTH, None)
+        model(ids(2))
+    assert routing.layers == []
+
+
+@pytest.mark.parametrize("router", ("token", "word"))
+def test_the_hooks_are_gone_afterwards(router):
+    modules = list(made(router).modules())
+    hooks = sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
+    with pytest.raises(KeyboardInterrupt), training_routing(made(router), 0):
+        assert hooks < sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
         raise KeyboardInterrupt
-    assert hooks == sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in olmoe.modules())
+    assert hooks == sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
 
 
 def test_temperatures_are_uniform_and_of_the_seed():

@@ -70,6 +70,17 @@ def test_a_corpus_that_is_too_short_ends_with_2_before_anything_is_trained(tmp_p
     assert ended.code == 2 and "holds 3 of them out. Give more text" in ended.err, ended.err
 
 
+def test_a_tokenizer_without_word_boundaries_ends_with_2_before_anything_is_trained(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(training, "train", None)
+    plain = make_tokenizer()
+    plain.backend_tokenizer.pre_tokenizer = None
+    plain.save_pretrained(tmp_path / "plain")
+    ended = command(capsys, tmp_path, "method.router=word", f"model.tokenizer={tmp_path}/plain")
+    assert ended.code == 2 and "pre-tokenizer" in ended.err, ended.err
+
+
 def test_checkpoints_of_another_design_are_refused(tmp_path, capsys, monkeypatch):
     """And kept; without one that is whole there is nothing to continue."""
     monkeypatch.setattr(training, "train", None)

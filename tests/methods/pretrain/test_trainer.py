@@ -36,22 +36,7 @@ DESIGNS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """Weights at which routers and losses differ clearly."""
-    from transformers import AutoModelForCausalLM
-
-    class Wide(AutoModelForCausalLM):
-        @classmethod
-        def from_config(cls, *args, **options):
-            model = AutoModelForCausalLM.from_config(*args, **options)
-            with torch.no_grad():
-                for own in model.parameters():
-                    if own.dim() > 1:
-                        own *= 12
-            return model
-
-    monkeypatch.setattr(training_module, "AutoModelForCausalLM", Wide)
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 @pytest.fixture

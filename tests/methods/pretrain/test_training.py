@@ -16,21 +16,33 @@ from signal import SIGKILL
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, set_seed
 
+from moe_lab.methods.pretrain.packing import PackedRows
 from moe_lab.methods.pretrain.trainer import PretrainTrainer
-from moe_lab.methods.pretrain.training import learning_rate, parameters_of, train, train_together
+from moe_lab.methods.pretrain.training import (
+    learning_rate,
+    new_architecture,
+    parameters_of,
+    train,
+    train_together,
+)
 from moe_lab.methods.trainer import last_checkpoint
 from tests.support.pretraining_ranks import pretrain_in_turn
 from tests.support.pretrainings import design, training_of
 from tests.support.ranks import fork_ranks
 
-NOISY = {"routing_noise": 1.5, "routing_noise_schedule": "linear", "device_loss": 0.1}
+NOISE = {"routing_noise": 1.5, "routing_noise_schedule": "linear"}
+NOISY = NOISE | {"device_loss": 0.1}
 SAVED = {"steps": 5, "save_steps": 2, "gradient_accumulation": 2, "count": 7}
 """Two epochs and a half, with a checkpoint in the middle of one."""
 KINDS = {
     "olmoe": NOISY,
     "deepseek": {"backbone": "deepseek", "experts": 3, "experts_per_token": 1, "shared_experts": 1},
     "dense": {"backbone": "dense"},
+    "bias": {"bias_rate": 0.01, "experts": 7, "experts_per_token": 1, "shared_experts": 1} | NOISE,
+    "word": {"router": "word"},
+    "expert": {"router": "expert"},
 }
 
 SHARED = {"gradient_accumulation": 2, "count": 7}
@@ -56,7 +68,7 @@ def assert_same(one: dict, other: dict) -> None:
         assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
-@pytest.mark.parametrize("kind", ("olmoe", pytest.param("deepseek", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("kind", ("olmoe", "bias", pytest.param("word", marks=pytest.mark.slow)))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
     settings = KINDS[kind] | SAVED
@@ -82,7 +94,7 @@ def train_until(folder: Path, last: int) -> None:
 
     torch.set_num_threads(1)
     PretrainTrainer._check = die
-    model = train(training_of(folder, **NOISY, **SAVED | {"save_steps": 1})).model
+    model = train(training_of(folder, **KINDS["bias"], **SAVED | {"save_steps": 1})).model
     torch.save(model.state_dict(), folder / "weights.pt")
 
 
@@ -157,6 +169,38 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
     assert rates[10] == 1.0 and rates[55] == pytest.approx(0.55) and rates[100] == pytest.approx(0.1)
     assert all(one > other for one, other in pairwise(rates[10:]))
     assert learning_rate(design(steps=1, warmup_ratio=0.0), 0) == 1.0
+
+
+def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
+    """By a plain loop: betas 0.9 and 0.95, clipped at norm 1, no decay of norms; from the seed's own first weights."""
+    settings = {
+        "backbone": "dense",
+        "steps": 4,
+        "warmup_ratio": 0.4,
+        "weight_decay": 0.5,
+        "learning_rate": 0.02,
+    }
+    training = training_of(tmp_path, count=5, seed=3, **settings)
+    found = train(training).model.state_dict()
+    set_seed(3)
+    model = AutoModelForCausalLM.from_config(new_architecture(training), dtype=torch.float32).train()
+    norms = [own for name, own in model.named_parameters() if "norm" in name]
+    others = [own for name, own in model.named_parameters() if "norm" not in name]
+    groups = [{"params": norms, "weight_decay": 0.0}, {"params": others, "weight_decay": 0.5}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    packed = PackedRows(training.rows, seed=3, count=8)
+    sizes = []
+    for step in range(4):
+        ids = torch.stack([packed[2 * step + number]["input_ids"] for number in range(2)])
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        sizes.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 * learning_rate(training.design, step)
+        optimizer.step()
+    assert min(sizes) > 1, "clipping counts"
+    for name, own in model.state_dict().items():
+        torch.testing.assert_close(found[name], own, atol=1e-5, rtol=0, msg=name)
 
 
 def test_the_record_counts_what_was_trained(tmp_path):

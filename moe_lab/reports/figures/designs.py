@@ -101,7 +101,8 @@ def _draw_panel(
         axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
     compared = "\n(intervals: difference to the lowest)" if rows.iloc[0]["metric"] == LOSS else ""
     axis.set(title=name + compared, ylabel=_unit(rows.iloc[0]["metric"]), xlim=(-0.6, len(designs) - 0.4))
-    axis.set_xticks(range(len(designs)), designs, rotation=30 if len(designs) > 5 else 0)
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(designs)), designs, **(slanted if len(designs) > 4 else {}))
     axis.grid(axis="x", visible=False)
 
 

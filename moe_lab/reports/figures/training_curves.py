@@ -96,7 +96,7 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 def _draw_lines(axis: Axes, rows: DataFrame, column: str) -> None:
     for (line, own), colour in zip(rows.groupby("line", sort=False), COLOURS, strict=False):
         drawn = own.dropna(subset=[column]).astype({column: float}).groupby("step")[column]
-        axis.plot(drawn.mean(), color=colour, label=line)
+        axis.plot(drawn.mean(), color=colour, label=line, marker="o", ms=2)
         if own["seed"].nunique() > 1:
             axis.fill_between(drawn.min().index, drawn.min(), drawn.max(), color=colour, alpha=0.2, lw=0)
 

@@ -84,8 +84,9 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
 
 @pytest.mark.slow
 def test_a_trained_model_serves_all_methods(tmp_path, capsys):
-    """As `model.path`; the same answers by method=base, other experts under the others."""
-    trained = block_of(command(capsys, tmp_path, *TASK, "metrics=expert"))
+    """As `model.path`: here one of the registered type, with a shared expert. method=base gives the same answers."""
+    own = ["method.experts=6", "method.experts_per_token=3", "method.shared_experts=1"]
+    trained = block_of(command(capsys, tmp_path, *TASK, *own, "metrics=expert"))
     metrics = json.loads(next(tmp_path.glob("runs/*/expert_metrics.json")).read_text())
     assert "load_balance" in json.dumps(metrics)
     model = tmp_path / "models" / trained["pretrain"]["model"] / "model"

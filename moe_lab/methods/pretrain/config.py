@@ -79,6 +79,10 @@ class PretrainConfig:
             self._check_balance()
 
     def _check_experts(self) -> None:
+        if self.backbone == "deepseek" and self.layers == 1:
+            raise ConfigError(
+                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no experts."
+            )
         if self.experts < self.experts_per_token:
             raise ConfigError(
                 f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}."

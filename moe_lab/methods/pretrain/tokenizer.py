@@ -40,8 +40,8 @@ def tokenizer_of(config: Config, corpus: Corpus) -> Any:
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """SHA-256 of what determines its tokens."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    """SHA-256 of what determines its tokens: not how an earlier call padded and truncated."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     text = json.dumps([backend, tokenizer.special_tokens_map], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from moe_lab.methods.pretrain.balance import LossFreeBalance
 from moe_lab.methods.pretrain.routing import Decisions
 from moe_lab.methods.pretrain.training import train, train_together
 from moe_lab.methods.trained import save_model
+from tests.support.families import VOCAB
 from tests.support.pretrainings import training_of
+from tests.support.trainings import train as finetune
 
 ALONE = SimpleNamespace(world_size=1)
 
@@ -87,11 +90,24 @@ def test_it_moves_the_load_towards_balance(tmp_path, monkeypatch, wide):
 def test_the_saved_model_has_the_bias_in_float32(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    training = training_of(tmp_path, bias_rate=0.1, steps=2)
+    training = training_of(tmp_path, bias_rate=0.1, steps=1)
     model, _ = train_together(training)
     expected = [bias.clone() for bias in biases(model)]
     save_model(model, training.tokenizer, tmp_path / "model", "bfloat16")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
     assert saved.lm_head.weight.dtype == torch.bfloat16
     for one, other in zip(biases(saved), expected, strict=True):
-        assert one.dtype == torch.float32 and torch.equal(one, other)
+        assert one.dtype == torch.float32 and torch.equal(one, other) and one.abs().max() > 0
+
+
+@pytest.mark.parametrize("schedule", ("none", pytest.param("router", marks=pytest.mark.slow)))
+def test_fine_tuning_leaves_the_bias(schedule, tmp_path):
+    """With the router frozen or not."""
+    model = train(training_of(tmp_path / "first", bias_rate=0.1, steps=1)).model
+    model.resize_token_embeddings(VOCAB)
+    before = [bias.clone() for bias in biases(model)]
+    gate = model.model.layers[0].mlp.gate.weight.detach().clone()
+    finetune(model, tmp_path / "second", schedule=schedule, count=4)
+    for one, other in zip(biases(model), before, strict=True):
+        assert other.abs().max() > 0 and torch.equal(one, other)
+    assert torch.equal(model.model.layers[0].mlp.gate.weight, gate) == (schedule == "router")

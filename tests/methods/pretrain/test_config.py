@@ -62,6 +62,25 @@ def test_the_balancing_loss_is_left_out_where_something_else_balances(keys, coef
     assert one.auxiliary == coefficient and one.recipe()["aux_loss"] == coefficient
 
 
+@pytest.mark.parametrize(
+    "keys, label, regularizers",
+    [
+        ({}, "2/8", "auxiliary loss + z-loss"),
+        (
+            {"experts": 7, "experts_per_token": 1, "shared_experts": 1, "z_loss": 0.0},
+            "1/7+1",
+            "auxiliary loss",
+        ),
+        ({"bias_rate": 0.1}, "2/8", "z-loss + bias"),
+        ({"aux_loss": 0.0, "z_loss": 0.0, "device_loss": 0.1}, "2/8", "device loss"),
+        ({"router": "expert", "z_loss": 0.0}, "2/8", "-"),
+        ({"backbone": "dense"}, "dense", "-"),
+    ],
+)
+def test_a_design_is_named(keys, label, regularizers):
+    assert (design(**keys).label, design(**keys).regularizers) == (label, regularizers)
+
+
 def test_a_recipe_has_what_determines_the_weights_and_no_more():
     one = design().recipe()
     assert design(aux_loss=0.1).recipe() == one, "a default and its value are one recipe"
@@ -88,6 +107,7 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
             "method.active_size=32 does not divide by the 3 experts that a token takes",
         ),
         ({"shared_experts": 1}, "does not divide by the 3 experts"),
+        ({"backbone": "deepseek", "layers": 1}, "method.layers=1 leaves no experts"),
         ({"hidden_size": 36}, "method.hidden_size=36 must be a multiple of 2 x method.heads=4"),
         ({"hidden_size": 20}, "method.hidden_size=20 must be"),
         ({"router": "expert", "capacity_factor": 0.3}, "an expert would take 0.90 tokens of a row of 12"),

@@ -51,8 +51,13 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
     planned = command(capsys, tmp_path, *TASK, "task=toy_choice,toy_math", "-m", "mode=plan")
     assert planned.code == 0 and "To train: 1, 4 optimizer steps over about 96 tokens" in planned.out
     assert not list(tmp_path.iterdir())
-    block = block_of(command(capsys, tmp_path, *TASK))
+    ended = command(capsys, tmp_path, *TASK)
+    block = block_of(ended)
     own = block["pretrain"]
+    assert (
+        f"olmoe 2/8, router=token, seed 0: held-out loss {own['training']['validation']['loss']:.4f} ["
+        in ended.out
+    )
     assert own["label"] == "2/8" and own["aux_loss"] == 0.1 and own["router"] == "token"
     assert own["training"]["steps"] == 4 and own["training"]["tokens"] == 96
     assert own["training"]["parameters"]["active"] < own["training"]["parameters"]["total"]
@@ -84,8 +89,9 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
 
 @pytest.mark.slow
 def test_a_trained_model_serves_all_methods(tmp_path, capsys):
-    """As `model.path`; the same answers by method=base, other experts under the others."""
-    trained = block_of(command(capsys, tmp_path, *TASK, "metrics=expert"))
+    """As `model.path`: here one of the registered type, with a shared expert. method=base gives the same answers."""
+    own = ["method.experts=6", "method.experts_per_token=3", "method.shared_experts=1"]
+    trained = block_of(command(capsys, tmp_path, *TASK, *own, "metrics=expert"))
     metrics = json.loads(next(tmp_path.glob("runs/*/expert_metrics.json")).read_text())
     assert "load_balance" in json.dumps(metrics)
     model = tmp_path / "models" / trained["pretrain"]["model"] / "model"
@@ -117,7 +123,9 @@ def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(rout
     refused = command(capsys, tmp_path, *TASK, own, "metrics=expert")
     assert refused.code == 2 and "the routing of single tokens" in refused.err, refused.err
     assert not (tmp_path / "models").exists()
-    told = block_of(command(capsys, tmp_path, *TASK, own))["pretrain"]
+    ended = command(capsys, tmp_path, *TASK, own)
+    told = block_of(ended)["pretrain"]
+    assert ("expert choice reads later tokens" in " ".join(ended.out.split())) == (router == "expert")
     assert (told["training"]["leak"] is None) == (router == "word")
     model = tmp_path / "models" / told["model"] / "model"
     config = json.loads((model / "config.json").read_text())

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 LEAST_POSITIONS = 2048
 """Rotary positions have no end; prompts of tasks may be longer than a row of the training."""
+NORM_EPS = 1e-5
+"""OLMoE's, for all designs: the classes' defaults differ."""
 
 
 def architecture(design: PretrainConfig, vocabulary: int, tokenizer: Any = None) -> Any:
@@ -24,6 +26,7 @@ def architecture(design: PretrainConfig, vocabulary: int, tokenizer: Any = None)
         "num_attention_heads": design.heads,
         "num_key_value_heads": design.heads,
         "max_position_embeddings": max(LEAST_POSITIONS, design.sequence_length),
+        "rms_norm_eps": NORM_EPS,
         "tie_word_embeddings": False,
         **{name: getattr(tokenizer, name, None) for name in special},
     }

@@ -96,6 +96,25 @@ def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
         assert config.is_moe_layer(0) == (keys.get("backbone") != "deepseek") and config.is_moe_layer(1)
 
 
+def test_classes_differ_in_the_design_alone():
+    """Broken by a default of one class (the eps of norms, say) that another lacks."""
+    configs = [
+        config_of(**keys)
+        for keys in ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"})
+    ]
+    alike = (
+        "rms_norm_eps",
+        "hidden_act",
+        "initializer_range",
+        "attention_bias",
+        "attention_dropout",
+        "rope_parameters",
+    )
+    found = [{name: getattr(config, name) for name in alike} for config in configs]
+    assert all(each == found[0] for each in found), found
+    assert not any(getattr(config, "norm_topk_prob", False) for config in configs)
+
+
 def test_a_long_row_has_positions():
     assert config_of(sequence_length=5000).max_position_embeddings == 5000
 

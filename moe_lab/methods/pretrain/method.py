@@ -30,7 +30,7 @@ RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validat
 class Pretrain(TrainingMethod):
     """Trains a design once and evaluates it as `method=base` does. There is no untrained model to compare it with."""
 
-    numerics = 1
+    numerics = 2
     random = True
     needs_router = False
     per_token = False

@@ -24,6 +24,11 @@ SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps", "tokenizer", "vocab_size")
 """Keys that do not determine the weights, or do so by the data and the tokenizer."""
+OF_EXPERTS = {
+    *("experts", "experts_per_token", "shared_experts", "router", "capacity_factor", "aux_loss", "z_loss"),
+    *("bias_rate", "device_loss", "devices", "routing_noise", "routing_noise_schedule"),
+}
+"""Keys that a dense model does not read."""
 
 
 @dataclass(kw_only=True)
@@ -149,6 +154,23 @@ class PretrainConfig:
         return " + ".join(name for name, weight in used.items() if weight) or "-"
 
     @property
+    def reads_later_tokens(self) -> bool:
+        """Whether the routing of a token depends on later ones."""
+        return self.router == "expert" and self.backbone != "dense"
+
+    @property
+    def unread(self) -> set[str]:
+        """Keys that make no difference beside the others."""
+        if self.backbone == "dense":
+            return OF_EXPERTS
+        read = {
+            "capacity_factor": self.router == "expert",
+            "devices": self.device_loss > 0,
+            "routing_noise_schedule": self.routing_noise > 0,
+        }
+        return {key for key, is_read in read.items() if not is_read}
+
+    @property
     def rows(self) -> int:
         """Rows of the whole training."""
         return self.steps * self.batch_size * self.gradient_accumulation
@@ -159,5 +181,5 @@ class PretrainConfig:
 
     def recipe(self) -> dict[str, Any]:
         """The keys that determine the weights, each default as what it stands for."""
-        own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
-        return own | {"aux_loss": self.auxiliary}
+        own = asdict(self) | {"aux_loss": self.auxiliary}
+        return {key: value for key, value in own.items() if key not in {*NOT_WEIGHTS, *self.unread}}

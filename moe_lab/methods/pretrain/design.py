@@ -18,7 +18,11 @@ NORM_EPS = 1e-5
 
 def architecture(design: PretrainConfig, vocabulary: int, tokenizer: Any = None) -> Any:
     """The configuration of the model. Plain OLMoE, DeepSeek-MoE or Llama where one of them has the design."""
-    special = ("bos_token_id", "eos_token_id", "pad_token_id")
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    special = {name: getattr(tokenizer, name, None) for name in names}
+    if special["pad_token_id"] == special["eos_token_id"]:
+        # torch.nn.Embedding never trains a padding token, and the end token parts documents
+        special["pad_token_id"] = None
     common = {
         "vocab_size": vocabulary,
         "hidden_size": design.hidden_size,
@@ -28,7 +32,7 @@ def architecture(design: PretrainConfig, vocabulary: int, tokenizer: Any = None)
         "max_position_embeddings": max(LEAST_POSITIONS, design.sequence_length),
         "rms_norm_eps": NORM_EPS,
         "tie_word_embeddings": False,
-        **{name: getattr(tokenizer, name, None) for name in special},
+        **special,
     }
     if design.backbone == "dense":
         from transformers import LlamaConfig

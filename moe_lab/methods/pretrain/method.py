@@ -48,6 +48,10 @@ class Pretrain(TrainingMethod):
         super().__init__(config)
         self._read: tuple[Corpus, Any] | None = None
 
+    @staticmethod
+    def unread(config: PretrainConfig) -> set[str]:
+        return config.unread
+
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the design, with the name of `model=`."""
         from moe_lab.methods.pretrain.design import architecture, with_design
@@ -161,7 +165,8 @@ class Pretrain(TrainingMethod):
         own = block["pretrain"]
         found = own["training"]["validation"]
         low, high = found["ci95"]
-        title = f"{own['backbone']} {own['label']}, router={own['router']}, seed {block['seed']}"
+        router = f", router={own['router']}" if "router" in own else ""
+        title = f"{own['backbone']} {own['label']}{router}, seed {block['seed']}"
         line = f"{title}: held-out loss {found['loss']:.4f} [{low:.4f}, {high:.4f}] per token, {found['rows']} rows"
         if (leak := own["training"]["leak"]) is None:
             return [line]

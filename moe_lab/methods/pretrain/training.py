@@ -74,7 +74,7 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
     model = trainer.model
     lines = [line for line in trainer.state.log_history if "loss" in line]
     losses = trainer.row_losses().tolist()
-    model.config.use_cache = training.design.router != "expert"  # the Trainer turns it off
+    model.config.use_cache = not training.design.reads_later_tokens  # the Trainer turns it off
     model.generation_config = GenerationConfig.from_model_config(model.config)
     return model, {
         "steps": training.design.steps,
@@ -88,7 +88,7 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
             "rows": len(losses),
             "row_losses": losses,
         },
-        "leak": leak(model, training.held_out) if training.design.router == "expert" else None,
+        "leak": leak(model, training.held_out) if training.design.reads_later_tokens else None,
         "processes": num_processes(),
         "last_session_seconds": seconds,
     }

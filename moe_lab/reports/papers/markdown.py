@@ -70,8 +70,9 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
         for column in columns:
             line += _texts(experiment, by_place.get((row, column)), others)
         body.append(line)
-    known = {_key(cell, across) for cell in cells if published_of(experiment, cell)}
-    unknown = {f"{_column_name(across, column)}, published" for column in columns if column not in known}
+    printed = any(published_of(experiment, cell) for cell in cells)
+    without = {_key(cell, across) for cell in cells if cell.of_training or not printed}
+    unknown = {f"{_column_name(across, column)}, published" for column in without}
     columns_left = [index for index, name in enumerate(header) if name not in unknown]
     header, body = _only(columns_left, header, body)
     columns_left = [index for index in range(len(header)) if any(line[index] for line in body)]

@@ -145,3 +145,37 @@ def test_a_whole_token_is_capacity_enough():
 def test_a_dense_model_needs_no_experts():
     """One line of a grid over designs: their keys are not read."""
     assert design(backbone="dense", experts=1, experts_per_token=5, devices=3).backbone == "dense"
+
+
+@pytest.mark.parametrize(
+    ("keys", "others"),
+    [
+        ({"backbone": "dense"}, {"experts": 16, "router": "expert", "z_loss": 0.5, "routing_noise": 0.5}),
+        ({}, {"capacity_factor": 2.0}),
+        ({}, {"devices": 2}),
+        ({}, {"routing_noise_schedule": "linear"}),
+    ],
+)
+def test_keys_without_effect_make_no_other_recipe(keys, others):
+    """Broken by a dense model that is trained once per granularity."""
+    assert design(**keys, **others).recipe() == design(**keys).recipe()
+    assert others.keys() <= design(**keys).unread
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"router": "expert", "capacity_factor": 2.0},
+        {"device_loss": 0.1, "devices": 2},
+        {"routing_noise": 0.5, "routing_noise_schedule": "linear"},
+        {"z_loss": 0.5},
+    ],
+)
+def test_keys_with_an_effect_make_another_recipe(keys):
+    last = list(keys)[-1]
+    assert design(**keys).recipe() != design(**{name: keys[name] for name in keys if name != last}).recipe()
+
+
+def test_a_dense_model_reads_no_later_tokens():
+    assert design(router="expert").reads_later_tokens
+    assert not design(router="expert", backbone="dense").reads_later_tokens

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from moe_lab.methods.pretrain.design import architecture, with_design
 from moe_lab.methods.pretrain.training import parameters_of
 from moe_lab.methods.trained import save_model
+from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
 from tests.support.pretrainings import design
 from tests.support.runs import facts
@@ -80,7 +81,7 @@ def test_all_granularities_have_equal_parameters(backbone):
 def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
     config = config_of(**keys)
     assert config.model_type == model_type
-    assert (config.eos_token_id, config.pad_token_id, config.vocab_size) == (256, 256, 257)
+    assert (config.eos_token_id, config.vocab_size) == (256, 257)
     assert config.max_position_embeddings == 2048 and not config.tie_word_embeddings
     if model_type != "llama":
         told = with_design(facts(), config)
@@ -113,6 +114,23 @@ def test_classes_differ_in_the_design_alone():
     found = [{name: getattr(config, name) for name in alike} for config in configs]
     assert all(each == found[0] for each in found), found
     assert not any(getattr(config, "norm_topk_prob", False) for config in configs)
+
+
+@pytest.mark.parametrize("keys", ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"}))
+def test_the_end_token_has_a_gradient(keys):
+    """Also where it pads, as torch.nn.Embedding leaves out the padding token; a token that only pads has none."""
+    tokenizer = make_tokenizer()
+    for padding, trained in (("<|end|>", True), ("!", False)):
+        tokenizer.pad_token = padding
+        config = architecture(design(**SIZES | keys), 257, tokenizer)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        ids = torch.tensor([[5, tokenizer.pad_token_id, 1, 2, 256, 9]])
+        if keys.get("router") == "word":
+            model.set_units(unit_tables(tokenizer, "word"))
+        model(ids, labels=ids).loss.backward()
+        gradient = model.get_input_embeddings().weight.grad
+        assert gradient[[1, 2, 5, 256]].abs().amax(-1).min() > 0
+        assert (gradient[tokenizer.pad_token_id].abs().max() > 0) == trained
 
 
 def test_a_long_row_has_positions():

@@ -34,10 +34,12 @@ class ModelPool:
         """Remove the model from memory."""
         import gc
 
-        device = None if self._loaded is None else self._loaded.device
+        if self._loaded is None:
+            return
+        device = self._loaded.device
         self._loaded = self._key = None
         gc.collect()
-        if device is not None and device.type == "cuda":
+        if device.type == "cuda":
             import torch
 
             torch.cuda.empty_cache()

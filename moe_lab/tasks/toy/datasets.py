@@ -5,6 +5,8 @@ Each function ignores lm-eval's metadata and returns {split: Dataset}.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.tasks.toy.questions import questions
@@ -15,6 +17,8 @@ from moe_lab.tasks.toy.word_problems import word_problems
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Draw = Callable[[str, int], list[dict[str, Any]]]
+"""(split, count) -> documents, the same in every call."""
 PROBLEMS = {"test": 500, "validation": 400, "train": 1200}
 QUESTIONS = {"test": 500, "validation": 240, "train": 1000, "near": 400, "far": 100}
 STORIES = {"test": 100, "validation": 100}
@@ -23,25 +27,31 @@ REQUESTS = {"test": 120, "train": 240}
 
 def toy_math(**metadata: Any) -> dict[str, Dataset]:
     """{"question", "answer", "steps"}: see `word_problems`."""
-    return _datasets({split: word_problems(split, count) for split, count in PROBLEMS.items()})
+    return _datasets(word_problems, PROBLEMS)
 
 
 def toy_choice(**metadata: Any) -> dict[str, Dataset]:
     """{"question", "choices", "answer", "kind", "subject"}: see `questions`; `near`, `far`: reference sets."""
-    return _datasets({split: questions(split, count) for split, count in QUESTIONS.items()})
+    return _datasets(questions, QUESTIONS)
 
 
 def toy_text(**metadata: Any) -> dict[str, Dataset]:
     """{"text"}: see `stories`."""
-    return _datasets({split: stories(split, count) for split, count in STORIES.items()})
+    return _datasets(stories, STORIES)
 
 
 def toy_safety(**metadata: Any) -> dict[str, Dataset]:
     """{"instruction", "harmful", "relation", "subject"}: see `requests`."""
-    return _datasets({split: requests(split, count) for split, count in REQUESTS.items()})
+    return _datasets(requests, REQUESTS)
 
 
-def _datasets(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Dataset]:
+def _datasets(draw: Draw, sizes: dict[str, int]) -> dict[str, Dataset]:
     from datasets import Dataset
 
-    return {split: Dataset.from_list(documents) for split, documents in rows.items()}
+    return {split: Dataset.from_list(_documents(draw, split, count)) for split, count in sizes.items()}
+
+
+@cache
+def _documents(draw: Draw, split: str, count: int) -> list[dict[str, Any]]:
+    """Drawn once in a process: a grid asks for them again in every run."""
+    return draw(split, count)

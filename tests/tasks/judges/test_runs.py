@@ -294,7 +294,8 @@ def test_a_flip_to_the_right_is_an_answer_that_is_no_longer_flagged() -> None:
 @pytest.mark.slow
 def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
     keys = ("method=finetune-freeze", "method.schedule=router", "method.max_steps=40", "baseline=true")
-    results, _, ended = judged(*keys, "method.learning_rate=1e-3", "limit=40")
+    keys += ("method.learning_rate=1e-3", "method.compare_with_full=false")
+    results, _, ended = judged(*keys, "limit=40")
     compared = results["moe_lab"]["paired"]["toy_safety"]
     flags = compared["toy_flagged,none"]
     assert flags["n"] == 40 and flags["p_mcnemar"] is not None

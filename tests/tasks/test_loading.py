@@ -104,7 +104,7 @@ def test_an_unknown_split_of_a_generated_task_lists_its_splits(data: Path, shots
 def test_a_defect_of_a_generated_task_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from moe_lab.tasks.toy import datasets
 
-    def broken(rows: Any) -> Any:
+    def broken(*args: Any) -> Any:
         raise TypeError("a defect")
 
     monkeypatch.setattr(datasets, "_datasets", broken)

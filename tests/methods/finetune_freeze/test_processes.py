@@ -153,7 +153,8 @@ def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, model, tmp_pat
 @pytest.mark.slow
 def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp_path):
     wrap, folder = shared
-    assert by_two(wrap, model, tmp_path, die=4, **KILLED) == [-SIGKILL, -SIGKILL]
+    survivor, killed = by_two(wrap, model, tmp_path, die=4, **KILLED)
+    assert survivor and killed == -SIGKILL, "the other process fails with it, or is killed in turn"
     assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
     assert by_two(wrap, model, tmp_path, **KILLED) == [0, 0]
     one, other = (held_after(place, 6)[0] for place in (folder / "whole", tmp_path))

@@ -199,6 +199,7 @@ def test_what_has_no_expert_metrics_is_refused_before_weights_load(
 
 
 TRAINED = ["method=finetune-freeze", "task=toy_choice", "limit=8", "method.max_steps=2"]
+TRAINED += ["method.compare_with_full=false"]
 
 
 def folder_of(out: str) -> Path:

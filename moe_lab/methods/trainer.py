@@ -113,6 +113,26 @@ class Steps(TrainerCallback):
             self._progress.close()
 
 
+def training_arguments(folder: Path, *, device: str, dtype: str, **own: Any) -> TrainingArguments:
+    """Settings of a training in `folder`. Weights are float32; dtype="bfloat16" is autocast. `own` are further ones."""
+    settings = TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        max_grad_norm=1.0,
+        bf16=dtype == "bfloat16",
+        logging_nan_inf_filter=False,
+        save_total_limit=2,
+        remove_unused_columns=False,
+        dataloader_pin_memory=device != "cpu",
+        use_cpu=device == "cpu",
+        disable_tqdm=False,
+        report_to=[],
+        **own,
+    )
+    assert settings.device is not None  # found out now, as it sets the number below
+    settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
+    return settings
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in a folder, or None."""
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]

@@ -19,7 +19,7 @@ from moe_lab.methods.finetune_freeze.early_stopping import losses_of, stopped
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phase_switch import Freezing
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-from moe_lab.methods.trainer import LOSS, Log, last_checkpoint
+from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, training_arguments
 from moe_lab.metrics.callback import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
@@ -162,10 +162,11 @@ def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
 
 def _arguments(training: Training) -> TrainingArguments:
     recipe, config = training.recipe, training.config
-    cpu = resolve_device(config.device).type == "cpu"
     steps = recipe.steps(len(training.rows))
-    settings = TrainingArguments(
-        output_dir=str(training.folder / "checkpoints"),
+    return training_arguments(
+        training.folder,
+        device=resolve_device(config.device).type,
+        dtype=training.dtype,
         seed=config.seed,
         max_steps=steps,
         per_device_train_batch_size=recipe.batch_size,
@@ -173,21 +174,9 @@ def _arguments(training: Training) -> TrainingArguments:
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
         optim="adamw_torch",
-        max_grad_norm=1.0,
-        bf16=training.dtype == "bfloat16",
         logging_steps=min(LOGGING_STEPS, steps),
-        logging_nan_inf_filter=False,
         save_steps=config.method.save_steps,
-        save_total_limit=2,
         save_only_model=sharded(),  # all that the Trainer would store of a sharded model
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
         greater_is_better=False,
-        remove_unused_columns=False,
-        dataloader_pin_memory=not cpu,
-        use_cpu=cpu,
-        disable_tqdm=False,
-        report_to=[],
     )
-    assert settings.device is not None  # found out now, as it sets the number below
-    settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
-    return settings

@@ -27,7 +27,7 @@ from moe_lab.methods.pretrain.leak import leak
 from moe_lab.methods.pretrain.packing import PackedRows
 from moe_lab.methods.pretrain.routing import training_routing
 from moe_lab.methods.pretrain.trainer import PretrainTrainer
-from moe_lab.methods.trainer import Log, last_checkpoint
+from moe_lab.methods.trainer import Log, last_checkpoint, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.facts import resolve_device
 from moe_lab.results.statistics import bootstrap_interval
@@ -148,9 +148,10 @@ def parameters_of(model: Any) -> dict[str, int]:
 
 def _arguments(training: Training) -> TrainingArguments:
     design, config = training.design, training.config
-    cpu = resolve_device(config.device).type == "cpu"
-    settings = TrainingArguments(
-        output_dir=str(training.folder / "checkpoints"),
+    return training_arguments(
+        training.folder,
+        device=resolve_device(config.device).type,
+        dtype=training.dtype,
         seed=config.seed,
         max_steps=design.steps,
         per_device_train_batch_size=design.batch_size,
@@ -159,19 +160,7 @@ def _arguments(training: Training) -> TrainingArguments:
         weight_decay=design.weight_decay,
         optim="adamw_torch_fused",
         adam_beta2=0.95,
-        max_grad_norm=1.0,
-        bf16=training.dtype == "bfloat16",
         train_sampling_strategy="sequential",
         logging_steps=min(LOGGING_STEPS, design.steps),
-        logging_nan_inf_filter=False,
         save_steps=design.save_steps,
-        save_total_limit=2,
-        remove_unused_columns=False,
-        dataloader_pin_memory=not cpu,
-        use_cpu=cpu,
-        disable_tqdm=False,
-        report_to=[],
     )
-    assert settings.device is not None  # found out now, as it sets the number below
-    settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
-    return settings

@@ -8,18 +8,8 @@ import pytest
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.pretrain.method import Pretrain
-from tests.support.pretrainings import design
+from tests.support.pretrainings import GRANULARITIES, design
 
-GRANULARITIES = (
-    (2, 8, 0),
-    (4, 16, 0),
-    (8, 32, 0),
-    (16, 64, 0),
-    (1, 7, 1),
-    (3, 15, 1),
-    (7, 31, 1),
-    (15, 63, 1),
-)
 """Experts per token, routed experts, shared experts: the paper's eight."""
 
 

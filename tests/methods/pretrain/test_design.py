@@ -17,19 +17,9 @@ from moe_lab.methods.pretrain.training import parameters_of
 from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
-from tests.support.pretrainings import design
+from tests.support.pretrainings import GRANULARITIES, design
 from tests.support.runs import facts
 
-GRANULARITIES = (
-    (2, 8, 0),
-    (4, 16, 0),
-    (8, 32, 0),
-    (16, 64, 0),
-    (1, 7, 1),
-    (3, 15, 1),
-    (7, 31, 1),
-    (15, 63, 1),
-)
 SIZES = {"hidden_size": 32, "layers": 3, "heads": 4, "active_size": 64}
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from moe_lab.methods.pretrain.design import architecture
 from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
-from moe_lab.routing.hook import Router, Routing, routed
+from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import gumbel
-from tests.support.models import make_model, make_tokenizer, small_model
-from tests.support.pretrainings import design
+from tests.support.models import make_model, small_model
+from tests.support.routed_designs import Seen, made
 from tests.support.tiers import by_family
 
 LENGTH = 9
@@ -23,34 +21,11 @@ LENGTH = 9
 @pytest.fixture(params=["biased", *by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss"))])
 def model(request):
     """`biased`: a design with a selection bias that is not zero."""
-    return biased() if request.param == "biased" else small_model(request.param)
-
-
-def biased():
-    torch.manual_seed(0)
-    config = architecture(design(bias_rate=0.1), make_tokenizer())
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, own in [*made.named_parameters(), *made.named_buffers()]:
-            if "bias" in name or (own.dim() > 1 and own.is_floating_point()):
-                own.normal_(0, 0.2)
-    return made
+    return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
 
 
 def ids(rows: int) -> Tensor:
     return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
-
-
-class Seen:
-    """A policy inside the noise: what the routers decided after it."""
-
-    def __init__(self) -> None:
-        self.routers: list[Router] = []
-        self.routings: list[Routing] = []
-
-    def __call__(self, router: Router, routing: Routing) -> None:
-        self.routers.append(router)
-        self.routings.append(routing)
 
 
 @torch.no_grad()

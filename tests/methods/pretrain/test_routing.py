@@ -4,21 +4,15 @@ hooks that stay.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from moe_lab.methods.pretrain.design import architecture
 from moe_lab.methods.pretrain.routing import TrainingRouting, training_routing
 from moe_lab.models.designs.configuration import UNITS
-from moe_lab.models.designs.units import unit_tables
-from moe_lab.routing.hook import Router, Routing, routed
+from moe_lab.routing.hook import routed
 from tests.support.models import make_model, make_tokenizer, small_model
-from tests.support.pretrainings import design
+from tests.support.routed_designs import Seen, made
 from tests.support.tiers import by_family
 
 LENGTH = 9
@@ -30,36 +24,8 @@ def model(request):
     return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
 
 
-@cache
-def made(router: str, **settings: Any) -> Any:
-    """A design with random weights, wide enough that routers differ clearly."""
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer()
-    config = architecture(design(router=router, **settings), tokenizer)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, own in [*model.named_parameters(), *model.named_buffers()]:
-            if "bias" in name or (own.dim() > 1 and own.is_floating_point()):
-                own.normal_(0, 0.2)
-    if router in UNITS:
-        model.set_units(unit_tables(tokenizer, router))
-    return model
-
-
 def ids(rows: int) -> Tensor:
     return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
-
-
-class Seen:
-    """A policy inside the training's one: what the routers decided after it."""
-
-    def __init__(self) -> None:
-        self.routers: list[Router] = []
-        self.routings: list[Routing] = []
-
-    def __call__(self, router: Router, routing: Routing) -> None:
-        self.routers.append(router)
-        self.routings.append(routing)
 
 
 @torch.no_grad()

@@ -1,7 +1,29 @@
-"""Mixture-of-Experts language models under other routings: do they get better, at what cost?"""
+"""Mixture-of-Experts language models under other routings: do they get better, at what cost?
+
+The names below are the public Python interface. Each is imported when it is used first.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.models.registration import register_models
 
+if TYPE_CHECKING:
+    from moe_lab.api.roe import RoE as RoE
+
 __version__ = "0.1.0"
+__all__ = ["RoE"]
+
+_MODULES = {"RoE": "moe_lab.api.roe"}
 
 register_models()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

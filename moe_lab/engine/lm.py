@@ -27,6 +27,7 @@ from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
+from moe_lab.routing.hook import require_routers
 from moe_lab.routing.noise import document_key
 
 PASS_TOKENS = {"cpu": 2048}
@@ -53,6 +54,11 @@ class EngineLM(CountedHF):
             later ensemble begins at `ensemble.first_noisy` or behind it.
         progress: whether a progress bar is shown.
         make_engine: called with this LM once its budget is known. Returns the engine to use instead.
+
+    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the untouched model:
+    `moe_lab.RoE` generates with an ensemble.
+
+    Raises ModelError for an ensemble on a model without a supported router.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class EngineLM(CountedHF):
         make_engine: Callable[[Any], Engine] | None = None,
     ):
         self.ensemble = ensemble or Ensemble()
+        if self.ensemble.n > 1:
+            require_routers(model)
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
@@ -193,6 +201,10 @@ class EngineLM(CountedHF):
     def encode_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
         return self._encoder.pair(context, continuation)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a whole prompt. That of an empty one is the beginning-of-text token."""
+        return self._encoder.prompt(text, None)
 
     def count_tokens(self, kind: str, request: Request) -> int:
         """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""

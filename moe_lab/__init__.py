@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.models.registration import register_models
 
 if TYPE_CHECKING:
+    from moe_lab.api.freeze import freeze as freeze
+    from moe_lab.api.override import override as override
     from moe_lab.api.roe import RoE as RoE
+    from moe_lab.routing.record import record as record
+    from moe_lab.routing.replay import replay as replay
 
 __version__ = "0.1.0"
-__all__ = ["RoE"]
 
-_MODULES = {"RoE": "moe_lab.api.roe"}
+_MODULES = {
+    "RoE": "moe_lab.api.roe",
+    "freeze": "moe_lab.api.freeze",
+    "override": "moe_lab.api.override",
+    "record": "moe_lab.routing.record",
+    "replay": "moe_lab.routing.replay",
+}
+"""The module of each public name."""
+__all__ = list(_MODULES)
 
 register_models()
 

@@ -10,6 +10,7 @@ from moe_lab.models.registration import register_models
 
 if TYPE_CHECKING:
     from moe_lab.api.freeze import freeze as freeze
+    from moe_lab.api.lm import lm as lm
     from moe_lab.api.override import override as override
     from moe_lab.api.roe import RoE as RoE
     from moe_lab.routing.record import record as record
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "RoE": "moe_lab.api.roe",
     "freeze": "moe_lab.api.freeze",
+    "lm": "moe_lab.api.lm",
     "override": "moe_lab.api.override",
     "record": "moe_lab.routing.record",
     "replay": "moe_lab.routing.replay",

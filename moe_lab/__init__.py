@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.models.registration import register_models
 
 if TYPE_CHECKING:
+    from moe_lab.api.expert_metrics import expert_metrics as expert_metrics
     from moe_lab.api.freeze import freeze as freeze
     from moe_lab.api.lm import lm as lm
     from moe_lab.api.override import override as override
     from moe_lab.api.roe import RoE as RoE
+    from moe_lab.api.run import run as run
     from moe_lab.routing.record import record as record
     from moe_lab.routing.replay import replay as replay
 
@@ -20,11 +22,13 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "RoE": "moe_lab.api.roe",
+    "expert_metrics": "moe_lab.api.expert_metrics",
     "freeze": "moe_lab.api.freeze",
     "lm": "moe_lab.api.lm",
     "override": "moe_lab.api.override",
     "record": "moe_lab.routing.record",
     "replay": "moe_lab.routing.replay",
+    "run": "moe_lab.api.run",
 }
 """The module of each public name."""
 __all__ = list(_MODULES)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.models.registration import register_models
 
 if TYPE_CHECKING:
+    from moe_lab.api.c3po import C3PO as C3PO
     from moe_lab.api.expert_metrics import expert_metrics as expert_metrics
     from moe_lab.api.freeze import freeze as freeze
     from moe_lab.api.lm import lm as lm
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "C3PO": "moe_lab.api.c3po",
     "RoE": "moe_lab.api.roe",
     "expert_metrics": "moe_lab.api.expert_metrics",
     "freeze": "moe_lab.api.freeze",

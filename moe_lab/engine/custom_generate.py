@@ -32,7 +32,10 @@ def custom_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
+    *,
     seed: int,
+    tokenizer: Any,
+    texts: Sequence[str] | None = None,
     streamer: Any = None,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> Tensor:
@@ -40,7 +43,8 @@ def custom_generate(
 
     The arguments are those with which `model.generate` calls its decoding loop. Logits processors and stopping criteria
     get each sequence as transformers' own loop has it, padding included. Sampling is keyed by `seed`, the prompt and,
-    of `num_return_sequences` answers to it, the answer's number.
+    of `num_return_sequences` answers to it, the answer's number. `texts` are those of the prompts; None: what
+    `tokenizer` decodes.
 
     Raises ValueError for what the engine does not support.
     """
@@ -48,21 +52,27 @@ def custom_generate(
     _check(config, model_kwargs, streamer, len(input_ids))
     S, answers = input_ids.shape[1], config.num_return_sequences or 1
     prompts = _without_padding(input_ids, model_kwargs)
+    texts = tokenizer.batch_decode(prompts) if texts is None else texts
     states = [
-        GenerationState(b, prompt, document_key(prompt), b % answers) for b, prompt in enumerate(prompts)
+        GenerationState(b, prompt, document_key(prompt), b % answers, text)
+        for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
     padded = _Padded(input_ids.tolist(), input_ids.device)
     sampler = _PaddedSampler(model, config, seed, logits_processor, padded)
     decoding = _PaddedDecoding(sampler, stopping_criteria, config.max_length - S, padded, streamer)
-    engine.generate(states, decoding, lambda state: None)
+    with torch.enable_grad():  # `generate` disables gradients, and an engine may optimize by them
+        engine.generate(states, decoding, lambda state: None)
     if streamer is not None:
         streamer.end()
     return _padded_right(input_ids, [state.generated for state in states], config)
 
 
-def next_scores(engine: Engine, prompts: Sequence[Sequence[int]]) -> Tensor:
-    """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids)."""
-    states = [GenerationState(b, prompt, document_key(prompt)) for b, prompt in enumerate(prompts)]
+def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
+    """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids, and their texts)."""
+    states = [
+        GenerationState(b, prompt, document_key(prompt), text=text)
+        for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+    ]
     found: dict[int, Tensor] = {}
 
     def take(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:

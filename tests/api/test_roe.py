@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
-from transformers import StopStringCriteria, TextStreamer
-from transformers.generation.streamers import BaseStreamer
 
 from moe_lab import RoE
 from moe_lab.errors import ConfigError
@@ -111,45 +109,6 @@ def test_equal_calls_give_equal_samples_and_other_seeds_others(olmoe, tokenizer)
         return [roe.generate("hello", do_sample=True, max_new_tokens=9) for _ in range(2)]
 
     assert sampled(0)[0] == sampled(0)[1] != sampled(1)[0]
-
-
-def test_a_stop_string_ends_a_text(roe, model, tokenizer):
-    whole = roe.generate("hello", max_new_tokens=30, do_sample=True)
-    stop = next(character for character in whole[2:] if character.isascii())
-    cut = roe.generate(["hello", "a longer prompt"], max_new_tokens=30, do_sample=True, stop_strings=[stop])
-    assert cut[0] == whole[: whole.index(stop) + 1]
-    inputs = left_padded(tokenizer, ["hello"])
-    criteria = [StopStringCriteria(tokenizer, stop)]
-    ids = model.generate(
-        **inputs, custom_generate=roe, max_new_tokens=30, do_sample=True, stopping_criteria=criteria
-    )
-    assert tokenizer.decode(new_of(ids, inputs)[0]) == cut[0]
-
-
-class Collected(BaseStreamer):
-    def __init__(self):
-        self.values, self.ended = [], 0
-
-    def put(self, value):
-        self.values += value.flatten().tolist()
-
-    def end(self):
-        self.ended += 1
-
-
-def test_a_streamer_gets_the_prompt_and_every_token(roe, model, tokenizer, capsys):
-    streamer = Collected()
-    text = roe.generate("hello", max_new_tokens=5, streamer=streamer)
-    assert tokenizer.decode(streamer.values) == "hello" + text and streamer.ended == 1
-    inputs, streamer = left_padded(tokenizer, ["hello"]), Collected()
-    ids = model.generate(
-        **inputs, custom_generate=partial(roe, streamer=streamer), streamer=streamer, max_new_tokens=5
-    )
-    assert streamer.values == ids[0].tolist()
-    roe.generate("hello", max_new_tokens=5, streamer=TextStreamer(tokenizer, skip_prompt=True))
-    assert capsys.readouterr().out.strip("\n") == text.strip("\n")
-    with pytest.raises(ValueError, match="one sequence"):
-        roe.generate(["a", "b"], max_new_tokens=2, streamer=Collected())
 
 
 def test_impossible_values_are_refused(tokenizer):

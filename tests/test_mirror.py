@@ -29,7 +29,7 @@ UNTESTED = {
     "methods/virtual_tokens": "adapters lm store support",
     "metrics": "accuracy_drop capacity collaboration correlations documents entropy "
     "load_balance metric routes specialization stored_metrics training_metrics",
-    "models": "chat distributed experts_per_token facts pool probe tokenizer weight_files",
+    "models": "chat distributed experts_per_token facts probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
     "reports": "csv_rows",

@@ -70,7 +70,7 @@ def run(overrides: Sequence[str]) -> Results:
         configs = to_configs(cells)
         for config in configs:
             _check(config)
-        code = dispatch(cells)
+        code = dispatch(cells, list(overrides))
         if code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
         runs = distinct_runs(jobs_of(configs))

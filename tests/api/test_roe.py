@@ -145,19 +145,26 @@ def test_the_model_is_left_as_it_was(olmoe, tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "sampling"])
-def test_answers_are_those_of_the_command(options, tmp_path, capsys, tiny_olmoe_dir):
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("olmoe", {}), ("mixtral", {"do_sample": True, "temperature": 0.8}), ("gpt_oss", {"do_sample": True})],
+    ids=FAMILIES,
+)
+def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tokenizer):
     """Of stored answers to toy_choice and toy_math."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    folder = tmp_path / "model"
+    small_model(family).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     gen_kwargs = ",".join(f"{key}={value}" for key, value in ({"max_gen_toks": 12} | options).items())
     ended = run_command(
-        capsys, "-m", "method=roe", f"model.path={tiny_olmoe_dir}", "task=toy_choice,toy_math", "limit=3", "method.n=3",
+        capsys, "-m", "method=roe", f"model.path={folder}", "task=toy_choice,toy_math", "limit=3", "method.n=3",
         "method.temperature=0.6", "baseline=false", "seed=2", f"gen_kwargs={gen_kwargs}", f"output_dir={tmp_path}",
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir).eval()
-    roe = RoE(model, AutoTokenizer.from_pretrained(tiny_olmoe_dir), n=3, temperature=0.6, seed=2)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    roe = RoE(model, AutoTokenizer.from_pretrained(folder), n=3, temperature=0.6, seed=2)
     samples = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
     scored = [sample for sample in samples if "acc" in sample]
     generated = [sample for sample in samples if "exact_match" in sample]

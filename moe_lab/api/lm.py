@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lm_eval.api.model import LM, TemplateLM
 
 from moe_lab.api.loaded import loaded_model
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from moe_lab.engine.lm import EngineLM
 
+LM_EVAL_DEVICE = "cuda:0"
+"""The default of lm-eval's command."""
 EMBEDDED = "tiny"
 """What `pretrained=` calls the embedded model."""
 
@@ -89,7 +92,9 @@ class PretrainedLM(MethodLM):
 
     Args:
         pretrained: hub id or folder of the model; "tiny": the embedded one.
-        revision, tokenizer, dtype, device: as the command's keys.
+        revision, tokenizer, dtype: as the command's keys.
+        device: as the command's key. lm-eval's command names "cuda:0" where nobody names a device: without a GPU it is
+            the CPU, as for lm-eval's own `hf`.
         keys: as of `moe_lab.lm`.
     """
 
@@ -111,6 +116,8 @@ class PretrainedLM(MethodLM):
     ):
         path = None if pretrained == EMBEDDED else pretrained
         source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer)
+        if device == LM_EVAL_DEVICE and not torch.cuda.is_available():
+            device = "cpu"
         loaded = load_model(source, dtype=dtype, device=device, offline=offline)
         config = _config(method, keys, seed, batch_size, max_batch_size, max_length)
         super().__init__(_opener(config, loaded), loaded.tokenizer)

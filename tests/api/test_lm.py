@@ -72,7 +72,11 @@ def test_simple_evaluate_scores_as_the_command(tmp_path, capsys, tiny_olmoe_dir)
     lm = moe_lab.lm(model, AutoTokenizer.from_pretrained(tiny_olmoe_dir), "roe", **keys)
     for given in (
         {"model": lm},
-        {"model": "moe_lab", "model_args": {"pretrained": str(tiny_olmoe_dir), "method": "roe", **keys}},
+        {
+            "model": "moe_lab",
+            "model_args": {"pretrained": str(tiny_olmoe_dir), "method": "roe", **keys},
+            "device": "cuda:0",
+        },
     ):
         found = lm_eval.simple_evaluate(
             **given, tasks=["toy_choice"], task_manager=manager, samples=samples, bootstrap_iters=0

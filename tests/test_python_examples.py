@@ -75,6 +75,12 @@ def test_an_example_has_at_most_twenty_lines() -> None:
     assert not long, long
 
 
+def test_the_public_names() -> None:
+    """A name that is taken away breaks what others wrote."""
+    names = "C3PO RoE expert_metrics freeze lm override record replay run"
+    assert sorted(moe_lab.__all__) == names.split()
+
+
 def test_every_public_name_has_an_example_and_a_docstring() -> None:
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     for name in moe_lab.__all__:

@@ -111,7 +111,7 @@ class _PaddedSampler(Sampler):
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         ids = self.padded.ids(states)
-        return self.processors(ids, scores_AV.to(ids.device))
+        return self.processors(ids, scores_AV.to(ids.device, copy=True))
 
 
 class _PaddedDecoding(Decoding):

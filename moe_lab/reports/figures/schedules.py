@@ -36,7 +36,7 @@ def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> li
     """Points with 95% intervals over documents."""
     rows = schedule_rows(table)
     labels = list(rows["schedule"].unique())
-    options = {"height": 0.75 + 0.16 * len(labels), "sharey": True}
+    options = {"height": 0.9 + 0.16 * len(labels), "sharey": True}
     draw = partial(_draw_panel, labels=labels)
     panels = rows.groupby("panel", sort=False)
     return write_figure(

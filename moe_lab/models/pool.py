@@ -31,15 +31,13 @@ class ModelPool:
         return self._loaded
 
     def free(self) -> None:
-        """Remove the model from memory."""
+        """Remove the model from memory, and what a training left in reference cycles."""
         import gc
 
-        if self._loaded is None:
-            return
-        device = self._loaded.device
+        device = None if self._loaded is None else self._loaded.device
         self._loaded = self._key = None
         gc.collect()
-        if device.type == "cuda":
+        if device is not None and device.type == "cuda":
             import torch
 
             torch.cuda.empty_cache()

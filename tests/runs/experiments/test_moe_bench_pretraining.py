@@ -219,6 +219,15 @@ def test_the_designs_of_a_table_have_equal_active_size_and_the_tables_share_thei
     assert len(recipes["figure3"] - recipes["table6"]) == 4, "those with a bias"
 
 
+@pytest.mark.parametrize(
+    "name", ["table3", "table6", "figure2", "figure3", "table4", "table7", "table9", "figure1"]
+)
+def test_tiny_trainings_have_five_seeds(name):
+    """One seed cannot rank trainings of this size."""
+    trainings = [cell for cell in load(name).scale("tiny").overrides() if "method=base" not in cell]
+    assert trainings and all("seeds=5" in cell for cell in trainings)
+
+
 def test_measures_are_those_of_the_paper():
     metrics = load("table6").metrics("paper")
     assert set(FOUR) < set(metrics) and metrics["Capacity most (Table 6)"] == "expert.capacity_most"

@@ -38,7 +38,7 @@ UNTESTED = {
     "reports/papers": "cell cell_table csv_table experiment markdown means published setup_table table_files",
     "results": "identity verdicts versions",
     "routing": "counts families override record remix rules seams",
-    "runs": "attempts config estimate grid jobs memory_errors plan prepare stored_result",
+    "runs": "attempts config estimate grid jobs memory_errors prepare stored_result",
     "runs/evaluation": "evaluate judges_block result_block run_lm_eval",
     "runs/experiments": "cells deepen equivalent places",
     "runs/tuning": "search solve",

@@ -35,7 +35,7 @@ UNTESTED = {
     "reports": "csv_rows",
     "reports/figures": "accuracy coactivation equivalent forest",
     "reports/loggers": "logger",
-    "reports/papers": "cell cell_table csv_table experiment markdown means published setup_table table_files",
+    "reports/papers": "cell cell_table csv_table experiment means published setup_table table_files",
     "results": "identity verdicts versions",
     "routing": "counts families override record remix rules seams",
     "runs": "attempts config estimate grid jobs memory_errors prepare stored_result",

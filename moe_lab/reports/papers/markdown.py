@@ -106,18 +106,22 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell], told: Mapping[Plac
 
 
 def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    """The metric of each column."""
+    """The metric of each column; of several ones, each with its tasks."""
     across = [key for key in experiment.keys if key not in experiment.rows]
-    metrics = {
-        _column_name(across, _key(cell, across)): metric + _chance(experiment, cell)
-        for cell in cells
-        if (metric := cell.shows())
-    }
-    return (
-        ["What is shown:", "", *(f"- {name}: {metric}" for name, metric in metrics.items()), ""]
-        if metrics
-        else []
-    )
+    found: dict[str, dict[str, list[str]]] = {}
+    for cell in cells:
+        score = cell.score()
+        if score is not None and (metric := cell.shows()):
+            column = found.setdefault(_column_name(across, _key(cell, across)), {})
+            column.setdefault(metric + _chance(experiment, cell), []).append(score.task)
+    return ["What is shown:", "", *(_shown_line(*each) for each in found.items()), ""] if found else []
+
+
+def _shown_line(column: str, metrics: Mapping[str, Sequence[str]]) -> str:
+    if len(metrics) == 1:
+        return f"- {column}: {next(iter(metrics))}"
+    each = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
+    return f"- {column}: {'; '.join(each)}"
 
 
 def _chance(experiment: Experiment, cell: TableCell) -> str:

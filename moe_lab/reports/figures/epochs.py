@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.metrics.correlations import blocks_of, values_of
-from moe_lab.metrics.registry import METRICS
+from moe_lab.metrics.correlations import blocks_of, labels, values_of
 from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels, write_figure
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
@@ -79,13 +78,13 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     epochs = [row["epoch"] for row in rows]
-    for (name, metric), colour, marker in zip(METRICS.items(), COLOURS, MARKERS, strict=False):
+    for (name, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
         values = [row[name] for row in rows]
         if None in values:
             continue
         low, high = min(values), max(values)
         heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-        ends = f"{metric.label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
+            ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
         axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(xlabel="epoch", ylabel="normalized value")

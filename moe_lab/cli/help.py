@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moe_lab.cli.help_options import FOOT, explain_experiment, explain_option, named_options
 from moe_lab.config.catalog import experiment_files, option_files, read_option, top_level_keys
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.paths import plugin_folders, resource_folder
 from moe_lab.config.schema import GROUP_CONFIGS
 
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
@@ -107,7 +107,7 @@ def _group(group: str, config_dirs: list[Path]) -> str:
 def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     if group == "experiment":
         return experiment_files(config_dirs)
-    return option_files(group, [resource_folder("conf"), *config_dirs])
+    return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
 
 
 def _listed(files: dict[str, Path]) -> list[str]:

@@ -1,10 +1,14 @@
-"""The folders `conf` and `experiments`: beside the package in a checkout, inside it in a wheel."""
+"""The folders `conf` and `experiments`: beside the package in a checkout, inside it in a wheel; `conf` of plug-ins."""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
+METHODS = "moe_lab.methods"
+"""The entry-point group of plug-ins with methods."""
 
 
 def resource_folder(name: str) -> Path:
@@ -13,3 +17,13 @@ def resource_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"{name}/ is neither in {PACKAGE} nor beside it: the installation is incomplete.")
+
+
+def plugin_folders() -> list[Path]:
+    """The folder `conf` of every installed plug-in package that has one. No plug-in is imported."""
+    packages = sorted({entry.module.partition(".")[0] for entry in entry_points(group=METHODS)})
+    specs = [find_spec(package) for package in packages]
+    folders = [
+        Path(place) / "conf" for spec in specs if spec for place in spec.submodule_search_locations or ()
+    ]
+    return [folder for folder in folders if folder.is_dir()]

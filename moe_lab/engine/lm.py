@@ -28,6 +28,7 @@ from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
+from moe_lab.routing.hook import require_routers
 from moe_lab.routing.noise import document_key
 
 PASS_TOKENS = {"cpu": 2048}
@@ -54,6 +55,11 @@ class EngineLM(CountedHF):
             later ensemble begins at `ensemble.first_noisy` or behind it.
         progress: whether a progress bar is shown.
         make_engine: called with this LM once its budget is known. Returns the engine to use instead.
+
+    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the untouched model:
+    `moe_lab.RoE` generates with an ensemble.
+
+    Raises ModelError for an ensemble on a model without a supported router.
     """
 
     def __init__(
@@ -72,6 +78,8 @@ class EngineLM(CountedHF):
         make_engine: Callable[[Any], Engine] | None = None,
     ):
         self.ensemble = ensemble or Ensemble()
+        if self.ensemble.n > 1:
+            require_routers(model)
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
@@ -195,7 +203,7 @@ class EngineLM(CountedHF):
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
         return self._encoder.pair(context, continuation)
 
-    def encode_prompt(self, request: Request) -> tuple[int, ...]:
+    def encode_request(self, request: Request) -> tuple[int, ...]:
         """Token ids of the prompt of a "generate_until" request as it is read. A long one loses its beginning."""
         options = normalize_gen_kwargs(request.args[1], self.max_gen_toks)
         return tuple(self._encoder.prompt(request.args[0], self._room(options["max_gen_toks"])))
@@ -207,6 +215,10 @@ class EngineLM(CountedHF):
             return [plain_choices(self.model, place.read) for place in places]
         assert self.engine is not None
         return [sampled_choices(self.model, self.engine, ensemble, place) for place in places]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a whole prompt. That of an empty one is the beginning-of-text token."""
+        return self._encoder.prompt(text, None)
 
     def count_tokens(self, kind: str, request: Request) -> int:
         """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""

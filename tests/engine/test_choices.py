@@ -111,5 +111,5 @@ def test_a_prompt_is_encoded_as_it_is_read():
     lm.engine.generate = lambda states, decoding, on_done: seen.extend(states)
     requests = [Request((text, {"max_gen_toks": 5, "until": []})) for text in ("short", "x" * 18 + "end")]
     lm.answer("generate_until", requests, lambda index, text: None)
-    assert [tuple(state.prompt) for state in seen] == [lm.encode_prompt(each) for each in requests]
+    assert [tuple(state.prompt) for state in seen] == [lm.encode_request(each) for each in requests]
     assert len(seen[1].prompt) == 15

@@ -84,7 +84,7 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
             continue
         low, high = min(values), max(values)
         heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-            ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
+        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
         axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(xlabel="epoch", ylabel="normalized value")

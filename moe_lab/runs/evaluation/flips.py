@@ -112,7 +112,7 @@ def _place(lm: EngineLM, pair: AnswerPair) -> Place | None:
             tuple(lm.tok_encode(answer, add_special_tokens=False))
             for answer in (pair.before.text, pair.after.text)
         ]
-        return place_of(text, None, lm.encode_prompt(Request((text, options))), *answers)
+        return place_of(text, None, lm.encode_request(Request((text, options))), *answers)
     before, after = pair.before.picked, pair.after.picked
     if before is None or after is None or text != pair.after.prompt:
         return None  # a prompt of its own for each choice (WinoGrande) has no common one

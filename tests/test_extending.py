@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import shutil
 import sys
 import tomllib
@@ -82,6 +83,10 @@ def test_a_table(sharper: None, work: Path, capsys: pytest.CaptureFixture[str]) 
     assert ended.code == 0, ended.err
     table = (work / "outputs" / "tables" / "sharper-tiny.csv").read_text(encoding="utf-8")
     assert [row for row in ("0.5", "1", "2") if f"\n{row}," not in table] == []
+    record = json.loads((work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8"))
+    flag, folder, *rest = shlex.split(record["command"])[3:]
+    assert flag == "--config-dir" and (work / folder / "experiments").is_dir()
+    assert rest == ["experiment=sharper", "scale=tiny"]
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ Where results go:
 Two or more results of the same documents, of lm-eval or moe_lab: mode=compare a=<file or folder>
   b=<file or folder>[,<another>] prints differences, paired tests and flips, corrected for their number.
 
-Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also submitit
-  for SLURM, and ray). Two equal commands in two terminals do the same; they wait for each other (docs/workers.md).
+Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
+  submitit for SLURM, and ray). Two equal commands in two terminals do the same (docs/workers.md).
 
 A machine without network: mode=prefetch with the same overrides fetches what the command needs (weights,
   tokenizers, data sets) where there is one; offline=true then runs it. mode=doctor says what it lacks.

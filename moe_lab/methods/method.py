@@ -10,8 +10,8 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     open              where an answer is missing: the LM that answers
     report            at the end, also where all answers were stored
 
-`references_left` and the training hooks of `TrainingMethod` serve mode=plan and mode=doctor. No hook relies on what an
-earlier one left behind.
+`architecture`, `references_left` and the training hooks of `TrainingMethod` serve mode=plan and mode=doctor. No hook
+relies on what an earlier one left behind.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moe_lab.methods.source import source_digest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
@@ -68,6 +70,8 @@ class Method(ABC):
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     compared_with_base: ClassVar[bool] = True
     """Whether its scores are compared with those of the untouched model."""
+    tells_choices: ClassVar[bool] = False
+    """Whether `EngineLM.choices` of its LM tells the experts that answer: prompts are read as they are asked."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None
@@ -120,6 +124,12 @@ class Method(ABC):
     def forward_tokens(self, workload: Workload) -> float:
         """Tokens that it puts through the model for what a run asks: every answer once per routing sample."""
         return workload.prompts + workload.answers * getattr(self.config, "n", 1)
+
+    def architecture(self, config: RunConfig) -> PreTrainedConfig:
+        """The configuration of the model that answers. Needs no weights."""
+        from moe_lab.models.source import load_config
+
+        return load_config(config.model, offline=config.offline)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         """Reference sets to be made first, by name: tokens read. Needs no weights."""

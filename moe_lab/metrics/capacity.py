@@ -35,10 +35,6 @@ class Capacity(InterventionMetric):
         masked = extreme_experts(selections)
         return {which: lost(Masked(own)) | {"masked": own} for which, own in masked.items()}
 
-    def in_training(self, block: dict[str, Any] | None) -> dict[str, Any] | None:
-        """That of the least selected experts."""
-        return block["least"] if block else None
-
 
 def extreme_experts(selections: Selections) -> dict[str, list[int]]:
     """The least and the most selected expert of every layer; the first of equal ones."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.registry import METRICS, intervention_metrics
+from moe_lab.metrics.registry import METRICS, counted_metrics, interventions
 from moe_lab.results.statistics import LEVEL
 
 FEWEST = 3
@@ -18,12 +18,20 @@ FEWEST_WITH_INTERVAL = 4
 
 
 def blocks_of(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{"value", "ci95"} of every metric in one measurement; empty where it has none."""
-    interventions = intervention_metrics()
-    return {
-        name: (interventions[name].in_training(line[name]) if name in interventions else line[name]) or {}
-        for name in METRICS
+    """{"value", "ci95"} of every metric in one measurement; empty where it has none. Capacity has both readings."""
+    counted = {name: line[name] or {} for name in counted_metrics()}
+    changed = {each.name: each.block(line[of]) if line[of] else {} for of, each in interventions()}
+    return counted | changed
+
+
+def labels() -> dict[str, str]:
+    """How the metrics of `blocks_of` are called in figures."""
+    counted = {name: metric.label for name, metric in counted_metrics().items()}
+    changed = {
+        each.name: METRICS[of].label + (f", {each.key} activated" if each.key else "")
+        for of, each in interventions()
     }
+    return counted | changed
 
 
 def values_of(line: dict[str, Any]) -> dict[str, float | None]:

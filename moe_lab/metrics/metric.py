@@ -80,7 +80,3 @@ class InterventionMetric(ABC):
     @abstractmethod
     def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
         """Measure a model in training; returns the metric's block in a line of expert_metrics.jsonl."""
-
-    def in_training(self, block: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The {"value", "ci95"} of the metric over a training, from the block of `measure`."""
-        return block

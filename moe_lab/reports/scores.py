@@ -42,17 +42,28 @@ class Score:
     stderr: float | None = None
     """lm-eval's standard error, over documents."""
     std: float | None = None
-    """Over seeds; the interval is over documents."""
+    """Over seeds."""
     interval: tuple[float, float] | None = None
+    """Over documents; of a number of a training over its held-out rows, or over seeds."""
+    seed_interval: tuple[float, float] | None = None
+    """Student's, over seeds."""
     baseline: float | None = None
     difference: float | None = None
     difference_interval: tuple[float, float] | None = None
+    difference_seed_interval: tuple[float, float] | None = None
     p_mcnemar: float | None = None
+    p_seeds: float | None = None
+    """Of a mean over seeds: the larger p of the tests over seeds and over documents, so that both must tell it."""
     p_holm: float | None = None
-    """`p_mcnemar`, corrected for all scores of a table (`corrected`)."""
+    """`p`, corrected for all scores of a table (`corrected`)."""
     flips: tuple[int, int] | None = None
     """Documents that only this run has right, and documents that only the untouched model has right."""
     marks: tuple[str, ...] = field(default=())
+
+    @property
+    def p(self) -> float | None:
+        """The p of its difference: McNemar's, or that of a mean over seeds."""
+        return self.p_mcnemar if self.p_mcnemar is not None else self.p_seeds
 
 
 def scores_of(results: dict[str, Any], metric: str | None = None) -> list[Score]:
@@ -99,7 +110,7 @@ def shown_scores(results: dict[str, Any]) -> list[Score]:
 
 def corrected(scores: Sequence[Score]) -> list[Score]:
     """The scores with `p_holm`: Holm's correction for those of them that have a p."""
-    p_values = holm([score.p_mcnemar for score in scores])
+    p_values = holm([score.p for score in scores])
     return [replace(score, p_holm=p) for score, p in zip(scores, p_values, strict=True)]
 
 

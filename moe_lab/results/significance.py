@@ -1,4 +1,4 @@
-"""Whether a difference is told from chance: a randomization test, and Holm's correction of several p-values."""
+"""Whether a difference is told from chance: tests over documents and over seeds, and Holm's correction of several."""
 
 from __future__ import annotations
 
@@ -29,6 +29,34 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     stepped = np.maximum.accumulate(np.arange(len(tested), 0, -1) * tested[order]).clip(max=1.0)
     corrected = iter(stepped[np.argsort(order)].tolist())
     return [None if p is None else next(corrected) for p in p_values]
+
+
+def p_over_seeds(differences: Sequence[float]) -> float | None:
+    """Two-sided p of Student's paired test: whether the mean of the seeds' differences is 0.
+
+    None for fewer than two seeds, and for equal differences other than 0, whose spread is unknown.
+    """
+    from scipy.stats import ttest_1samp
+
+    if len(differences) < 2:
+        return None
+    if min(differences) == max(differences):
+        return 1.0 if differences[0] == 0 else None
+    return float(ttest_1samp(differences, 0).pvalue)
+
+
+def p_over_documents(differences: Sequence[float]) -> float:
+    """Two-sided p of the score test over documents that Tango's interval inverts; 1 if no document changed.
+
+    Args:
+        differences: of each document, the mean over seeds of its score minus that of the other runs.
+    """
+    from scipy.stats import norm
+
+    found = np.asarray(differences, dtype=float)
+    if not found.any():
+        return 1.0
+    return float(2 * norm.sf(abs(found.sum()) / np.sqrt((found**2).sum())))
 
 
 def randomization_test(

@@ -2,97 +2,188 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.methods import get_method
 from moe_lab.methods.roe.profile import read_profile
 from moe_lab.methods.training_method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
-from moe_lab.reports.terminal.console import print_table, without_empty
+from moe_lab.reports.terminal.console import print_note, print_table
 from moe_lab.reports.terminal.results import settings
-from moe_lab.runs.jobs import PROFILE, Job, distinct_runs
+from moe_lab.reports.terminal.stacks import names, numbers, print_stacked, stacked_table
+from moe_lab.runs.budget import Budget, hours_text, trial_tokens
+from moe_lab.runs.estimate import estimates
+from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
 from moe_lab.runs.state import run_state
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
+    from moe_lab.tasks.estimate import Workload
 
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
 
 
-def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
-    """Print a row per study and run, baselines included, and the total of the missing work. Loads no weights."""
-    from moe_lab.runs.estimate import estimates
+@dataclass(frozen=True)
+class Row:
+    """A line of the plan."""
 
-    refused = refused or {}
-    rows: list[tuple[str, Config, list[str], list[str]]] = []
-    """(id, configuration, names, work left)"""
-    missing = total = 0
-    trainings: dict[str, tuple[int, int]] = {}
-    references: dict[str, float] = {}
-    for study in {study.study_id: study for job in jobs for study in job.studies}.values():
+    run: str
+    """The beginning of its id; a dash before it has one."""
+    config: Config
+    names: list[str]
+    """Option of the model, method, task, seed."""
+    documents: str
+    tokens: str
+    hours: str
+    state: str
+
+
+@dataclass
+class Plan:
+    """The lines of a plan and their sums."""
+
+    rows: list[Row] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
+    missing: int = 0
+    tokens: int = 0
+    """Forward tokens, without studies and reference sets."""
+    trainings: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Optimizer steps and tokens by model folder."""
+    references: dict[str, float] = field(default_factory=dict)
+    """Forward tokens by name."""
+
+    def add_study(self, study: Study) -> None:
         state, names = study_state(study), _names(study.config)
+        left = 0 if state == "done" else trial_tokens(study, study.search.n_trials - finished_trials(study))
+        hours = hours_text(self.budget.study(study, left))
+        names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        names = [*names[:1], f"{names[1]}, tuning", *names[2:]]
-        rows.append((study.study_id[:8], study.config, names, [f"{documents:,}", "-", state]))
-    for job in jobs:
-        if not job.runs:
-            runs_later = f"{job.config.num_seeds} after tuning"
-            names = [*_place(job.config), runs_later]
-            rows.append(("-", job.config, names, ["-", "-", "missing"]))
-            missing += job.config.num_seeds
+        self.rows.append(Row(study.study_id[:8], study.config, names, f"{documents:,}", "-", hours, state))
+
+    def add_tuned(self, job: Job) -> None:
+        """The runs after a study, which have no id before its temperatures are found."""
+        study, count = job.studies[0], max(job.config.num_seeds, len(job.studies))
+        [run] = runs_of(replace(study.config, tuning=TuningConfig(), baseline=False, seeds=1))
+        [workload] = estimates([run])
+        tokens = round(count * run.method.forward_tokens(workload))
+        self.missing += count
+        self.tokens += tokens
+        hours = hours_text(self.budget.run(run, tokens, missing=False))
+        names = [*_place(job.config), f"{count} after tuning"]
+        row = Row("-", job.config, names, f"{run.num_documents:,}", f"{tokens:,}", hours, "missing")
+        self.rows.append(row)
+
+    def add_run(self, run: Run, workload: Workload) -> None:
+        state, share = run_state(run, workload)
+        missing = state != "done"
+        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
+        measured = run.measured and not run.config.rerun
+        todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
+        read = todo + (self._first(run) if missing else 0)
+        self.missing += missing
+        self.tokens += todo
+        hours = hours_text(self.budget.run(run, read, missing))
+        names = _names(run.config)
+        self.rows.append(
+            Row(run.run_id[:8], run.config, names, f"{run.num_documents:,}", f"{todo:,}", hours, state)
+        )
+
+    def _first(self, run: Run) -> float:
+        """Notes what is made before the run. Returns the tokens of reference sets that no earlier run makes."""
+        if isinstance(run.method, TrainingMethod):
+            self.trainings |= run.method.training_left(run.config, run.facts)
+        sets = run.method.references_left(run.config, run.facts)
+        new = sum(tokens for name, tokens in sets.items() if name not in self.references)
+        self.references |= sets
+        return new
+
+    def add_refused(self, refused: Refused) -> None:
+        for number, configs in enumerate(refused.values(), start=1):
+            for config in configs:
+                self.rows.append(Row("-", config, _names(config), "-", "-", "-", f"cannot run ({number})"))
+
+
+def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
+    """Print a row per study and run, baselines included, and the work and disk that are left. Loads no weights."""
+    plan, refused = Plan(), refused or {}
+    for study in {study.study_id: study for job in jobs for study in job.studies}.values():
+        plan.add_study(study)
+    later = [job for job in jobs if not job.runs]
+    for job in later:
+        plan.add_tuned(job)
     runs = with_baselines(distinct_runs(jobs))
     for run, workload in zip(runs, estimates(runs), strict=True):
-        state, share = run_state(run, workload)
-        tokens = run.method.forward_tokens(workload)
-        measured = run.measured and not run.config.rerun
-        if state != "done":
-            missing += 1
-            if isinstance(run.method, TrainingMethod):
-                trainings |= run.method.training_left(run.config, run.facts)
-            references |= run.method.references_left(run.config, run.facts)
-        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
-        todo = round(tokens * (share + again * (not measured)))
-        total += todo
-        left = [f"{run.num_documents:,}", f"{todo:,}", state]
-        rows.append((run.run_id[:8], run.config, _names(run.config), left))
-    for number, configs in enumerate(refused.values(), start=1):
-        for config in configs:
-            rows.append(("-", config, _names(config), ["-", "-", f"cannot run ({number})"]))
-    print_table(_table(rows))
-    tuning = " and the studies" if any(job.studies and not job.runs for job in jobs) else ""
-    impossible = f" Cannot run: {sum(map(len, refused.values()))}." if refused else ""
-    print(f"To run: {missing}, about {total:,} forward tokens{tuning}.{impossible}")
-    if references:
-        print(
-            f"Reference sets to make: {len(references)}, about {sum(references.values()):,.0f} forward tokens."
-        )
-    if trainings:
-        steps, tokens = (sum(work) for work in zip(*trainings.values(), strict=True))
-        print(f"To train: {len(trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens.")
+        plan.add_run(run, workload)
+    plan.add_refused(refused)
+    print_rows(plan.rows)
+    for line in _sums(plan, tuning=bool(later), impossible=sum(map(len, refused.values()))):
+        print_note(line)
     for number, reason in enumerate(refused, start=1):
-        print(f"({number}) {reason}")
+        print_note(f"({number}) {reason}")
 
 
-def _table(rows: Sequence[tuple[str, Config, list[str], list[str]]]) -> Table:
-    headings = ("documents", "forward tokens left (estimated)", "state")
-    table = Table("run", "model", "method", "task", "seed", "settings", *headings)
-    labels = settings([config.overrides for _, config, _, _ in rows], [0] * len(rows))
-    for (name, _, names, left), label in zip(rows, labels, strict=True):
-        table.add_row(name, *names, label, *left)
-    return without_empty(table, 5)
+def _sums(plan: Plan, tuning: bool, impossible: int) -> list[str]:
+    studies = " and the studies" if tuning else ""
+    cannot = f" Cannot run: {impossible}." if impossible else ""
+    lines = [f"To run: {plan.missing}, about {plan.tokens:,} forward tokens{studies}.{cannot}"]
+    if plan.references:
+        tokens = sum(plan.references.values())
+        lines.append(f"Reference sets to make: {len(plan.references)}, about {tokens:,.0f} forward tokens.")
+    if plan.trainings:
+        steps, tokens = (sum(work) for work in zip(*plan.trainings.values(), strict=True))
+        lines.append(
+            f"To train: {len(plan.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
+        )
+    return lines + (plan.budget.lines() if plan.budget.hours else [])
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """The rows as a table: wide in a pipe, in 80 columns on a terminal."""
+    labels = settings([row.config.overrides for row in rows], [0] * len(rows))
+    model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
+    columns = {
+        "run": [row.run for row in rows],
+        "model": model,
+        "weights": [row.config.model.path or "" for row in rows],
+        "method": method,
+        "task": task,
+        "seed": seed,
+        "settings": labels,
+        "documents": [row.documents for row in rows],
+        "forward tokens left (estimated)": [row.tokens for row in rows],
+        "GPU hours": [row.hours for row in rows],
+        "state": [row.state for row in rows],
+    }
+    if sys.stdout.isatty():
+        in_columns = ("run", "state"), ("model", "weights", "method", "task", "seed", "settings")
+        stacks = [names({key: columns[key] for key in keys}) for keys in in_columns]
+        left = {key: columns[key] for key in columns if key not in sum(in_columns, ())}
+        print_stacked(stacked_table("Plan", [*stacks, numbers(left)]), {})
+        return
+    table = Table(*(key for key, cells in columns.items() if any(cells)))
+    for cells in zip(*(cells for cells in columns.values() if any(cells)), strict=True):
+        table.add_row(*cells)
+    print_table(table)
 
 
 def study_state(study: Study) -> str:
     """`done`, or the number of finished trials."""
-    best = study.folder / "best.yaml"
-    finished, total = read_profile(best).trials if best.exists() else 0, study.search.n_trials
+    finished, total = finished_trials(study), study.search.n_trials
     return "done" if finished >= total else f"{finished} of {total} trials"
+
+
+def finished_trials(study: Study) -> int:
+    """The trials of a study that are stored."""
+    best = study.folder / "best.yaml"
+    return read_profile(best).trials if best.exists() else 0
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:

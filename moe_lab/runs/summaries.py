@@ -13,6 +13,7 @@ import numpy as np
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.folder import version_marks
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
+from moe_lab.results.significance import p_over_documents, p_over_seeds
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,
@@ -47,10 +48,11 @@ def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = (
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
-    `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean minus
-    `base`, the score of the untouched model, with both intervals; `compared` has the same for the other comparisons by
-    name. With one study in `studies` the spread over seeds is that of the evaluation alone; with one per seed it
-    includes the search. `versions` are those of the runs; if they differ, those of a run with other versions than now.
+    `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean
+    minus `base`, the score of the untouched model, with both intervals and the p of a test over each; `compared` has
+    the same for the other comparisons by name. With one study in `studies` the spread over seeds is that of the
+    evaluation alone; with one per seed it includes the search. `versions` are those of the runs; if they differ,
+    those of a run with other versions than now.
     """
     blocks = [outcome.results["moe_lab"] for outcome in outcomes]
     first = blocks[0]
@@ -130,9 +132,19 @@ def _difference(
         "mean": mean,
         "difference": float(np.mean(scores)) - mean,
         "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
+        "difference_p_documents": None if aggregate else p_over_documents(_by_document(by_document, values)),
     }
-    by_seed = np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)
-    return difference | {"difference_ci95_seeds": over_seeds(by_seed.tolist())["ci95"]}
+    by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
+    return difference | {
+        "difference_ci95_seeds": over_seeds(by_seed)["ci95"],
+        "difference_p_seeds": p_over_seeds(by_seed),
+    }
+
+
+def _by_document(values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> list[float]:
+    """The mean over seeds of each document's value minus that of the other runs."""
+    means, before = (np.mean(np.asarray(runs, dtype=float), axis=0) for runs in (values, others))
+    return (means - before).tolist()
 
 
 @dataclass(frozen=True)

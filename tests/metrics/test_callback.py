@@ -89,7 +89,7 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "expert_metrics.png").stat().st_size > 1000
     table = (tmp_path / "figures" / "expert_metrics.csv").read_text().splitlines()
     assert len(table) == 4 and table[0].startswith(
-        "step,epoch,load_balance,collaboration,capacity,specialization"
+        "step,epoch,load_balance,collaboration,capacity,capacity_most,specialization"
     )
     told = summary(tmp_path)
     assert told is not None and told["measurements"] == 3
@@ -130,7 +130,9 @@ def line(*values: float | None) -> dict[str, Any]:
     return {
         "load_balance": {"value": balance},
         "collaboration": {"value": together},
-        "capacity": None if capacity is None else {"least": {"value": capacity}},
+        "capacity": None
+        if capacity is None
+        else {"least": {"value": capacity}, "most": {"value": -capacity}},
         "specialization": {"value": special},
     }
 
@@ -143,7 +145,7 @@ def test_correlations_say_how_many_points_they_have() -> None:
         line(3.0, 5.0, 1.5, 5.0),
     ]
     found = {tuple(one["of"]): one for one in correlations(lines)}
-    assert len(found) == 6
+    assert len(found) == 10, "Capacity counts twice"
     one = found["load_balance", "collaboration"]
     x, y = [1, 2, 4, 3], [2, 4, 8, 5]
     mx, my = sum(x) / 4, sum(y) / 4
@@ -154,6 +156,7 @@ def test_correlations_say_how_many_points_they_have() -> None:
     half = 1.959964 / math.sqrt(1)
     assert one["ci95"] == pytest.approx([math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)])
     assert found["load_balance", "capacity"]["pearson"] < -0.9
+    assert found["capacity", "capacity_most"]["pearson"] == pytest.approx(-1)
     constant = found["load_balance", "specialization"]
     assert constant["pearson"] is None and "does not change" in constant["note"]
     few = correlations(lines[:2])

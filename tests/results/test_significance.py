@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from moe_lab.results.significance import SLOW_SWAPS, SWAPS, holm, randomization_test
-from moe_lab.results.statistics import mcnemar
+from moe_lab.results.significance import (
+    SLOW_SWAPS,
+    SWAPS,
+    holm,
+    p_over_documents,
+    p_over_seeds,
+    randomization_test,
+)
+from moe_lab.results.statistics import mcnemar, tango
 
 
 def test_holm_is_that_of_the_textbook() -> None:
@@ -73,3 +80,26 @@ def test_a_score_that_is_no_mean() -> None:
 def test_it_is_seeded() -> None:
     values, baseline = [0.1, 0.4, 0.9, 0.3], [0.2, 0.1, 0.5, 0.7]
     assert randomization_test(values, baseline) == randomization_test(values, baseline)
+
+
+def test_p_over_seeds_is_students_paired_test() -> None:
+    from scipy.stats import ttest_rel
+
+    mine, theirs = [0.5, 0.52, 0.57, 0.49], [0.45, 0.5, 0.5, 0.5]
+    differences = [one - other for one, other in zip(mine, theirs, strict=True)]
+    assert p_over_seeds(differences) == pytest.approx(ttest_rel(mine, theirs).pvalue)
+    assert p_over_seeds([0.0, 0.0]) == 1.0
+    assert p_over_seeds([0.1, 0.1]) is None and p_over_seeds([0.1]) is None
+
+
+@pytest.mark.parametrize(
+    ("won", "lost"), [(9, 1), (8, 3), (12, 3), (30, 14), (30, 18), (0, 3), (0, 4), (5, 5)]
+)
+def test_p_over_documents_agrees_with_tangos_interval(won: int, lost: int) -> None:
+    low, high = tango(won, lost, 60)
+    outside = low > 0 or high < 0
+    assert (p_over_documents([1] * won + [-1] * lost + [0] * (60 - won - lost)) < 0.05) is outside
+
+
+def test_p_over_documents_of_nothing_changed() -> None:
+    assert p_over_documents([0.0, 0.0, 0.0]) == 1.0

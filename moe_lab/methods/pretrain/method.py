@@ -17,6 +17,8 @@ from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.training_method import TrainingMethod
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.pretrain.corpus import Corpus
@@ -56,10 +58,14 @@ class Pretrain(TrainingMethod):
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the design, with the name of `model=`."""
-        from moe_lab.methods.pretrain.design import architecture, with_design
+        from moe_lab.methods.pretrain.design import with_design
 
-        _, tokenizer = self._data(config)
-        return with_design(facts, architecture(self.config, tokenizer))
+        return with_design(facts, self.architecture(config))
+
+    def architecture(self, config: RunConfig) -> PreTrainedConfig:
+        from moe_lab.methods.pretrain.design import architecture
+
+        return architecture(self.config, self._data(config)[1])
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe()}
@@ -153,12 +159,10 @@ class Pretrain(TrainingMethod):
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-        from moe_lab.methods.pretrain.design import architecture
 
         if not self.training_left(config, facts):
             return None
-        _, tokenizer = self._data(config)
-        model = empty_model(architecture(self.config, tokenizer))
+        model = empty_model(self.architecture(config))
         return TRAINING_BYTES * sum(own.numel() for own in model.parameters())
 
     @contextmanager

@@ -12,7 +12,7 @@ from moe_lab.reports.figure_kinds import TABLES
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
 from moe_lab.reports.papers.experiment import Experiment, Published
-from moe_lab.reports.papers.ranking import Ranked, ranking
+from moe_lab.reports.papers.ranking import Ranked, ranking, ranks
 from moe_lab.reports.papers.stated import Stated, stated_numbers
 from moe_lab.reports.papers.table_files import file_stem, title
 from moe_lab.reports.papers.told_apart import Place, corrected_scores, place_of
@@ -20,7 +20,7 @@ from moe_lab.reports.scores import Score
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.stored_files import warn_once, whole_mapping
 
-RECORD_VERSION = [2, *(field.name for field in fields(Score))]
+RECORD_VERSION = [3, *(field.name for field in fields(Score))]
 """Changes with the fields of a score."""
 
 
@@ -78,13 +78,15 @@ def table_record(
         "title": title(experiment, scale),
         "source": experiment.source,
         "scale": scale,
-        "command": command([f"experiment={experiment.name}", f"scale={scale}", *experiment.typed]),
+        "command": command(
+            [f"experiment={experiment.name}", f"scale={scale}", *experiment.typed], experiment.config_dirs
+        ),
         "axes": experiment.keys,
         "figure": experiment.figure,
         "of_settings": experiment.figure in TABLES,
         "compared": others,
         "cells": [_cell(experiment, cell, others, scores) for cell in shown] + [*map(_stated, stated)],
-        "ranking": [_ranked(one) for one in ranking(experiment, cells)],
+        "ranking": _ranking(experiment, cells),
         "unmatched": [_published(each) for each in experiment.paper if id(each) not in matched],
         "runs": {
             each["moe_lab"]["run_id"]: run_record(each["moe_lab"]) for cell in cells for each in cell.results
@@ -92,9 +94,10 @@ def table_record(
     }
 
 
-def command(overrides: Sequence[str]) -> str:
-    """The command line of some overrides, quoted for a shell."""
-    return shlex.join(["python", "-m", "moe_lab", *overrides])
+def command(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
+    """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
+    flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
+    return shlex.join(["python", "-m", "moe_lab", *flags, *overrides])
 
 
 def run_record(block: dict[str, Any]) -> dict[str, Any]:
@@ -165,13 +168,20 @@ def _stated(each: Stated) -> dict[str, Any]:
     }
 
 
-def _ranked(one: Ranked) -> dict[str, Any]:
+def _ranking(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, Any]]:
+    ranked = ranking(experiment, cells)
+    return [_ranked(one, rank) for one, rank in zip(ranked, ranks(ranked), strict=True)]
+
+
+def _ranked(one: Ranked, rank: int) -> dict[str, Any]:
     """A line of the ranking by held-out loss."""
     return {
+        "rank": rank,
         "design": one.name,
         "loss": asdict(one.loss),
         "difference": one.difference,
         "interval": one.interval,
+        "p": one.p,
         "accuracy": None if one.accuracy is None else asdict(one.accuracy),
         "chance": one.chance,
     }

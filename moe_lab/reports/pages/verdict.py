@@ -36,8 +36,9 @@ class Verdict:
 def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts on scores of one page; none on those that are not compared with the untouched model.
 
-    McNemar's p decides where there is one, corrected by Holm for the number of such comparisons; else whether the
-    interval of the difference leaves out 0. An unchanged score without an interval is not told from chance.
+    McNemar's p, or that of a mean over seeds, decides where there is one, corrected by Holm for the number of such
+    comparisons; else whether the interval of the difference leaves out 0. An unchanged score without an interval is not
+    told from chance.
     """
     found = [one for one in compared if one.score.difference is not None]
     scores = corrected([one.score for one in found])
@@ -95,9 +96,10 @@ def _numbers(score: Score, several: bool, against: str, test: str) -> str:
     text += f" and over {score.seeds} seeds" if score.seeds > 1 else ""
     if score.flips is not None:
         text += f". {_turned(score.flips[0], 'right')} and {score.flips[1]:,} wrong"
-    if score.p_mcnemar is not None:
+    if score.p is not None:
+        test = test if score.p_seeds is None else "over seeds and documents,"
         by_holm = f", {score.p_holm:.2g} by Holm" if several and score.p_holm is not None else ""
-        text += f" ({test} p = {score.p_mcnemar:.2g}{by_holm})"
+        text += f" ({test} p = {score.p:.2g}{by_holm})"
     return text + "."
 
 

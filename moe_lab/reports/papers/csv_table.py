@@ -1,9 +1,10 @@
 """The table of an experiment as CSV: one line per cell, numbers as they are stored.
 
-`value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over documents;
-`p_holm` is `p_mcnemar` corrected for all comparisons of the table; `without_neighbour` counts the questions of a C3PO
-run that had no neighbour; `run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them.
-Averages come last. Runs that a run is compared with beside base (`compared` of results.json) have columns of their own.
+`value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over
+documents, `seed_low` and `seed_high` that over seeds; `p_holm` is `p_mcnemar`, or the `p_seeds` of a mean over seeds,
+corrected for all comparisons of the table; `without_neighbour` counts the questions of a C3PO run that had no
+neighbour; `run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them. Averages come
+last. Runs that a run is compared with beside base (`compared` of results.json) have columns of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.told_apart import corrected_scores, place_of
 from moe_lab.reports.scores import Score
 
-COMPARED_COLUMNS = ("difference", "difference_low", "difference_high", "p_mcnemar", "p_holm")
+COMPARED_COLUMNS = (
+    "difference",
+    "difference_low",
+    "difference_high",
+    "difference_seed_low",
+    "difference_seed_high",
+    "p_mcnemar",
+    "p_seeds",
+    "p_holm",
+)
 CSV_COLUMNS = (
     "metric",
     "value",
@@ -27,6 +37,8 @@ CSV_COLUMNS = (
     "std",
     "low",
     "high",
+    "seed_low",
+    "seed_high",
     "n",
     "seeds",
     "without_neighbour",
@@ -65,10 +77,10 @@ def _comparison(score: Score | None) -> dict[str, Any]:
     """The COMPARED_COLUMNS of a score."""
     if score is None:
         return {}
-    low, high = score.difference_interval or (None, None)
-    return dict(
-        zip(COMPARED_COLUMNS, (score.difference, low, high, score.p_mcnemar, score.p_holm), strict=True)
-    )
+    intervals = (score.difference_interval, score.difference_seed_interval)
+    limits = [limit for one in intervals for limit in one or (None, None)]
+    numbers = (score.difference, *limits, score.p_mcnemar, score.p_seeds, score.p_holm)
+    return dict(zip(COMPARED_COLUMNS, numbers, strict=True))
 
 
 def _csv_numbers(cell: TableCell) -> dict[str, Any]:
@@ -78,6 +90,7 @@ def _csv_numbers(cell: TableCell) -> dict[str, Any]:
     if score is None:
         return numbers
     low, high = score.interval or (None, None)
+    seed_low, seed_high = score.seed_interval or (None, None)
     return {
         **numbers,
         "run_id": score.run_id,
@@ -87,6 +100,8 @@ def _csv_numbers(cell: TableCell) -> dict[str, Any]:
         "std": score.std,
         "low": low,
         "high": high,
+        "seed_low": seed_low,
+        "seed_high": seed_high,
         "n": score.n,
         "seeds": score.seeds,
         "without_neighbour": without[0] if (without := cell.without_neighbour()) else None,

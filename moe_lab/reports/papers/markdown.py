@@ -21,6 +21,7 @@ from moe_lab.reports.papers.told_apart import (
     count_tests,
     difference_text,
     place_of,
+    seed_bounds_text,
 )
 from moe_lab.reports.scores import MARKS, Score
 
@@ -28,6 +29,13 @@ NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
     "small": "Scale small: part of the documents.",
 }
+
+
+SEEDS = (
+    "A mean over seeds has its standard deviation behind ± and two intervals, which are kept apart: the first is over "
+    "documents (other questions, the same runs), `seeds [...]` is Student's over seeds (other runs, the same "
+    "questions)."
+)
 
 
 def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
@@ -49,7 +57,7 @@ def markdown(
     lines += [
         f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
         "(in brackets) and 95% intervals over documents."
-        + (" ±: standard deviation over seeds." if any(score.seeds > 1 for score in measured) else ""),
+        + (f" {SEEDS}" if any(score.seeds > 1 for score in measured) else ""),
         "",
     ]
     lines += [NOTE, ""] if averages(experiment, cells) else []
@@ -98,18 +106,22 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell], told: Mapping[Plac
 
 
 def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    """The metric of each column."""
+    """The metric of each column; of several ones, each with its tasks."""
     across = [key for key in experiment.keys if key not in experiment.rows]
-    metrics = {
-        _column_name(across, _key(cell, across)): metric + _chance(experiment, cell)
-        for cell in cells
-        if (metric := cell.shows())
-    }
-    return (
-        ["What is shown:", "", *(f"- {name}: {metric}" for name, metric in metrics.items()), ""]
-        if metrics
-        else []
-    )
+    found: dict[str, dict[str, list[str]]] = {}
+    for cell in cells:
+        score = cell.score()
+        if score is not None and (metric := cell.shows()):
+            column = found.setdefault(_column_name(across, _key(cell, across)), {})
+            column.setdefault(metric + _chance(experiment, cell), []).append(score.task)
+    return ["What is shown:", "", *(_shown_line(*each) for each in found.items()), ""] if found else []
+
+
+def _shown_line(column: str, metrics: Mapping[str, Sequence[str]]) -> str:
+    if len(metrics) == 1:
+        return f"- {column}: {next(iter(metrics))}"
+    each = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
+    return f"- {column}: {'; '.join(each)}"
 
 
 def _chance(experiment: Experiment, cell: TableCell) -> str:
@@ -156,7 +168,7 @@ def _value(score: Score) -> str:
         return "-"
     error = "" if score.stderr is None else f" ({score.stderr:.4f})"
     spread = "" if score.std is None else f" ± {score.std:.4f}"
-    return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}"
+    return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}{seed_bounds_text(score.seed_interval)}"
 
 
 def _counts(cells: Sequence[TableCell | None]) -> list[str]:

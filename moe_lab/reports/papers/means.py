@@ -8,19 +8,27 @@ from dataclasses import replace
 from typing import Any
 
 from moe_lab.reports.scores import Score, pair
+from moe_lab.results.significance import p_over_seeds
 from moe_lab.results.statistics import Interval, interval_of_mean_of_tasks, over_seeds
 
 
 def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
-    """The score of a run with several seeds: means, and their intervals over documents.
+    """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
 
-    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. McNemar's test compares two runs, so p is None.
+    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. McNemar's test compares two runs, so `p_mcnemar` is
+    None; `p_seeds` is the larger p of the tests over seeds and over documents. Expert metrics have the first alone.
     """
     first = scores[0]
     mean = summary.get(first.task, {}).get(first.metric, {})
     values = [score.value for score in scores if score.value is not None]
     differences = [score.difference for score in scores if score.difference is not None]
-    spread = over_seeds(values) if len(values) == len(scores) else {"mean": None, "std": None}
+    unknown = {"mean": None, "std": None, "ci95": None}
+    spread = over_seeds(values) if len(values) == len(scores) else unknown
+    moved = over_seeds(differences) if len(differences) == len(scores) else unknown
+    tests = (
+        mean.get("difference_p_documents"),
+        p_over_seeds(differences) if moved["mean"] is not None else None,
+    )
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
@@ -29,9 +37,12 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         stderr=None,
         std=spread["std"],
         interval=pair(mean.get("ci95_documents")),
-        difference=sum(differences) / len(scores) if len(differences) == len(scores) else None,
+        seed_interval=pair(spread["ci95"]),
+        difference=moved["mean"],
         difference_interval=pair(mean.get("difference_ci95_documents")),
+        difference_seed_interval=pair(moved["ci95"]),
         p_mcnemar=None,
+        p_seeds=None if tests[1] is None else max(p for p in tests if p is not None),
         flips=None,
         marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
     )
@@ -52,6 +63,8 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         value=_mean(values),
         stderr=_mean_error([score.stderr for score in known]),
         std=None,
+        seed_interval=None,
+        difference_seed_interval=None,
         interval=_mean_interval(values, [score.interval for score in known]),
         baseline=_mean([score.baseline for score in known]),
         difference=_mean([score.difference for score in known]),
@@ -59,6 +72,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
             [score.difference for score in known], [score.difference_interval for score in known]
         ),
         p_mcnemar=None,
+        p_seeds=None,
         flips=None,
         marks=tuple(dict.fromkeys(mark for score in known for mark in score.marks)),
     )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.training_scores import LOSS, NO_TASK, training_of
-from moe_lab.reports.scores import Score
+from moe_lab.reports.scores import Score, pair
+from moe_lab.results.significance import ALPHA, holm, p_over_seeds
 from moe_lab.results.statistics import Interval, bootstrap_interval, over_seeds
 
 Design = tuple[str, ...]
 """The coordinates of a design."""
 EXPLAINED = (
-    "Ranked by the loss on held-out rows, in nats per token. Differences to the first are paired: by seed where there "
-    "are several (Student's interval), else by row; one seed says nothing of another. The first is chosen by the same "
-    "numbers, so its lead is too large on average."
+    "Ranked by the loss on held-out rows, in nats per token. Differences to the first are paired: by seed where "
+    "there are several (Student's interval), else by row; one seed says nothing of another. Designs that are not "
+    "told from the first share its rank: the p of Student's paired test over seeds, corrected by Holm for the "
+    "table, is 0.05 or more. Without several seeds nothing is told. The first is chosen by the same numbers, so its "
+    "lead is too large on average."
 )
 
 
@@ -32,8 +35,20 @@ class Ranked:
     loss: Score
     difference: float | None
     interval: Interval | None
+    p: float | None
+    """Of Student's paired test over seeds, corrected by Holm for the ranking; None where there is none."""
     accuracy: Score | None
     chance: float | None
+
+    @property
+    def told(self) -> bool:
+        """Whether its loss is told from the first one's."""
+        return self.p is not None and self.p < ALPHA
+
+
+def ranks(ranked: Sequence[Ranked]) -> list[int]:
+    """The rank of each design: 1 for the first and all that are not told from it, its place in the list for another."""
+    return [place if one.told else 1 for place, one in enumerate(ranked, start=1)]
 
 
 def ranking(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
@@ -44,7 +59,9 @@ def ranking(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
     named = {
         design: [value for value, shown in zip(design, varied, strict=True) if shown] for design in order
     }
-    return [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
+    ranked = [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
+    corrected = holm([one.p for one in ranked])
+    return [replace(one, p=p) for one, p in zip(ranked, corrected, strict=True)]
 
 
 def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
@@ -55,13 +72,13 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[st
     scored = any(one.accuracy for one in ranked)
     header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
     lines = [EXPLAINED, "", f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
-    for place, one in enumerate(ranked, start=1):
+    for rank, one in zip(ranks(ranked), ranked, strict=True):
         spread = "" if one.loss.std is None else f" ± {one.loss.std:.4f}"
         texts = [
-            str(place),
+            str(rank),
             one.name,
             f"{one.loss.value:.4f}{spread}{_bounds(one.loss.interval)}",
-            "" if one.difference is None else f"{one.difference:+.4f}{_bounds(one.interval)}",
+            _difference_text(one),
         ]
         if scored:
             value = one.accuracy
@@ -69,6 +86,15 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[st
             texts += ["" if one.chance is None else f"{one.chance:.3g}"]
         lines.append(f"| {' | '.join(texts)} |")
     return [*lines, ""]
+
+
+def _difference_text(one: Ranked) -> str:
+    """The difference to the first, bold where it is told from chance; empty without one."""
+    if one.difference is None:
+        return ""
+    text = f"{one.difference:+.4f}{_bounds(one.interval)}"
+    p = "" if one.p is None else f" (Holm {one.p:.3g})"
+    return (f"**{text}**" if one.told else text) + p
 
 
 def chance_of(experiment: Experiment, cells: Sequence[TableCell]) -> float | None:
@@ -86,7 +112,7 @@ def _ranked(
     scores = [each.score() for each in averages(experiment, own) or own]
     loss = cell.score()
     assert loss is not None
-    difference, interval = (None, None) if cell is best else _difference(cell, best)
+    difference, interval, p = (None, None, None) if cell is best else _difference(cell, best)
     not_causal = [" (reads later tokens)"] if training_of(cell.results[0]).get("leak") else []
     return Ranked(
         cell=cell,
@@ -94,26 +120,30 @@ def _ranked(
         loss=loss,
         difference=difference,
         interval=interval,
+        p=p,
         accuracy=scores[0] if len(scores) == 1 else None,
         chance=chance_of(experiment, own),
     )
 
 
-def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interval | None]:
-    """The loss minus that of another design on the same rows; None where they have other rows or seeds."""
+def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interval | None, float | None]:
+    """The loss minus that of another design on the same rows, its interval, and the p over seeds.
+
+    None where they have other rows or seeds.
+    """
     own, other = (
         [training_of(each)["validation"]["row_losses"] for each in one.results] for one in (cell, best)
     )
     if [len(rows) for rows in own] != [len(rows) for rows in other]:
-        return None, None
+        return None, None, None
     by_seed = [
         [mine - theirs for mine, theirs in zip(*rows, strict=True)] for rows in zip(own, other, strict=True)
     ]
     means = [sum(rows) / len(rows) for rows in by_seed]
     if len(means) == 1:
-        return means[0], bootstrap_interval(by_seed[0])
+        return means[0], bootstrap_interval(by_seed[0]), None
     spread = over_seeds(means)
-    return spread["mean"], None if spread["ci95"] is None else (spread["ci95"][0], spread["ci95"][1])
+    return spread["mean"], pair(spread["ci95"]), p_over_seeds(means)
 
 
 def _design(experiment: Experiment, cell: TableCell) -> Design:

@@ -12,6 +12,12 @@ Place = tuple[tuple[str, ...], str | None]
 """The coordinates of a cell, and what it is compared with; None is the untouched model."""
 
 
+OVER_SEEDS = (
+    "; of a mean over seeds it is the larger p of two: Student's paired test over the seeds, and the score test over "
+    "the documents, which expert metrics do not have"
+)
+
+
 def corrected_scores(cells: Sequence[TableCell]) -> dict[Place, Score]:
     """The scores of the cells against the untouched model and each other run, their p corrected all together."""
     others = [None, *compared_names(cells)]
@@ -33,15 +39,15 @@ def place_of(cell: TableCell, other: str | None = None) -> Place:
 
 def correction_note(scores: Iterable[Score]) -> list[str]:
     """A paragraph about bold differences, for a table that has a p."""
+    scores = list(scores)
     tests = count_tests(scores)
     if not tests:
         return []
-    how = (
-        "McNemar's p"
-        if tests == 1
-        else f"McNemar's p, corrected by Holm for the table's {tests} comparisons,"
-    )
-    return [f"p is of McNemar's test. Bold differences are told from chance: {how} is below {ALPHA}.", ""]
+    of_seeds = any(score.p_seeds is not None for score in scores)
+    own = "p" if of_seeds else "McNemar's p"
+    how = own if tests == 1 else f"{own}, corrected by Holm for the table's {tests} comparisons,"
+    what = "p is of McNemar's test" + (OVER_SEEDS if of_seeds else "")
+    return [f"{what}. Bold differences are told from chance: {how} is below {ALPHA}.", ""]
 
 
 def difference_text(score: Score | None, several: bool) -> str:
@@ -53,11 +59,17 @@ def difference_text(score: Score | None, several: bool) -> str:
     if score is None or score.difference is None:
         return ""
     text = f"{score.difference:+.4f}{bounds_text(score.difference_interval, '+')}"
-    if score.p_mcnemar is None or score.p_holm is None:
+    text += seed_bounds_text(score.difference_seed_interval, "+")
+    if score.p is None or score.p_holm is None:
         return text
     shown = f"**{text}**" if score.p_holm < ALPHA else text
     holm = f", Holm {score.p_holm:.3g}" if several else ""
-    return f"{shown} (p={score.p_mcnemar:.3g}{holm})"
+    return f"{shown} (p={score.p:.3g}{holm})"
+
+
+def seed_bounds_text(bounds: tuple[float, float] | None, sign: str = "") -> str:
+    """` seeds [low, high]`, or nothing."""
+    return "" if bounds is None else f" seeds{bounds_text(bounds, sign)}"
 
 
 def bounds_text(bounds: tuple[float, float] | None, sign: str = "") -> str:

@@ -10,6 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
+from moe_lab.reports.terminal.stacks import WIDTH, wrapped
+
 WIDTH_WITHOUT_TERMINAL = 400
 BESIDE_A_CELL = 3
 """Two blanks and a line."""
@@ -24,6 +26,11 @@ def print_table(table: Table) -> None:
     console = Console(file=sys.stdout, width=width, markup=False, emoji=False)
     for part in fitting(table, console.width):
         console.print(part)
+
+
+def print_note(text: str) -> None:
+    """Print a line below a table; on a terminal it breaks at 80 columns."""
+    print("\n".join(wrapped(text, WIDTH, name=False)) if sys.stdout.isatty() else text)
 
 
 def fitting(table: Table, width: int) -> Iterator[Table]:
@@ -62,10 +69,3 @@ def _part(table: Table, names: Sequence[Column], others: Sequence[Column]) -> Ta
 def _width(columns: Sequence[Column]) -> int:
     texts = ([str(column.header), *map(str, column.cells)] for column in columns)
     return 1 + sum(max(map(cell_len, column)) + BESIDE_A_CELL for column in texts)
-
-
-def without_empty(table: Table, index: int) -> Table:
-    """The table without a column whose cells are all empty."""
-    if not any(table.columns[index].cells):
-        del table.columns[index]
-    return table

@@ -17,7 +17,7 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     """Broken by a panel per metric, and by another training's measurements."""
     line = {"load_balance": {"value": 3.0, "ci95": [2.9, 3.1]}, "collaboration": {"value": 2.0, "ci95": None}}
     line |= {
-        "capacity": {"least": {"value": 0.1, "ci95": None}},
+        "capacity": {"least": {"value": 0.1, "ci95": None}, "most": {"value": 0.3, "ci95": None}},
         "specialization": {"value": 0.4, "ci95": None},
     }
     lines = [json.dumps({"step": step, "epoch": step / 2, **line}) for step in (0, 2)]
@@ -31,6 +31,7 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told], folder=folder))
     png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
     rows = list(csv.DictReader(table.open()))
+    assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == [
         ("one", "0.0", "2.9"),
         ("one", "1.0", "2.9"),

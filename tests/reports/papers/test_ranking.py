@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
+from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.ranking import chance_of, ranking, ranking_lines
+from moe_lab.reports.papers.ranking import chance_of, ranking, ranking_lines, ranks
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of
 
@@ -45,6 +47,33 @@ def test_seeds_are_paired() -> None:
     _, second = ranking(experiment(), [*design_cells("2/8", seeds), *design_cells("4/16", other)])
     assert second.difference == pytest.approx(0.2)
     assert second.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
+
+
+def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
+    """Broken by a rank by the order of the means, or by p without correction: 0.016 of three comparisons is 0.03."""
+    seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]
+
+    def design(label: str, more: tuple[float, float, float]) -> list[TableCell]:
+        rows = [[loss + extra for loss in each] for each, extra in zip(seeds, more, strict=True)]
+        return design_cells(label, rows)
+
+    cells = [
+        *design_cells("2/8", seeds),
+        *design("4/16", (0.3, -0.1, 0.2)),
+        *design("8/32", (0.4, 0.41, 0.42)),
+    ]
+    found = ranking(experiment(), cells)
+    assert [one.name for one in found] == ["2/8", "4/16", "8/32"]
+    assert ranks(found) == [1, 1, 3] and [one.told for one in found] == [False, False, True]
+    assert found[2].p == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
+    lines = ranking_lines(experiment(), cells)
+    assert lines[5].startswith("| 1 | 4/16 |") and "**" not in lines[5]
+    assert lines[6].startswith("| 3 | 8/32 |") and "**+0.4100 [+" in lines[6].replace("[0", "[+0")
+
+
+def test_one_seed_ranks_nothing() -> None:
+    found = ranking(experiment(), [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[9.0, 9.0]])])
+    assert ranks(found) == [1, 1]
 
 
 def test_designs_on_other_rows_are_not_subtracted() -> None:

@@ -76,3 +76,28 @@ def test_the_csv_has_both_p():
         "0.02",
         pytest.approx(CORRECTED[1]),
     )
+
+
+def test_a_mean_over_seeds_is_bold_where_seeds_and_documents_tell_it():
+    """Broken by one of the two tests alone, and by intervals that are mixed."""
+
+    def seeds(differences: list[float], p_documents: float) -> str:
+        def one(difference: float) -> dict:
+            paired = {"t": {"acc,none": {"difference": difference, "ci95": [0, 1], "p_mcnemar": 0.9}}}
+            return results_of(paired=paired)
+
+        numbers = {"difference_ci95_documents": [0.02, 0.18], "difference_p_documents": p_documents}
+        told = TableCell(
+            coordinates={"row": "one"},
+            run_id="r",
+            results=[one(each) for each in differences],
+            summary={"scores": {"t": {"acc,none": numbers}}},
+        )
+        return markdown(TABLE, "paper", [told])
+
+    both = seeds([0.1, 0.11, 0.09], 0.02)
+    assert "**+0.1000 [+0.0200, +0.1800] seeds [+0.0752, +0.1248]** (p=0.02)" in both
+    assert "p is of McNemar's test; of a mean over seeds it is the larger p of two" in both
+    assert "`seeds [...]` is Student's over seeds" in both
+    assert "**" not in seeds([0.1, 0.11, 0.09], 0.2), "the documents do not tell it"
+    assert "**" not in seeds([0.3, 0.2, -0.2], 0.02), "the seeds do not tell it"

@@ -1,0 +1,157 @@
+"""What a plan takes of a GPU and of a disk, estimated from the sizes of its models. Loads no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.methods.training_method import TrainingMethod
+
+if TYPE_CHECKING:
+    from moe_lab.runs.run import Run
+    from moe_lab.runs.tuning.study import Study
+
+RATE = 1e14
+"""Operations per second: a tenth of what an H100 has for dense products in bfloat16."""
+READING, TRAINING = 2, 6
+"""Operations of a token for each parameter that it passes: forward, and forward and backward."""
+CHECKPOINT_BYTES = 12
+"""Of a parameter in a checkpoint: its weight and AdamW's two moments, each a float32."""
+CHECKPOINTS = 2
+"""Checkpoints that a training keeps until it is finished."""
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters of a model: all, and those that a token passes (without the input embedding)."""
+
+    total: int
+    active: int
+
+
+@dataclass
+class Budget:
+    """The work and the disk of a plan, which grow run by run."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    """Bytes of the weights to download, by hub id."""
+    active: dict[str, int] = field(default_factory=dict)
+    """Active parameters by hub id, or by name where there is none."""
+    trained: dict[str, float] = field(default_factory=dict)
+    """Bytes of the trained models to write, by folder."""
+    checkpoint: float = 0
+    """Bytes of the checkpoints of the largest training."""
+    hours: float = 0
+    """GPU hours."""
+
+    def run(self, run: Run, tokens: float, missing: bool) -> float:
+        """GPU hours of a run that puts this many tokens through its model, with a training that no earlier run has."""
+        size = self._size(run)
+        operations = READING * size.active * tokens
+        if missing and isinstance(run.method, TrainingMethod):
+            for name, (_, read) in run.method.training_left(run.config, run.facts).items():
+                if name not in self.trained:
+                    operations += TRAINING * size.active * read
+                    self.trained[name] = size.total * _bytes(run.facts.dtype)
+                    self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * size.total)
+        return self._add(operations)
+
+    def study(self, study: Study, tokens: float) -> float:
+        """GPU hours of a study whose trials left put this many tokens through the model."""
+        return self._add(READING * self._size(study).active * tokens)
+
+    def _add(self, operations: float) -> float:
+        hours = operations / RATE / 3600
+        self.hours += hours
+        return hours
+
+    def _size(self, of: Run | Study) -> Size:
+        config = of.method.architecture(of.config)
+        size, path = size_of(config), of.facts.path
+        self.active[model_name(of)] = size.active
+        if path is not None and of.method.reads_weights:
+            self.weights[path] = size.total * _bytes(str(config.dtype or "float32"))
+        return size
+
+    def lines(self) -> list[str]:
+        """How the hours were estimated, and the disk that is taken, for a reader who wants to check them."""
+        sizes = ", ".join(f"{name} {count / 1e9:.3g}e9" for name, count in sorted(self.active.items()))
+        found = [
+            f"GPU hours: {hours_text(self.hours)}. An hour is {RATE:.0e} x 3,600 operations, a tenth of an H100's "
+            f"peak in bfloat16. A token takes {READING} operations for each active parameter, {TRAINING} in training. "
+            f"Active parameters, without the input embedding: {sizes}."
+        ]
+        if self.weights:
+            each = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sorted(self.weights.items()))
+            found.append(f"Weights on disk, {_gigabytes(sum(self.weights.values()))}: {each}.")
+        if self.trained:
+            written, most = _gigabytes(sum(self.trained.values())), _gigabytes(self.checkpoint)
+            found.append(
+                f"Trained models to write: {len(self.trained)}, {written}. While one is trained, its checkpoints take "
+                f"at most {most} ({CHECKPOINTS} of {CHECKPOINT_BYTES} bytes for each parameter)."
+            )
+        return found
+
+
+def trial_tokens(study: Study, trials: int) -> float:
+    """Forward tokens of some trials, as if each answered the tuning documents anew: less where they are cached."""
+    from moe_lab.tasks.estimate import workload_of_tasks
+
+    tasks = study.tasks["tasks"]
+    documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
+    return trials * study.method.forward_tokens(workload_of_tasks(tasks, documents, study.config))
+
+
+def size_of(config: Any) -> Size:
+    """The size of a model of this configuration, counted on a model without weights."""
+    return _counted(config.__class__, config.to_json_string(use_diff=False))
+
+
+@lru_cache(maxsize=64)
+def _counted(kind: Any, text: str) -> Size:
+    import json
+
+    from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, is_experts
+
+    config = kind.from_dict(json.loads(text))
+    model = empty_model(config)
+    total = sum(own.numel() for own in model.parameters())
+    experts = sum(own.numel() for each in model.modules() if is_experts(each) for own in each.parameters())
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = ends[1] is not None and ends[0].weight is ends[1].weight
+    embedding = 0 if tied else ends[0].weight.numel()
+    return Size(total, round(total - embedding - experts * (1 - _share(config) if experts else 0)))
+
+
+def _share(config: Any) -> float:
+    """The experts of a token as a share of all."""
+    from moe_lab.models.facts import routing_facts
+
+    facts = routing_facts(config)
+    return facts["top_k"] / facts["experts"]
+
+
+def hours_text(hours: float) -> str:
+    """`1,234`, `12.3`, `0.0045`; a dash for none."""
+    if not hours:
+        return "-"
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 1e-4 else "<0.0001"
+
+
+def _bytes(dtype: str) -> int:
+    import torch
+
+    return int(getattr(torch, dtype.removeprefix("torch.")).itemsize)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / GIGABYTE:,.3g} GB" if size < 100 * GIGABYTE else f"{size / GIGABYTE:,.0f} GB"
+
+
+def model_name(of: Run | Study) -> str:
+    """The hub id, folder or name of the model whose parameters are counted; of a design its own name."""
+    if not of.method.reads_weights:
+        return f"{of.method.config.name} {of.method.config.label}"
+    return of.facts.path or of.facts.name

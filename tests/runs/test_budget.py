@@ -1,0 +1,89 @@
+"""GPU hours and disk of a plan.
+
+Broken by experts that count whole though a token takes some of them, by an embedding that counts as a product, by a
+training that is counted for each of its evaluations.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
+
+from moe_lab.methods.base import Base
+from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.runs.budget import RATE, Budget, hours_text, size_of
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def olmoe(**more: Any) -> OlmoeConfig:
+    return OlmoeConfig(**(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more))
+
+
+def test_active_parameters_are_those_that_a_token_passes() -> None:
+    config = olmoe()
+    model = AutoModelForCausalLM.from_config(config)
+    total = sum(own.numel() for own in model.parameters())
+    expert = 3 * 16 * 8  # gate, up and down
+    size = size_of(config)
+    assert size.total == total
+    assert size.active == total - 50 * 16 - 2 * 6 * expert, "six of eight experts in each of two layers rest"
+
+
+def test_a_tied_embedding_is_the_output_product() -> None:
+    dense = LlamaConfig(**SHAPE, tie_word_embeddings=True)
+    assert size_of(dense).active == size_of(dense).total
+
+
+class Trained(TrainingMethod):
+    """A training of 1,000 tokens that two runs share."""
+
+    def training_left(self, config: Any, facts: Any) -> dict[str, tuple[int, int]]:
+        return {"folder": (10, 1000)}
+
+    resolve_model = training_memory = open = None  # type: ignore[assignment]
+
+    def architecture(self, config: Any) -> Any:
+        return olmoe()
+
+
+def run_of(method: Any, path: str | None = "owner/name") -> Any:
+    facts = SimpleNamespace(path=path, name="tiny", dtype="float32")
+    return SimpleNamespace(method=method, facts=facts, config=None)
+
+
+def test_hours_are_operations_at_the_stated_rate() -> None:
+    active, total = size_of(olmoe()).active, size_of(olmoe()).total
+    budget, run = Budget(), run_of(Trained(SimpleNamespace()))
+    first = budget.run(run, 500, missing=True)
+    assert first == pytest.approx((2 * 500 + 6 * 1000) * active / RATE / 3600)
+    assert budget.run(run, 500, missing=True) == pytest.approx(2 * 500 * active / RATE / 3600), "trained once"
+    assert budget.hours == pytest.approx((4 * 500 + 6 * 1000) * active / RATE / 3600)
+    assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
+    hours, weights, trained = budget.lines()
+    assert f"owner/name {active / 1e9:.3g}e9" in hours and "3,600 operations" in hours
+    assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
+
+
+def test_the_embedded_model_needs_no_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Base, "architecture", lambda self, config: olmoe())
+    budget = Budget()
+    budget.run(run_of(Base(Base.Config(name="base")), path=None), 10**9, missing=True)
+    assert list(budget.active) == ["tiny"] and budget.weights == {} and len(budget.lines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"), [(0, "-"), (1e-6, "<0.0001"), (0.00451, "0.00451"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_hours_have_three_digits(hours: float, text: str) -> None:
+    assert hours_text(hours) == text

@@ -1,0 +1,38 @@
+"""The table of mode=plan: wide in a pipe, in 80 columns on a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.reports.terminal.console import print_note
+from moe_lab.runs.plan import Row, print_rows
+
+ROW = Row(
+    run="a1b2c3d4",
+    config=Config(model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct")),
+    names=["olmoe", "finetune-freeze", "arc_challenge_answer_format", "0"],
+    documents="1,172",
+    tokens="123,456,789",
+    hours="12.3",
+    state="interrupted, 1,000 of 4,687 answered",
+)
+
+
+def test_a_pipe_gets_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows([ROW])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "a1b2c3d4" in line]
+    assert "allenai/OLMoE-1B-7B-0924-Instruct" in line and "12.3" in line
+
+
+def test_a_terminal_gets_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_rows([ROW, ROW])
+    print_note("(1) " + "a long reason " * 20)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")

@@ -16,7 +16,7 @@ SCALE ?= tiny
 MODE ?= run
 # Local benchmark data for `make bench`; empty: the hub.
 DATA_DIR ?=
-# Processes that pytest uses.
+# Processes that pytest and the tables use.
 WORKERS ?= 2
 CHECKED := moe_lab tests benchmarks examples
 # A warning ends the build; the variable turns off a notice about another project.
@@ -61,7 +61,7 @@ bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for lo
 		$(BIN)/python -m benchmarks.$$part $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') || exit; done
 
 reproduce-tables: $(STAMP) ## The papers' tables (EXPERIMENT=all SCALE=tiny MODE=run)
-	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE)
+	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE) launcher=local launcher.workers=$(WORKERS)
 
 clean-outputs: ## Delete everything in outputs/
 	find outputs -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +

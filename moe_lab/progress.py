@@ -104,9 +104,9 @@ class Progress:
         if self.note:
             parts.append(self.note)
         if self.done >= self.total:
-            parts.append(f"took {_duration(seconds)}")
+            parts.append(f"took {duration(seconds)}")
         elif counted > 0:
-            parts.append(f"about {_duration(seconds / counted * (self.total - self.done))} left")
+            parts.append(f"about {duration(seconds / counted * (self.total - self.done))} left")
         return ", ".join(parts)
 
     def _count(self, amount: int) -> str:
@@ -121,7 +121,7 @@ class Progress:
         print(self.line(), file=sys.stderr, flush=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`03:20`, or `1:03:20`."""
     from tqdm import tqdm
 

@@ -13,7 +13,7 @@ PACKAGE = TESTS.parent / "moe_lab"
 UNTESTED = {
     "": "__main__ errors",
     "cli/doctor": "model report",
-    "cli": "help_options prefetch",
+    "cli": "help_options prefetch worker",
     "config": "catalog compose hydra_errors paths schema validators",
     "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/forward": "batch ensemble forward layers observer token_hash",
@@ -38,7 +38,7 @@ UNTESTED = {
     "reports/papers": "cell cell_table csv_table experiment means published setup_table table_files",
     "results": "identity verdicts versions",
     "routing": "counts families override record remix rules seams",
-    "runs": "attempts config estimate grid jobs memory_errors prepare stored_result",
+    "runs": "config estimate grid jobs memory_errors prepare stored_result",
     "runs/evaluation": "evaluate judges_block result_block run_lm_eval",
     "runs/experiments": "cells deepen equivalent places",
     "runs/tuning": "search solve",

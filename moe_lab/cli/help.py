@@ -14,7 +14,7 @@ from moe_lab.config.catalog import experiment_files, option_files, read_option, 
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import GROUP_CONFIGS
 
-GROUPS = ("method", "model", "task", "tuning", "logger")
+GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
 
 HEAD = """\
 moe_lab: does a Mixture-of-Experts language model get better if it routes differently, and at what cost?

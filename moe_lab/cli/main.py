@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from moe_lab.errors import ConfigError, Terminated, exit_code, print_error
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
+    from moe_lab.config.schema import Config
 
 MODES = {
     "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
@@ -72,7 +74,7 @@ def _main(argv: list[str]) -> int:
         return 0
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
-    return dispatch(cells)
+    return dispatch(cells, argv)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -96,8 +98,8 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     return cells
 
 
-def dispatch(cells: list[Cell]) -> int:
-    """Do what `mode` says with the composed cells and return the exit code."""
+def dispatch(cells: list[Cell], argv: list[str]) -> int:
+    """Do what `mode` says with the composed cells of a command line and return the exit code."""
     from moe_lab.config.compose import OWN_GRID
     from moe_lab.runs.config import to_configs
     from moe_lab.tasks.loading import task_cache
@@ -108,11 +110,22 @@ def dispatch(cells: list[Cell]) -> int:
         if any(config.mode != mode for config in configs):
             raise ConfigError("A grid has one mode. Give mode= one value.")
         of_grid, of_experiments = MODES[mode]
-        if not any(config.experiment for config in configs):
-            return _function(of_grid)(configs)
-        if len(configs) > 1:
+        experiments = any(config.experiment for config in configs)
+        if experiments and len(configs) > 1:
             raise ConfigError(OWN_GRID)
-        return _function(of_experiments)(configs[0], cells[0])
+        with _workers(configs, argv):
+            if experiments:
+                return _function(of_experiments)(configs[0], cells[0])
+            return _function(of_grid)(configs)
+
+
+def _workers(configs: list[Config], argv: list[str]) -> AbstractContextManager[None]:
+    """With `launcher=`, workers make the runs first."""
+    if configs[0].mode != "run" or configs[0].launcher.name == "none":
+        return nullcontext()
+    from moe_lab.cli.launchers import launched
+
+    return launched(configs, argv)
 
 
 def _function(place: str) -> Any:

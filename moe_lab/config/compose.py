@@ -196,7 +196,8 @@ def check_launcher(cell: Cell) -> None:
     for part in ("hydra/launcher", "hydra/sweeper"):
         if cell.choices.get(part, "basic") != "basic":
             raise ConfigError(
-                f"{part}={cell.choices[part]} is not supported: moe_lab runs a grid in one process."
+                f"{part}={cell.choices[part]} is not supported: it would load the model for every run of a grid. "
+                "launcher=local launcher.workers=4 runs a grid in 4 processes (--help launcher=)."
             )
 
 

@@ -23,6 +23,7 @@ METRICS = ("none", "expert")
 TUNINGS = ("none", "tpe", "uniform")
 TUNING_METRICS = ("perplexity", "accuracy")
 LOGGERS = ("none", "wandb")
+LAUNCHERS = ("none", "local")
 LOGGER_MODES = ("online", "offline", "disabled")
 SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
@@ -151,7 +152,28 @@ class LoggerConfig:
         one_of("logger.mode", self.mode, LOGGER_MODES)
 
 
-GROUP_CONFIGS = {"model": ModelConfig, "task": TaskConfig, "tuning": TuningConfig, "logger": LoggerConfig}
+@dataclass(kw_only=True)
+class LauncherConfig:
+    """The processes that share the runs of a grid or an experiment. It changes no number."""
+
+    name: str = "none"
+    workers: int | None = None
+    """Number of processes; null: one for each GPU, else one for each CPU core."""
+
+    def __post_init__(self) -> None:
+        one_of("launcher", self.name, LAUNCHERS)
+        at_least("launcher.workers", self.workers, 1)
+        if self.name == "none" and self.workers is not None:
+            raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
+
+
+GROUP_CONFIGS = {
+    "model": ModelConfig,
+    "task": TaskConfig,
+    "tuning": TuningConfig,
+    "logger": LoggerConfig,
+    "launcher": LauncherConfig,
+}
 """Groups whose options may leave keys out. The options of `method` have all keys."""
 
 
@@ -165,6 +187,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     mode: str = "run"
     seed: int = 0
@@ -191,6 +214,7 @@ class Config:
     offline: bool = False
     baseline: bool = True
     rerun: bool = False
+    wait: bool = True
     metrics: str = "none"
     experiment: str | None = None
     scale: str = "tiny"

@@ -76,7 +76,7 @@ class PretrainTiny(ModelMaker):
         trained = Trained(
             folder=folder, id=digest, record="training.json", scratch="checkpoints", made="model"
         )
-        trained.load_or_make(lambda: identity | self._train(config, folder), wait=False)
+        trained.load_or_make(lambda: identity | self._train(config, folder))
         return folder
 
     def _identity(self, config: RunConfig) -> dict[str, Any]:

@@ -43,15 +43,15 @@ class Artifact:
         """Whether the record has its keys, and the other files exist."""
         return True
 
-    def load_or_make(self, make: Callable[[], dict[str, Any]], *, wait: bool = True) -> dict[str, Any]:
+    def load_or_make(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The record; made by `make()`, which writes the other files and returns the record's content.
 
-        The folder is held meanwhile. Waits for another process that makes it; without `wait` raises RunHeldError.
+        The folder is held meanwhile. Raises RunHeldError if another process makes it.
         """
         record = self.stored()
         if record is None:
             store = RunFolder(self.folder, self.id)
-            with store.held(wait=wait):
+            with store.held():
                 record = self.stored()
                 if record is None:
                     (self.folder / self.record).unlink(missing_ok=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
@@ -47,11 +44,10 @@ class RunFolder:
         return None if commit and other and commit != other else results
 
     @contextmanager
-    def held(self, *, wait: bool = False) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Lock the folder for this process and clean up after a kill. The end of the process releases the lock.
 
-        With `wait`, waits for another process that holds it. Raises RunHeldError naming that process otherwise, and
-        ConfigError if the folder cannot be made.
+        Raises RunHeldError naming another process that holds it, and ConfigError if the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -63,15 +59,8 @@ class RunFolder:
             lock = acquire(self.path / ".lock")
         except OSError as error:
             raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
-        if lock is None and not wait:
-            raise RunHeldError(
-                f"{self.path.name} is held by {self._holder()}.\n"
-                "Wait for it, or stop it; the same command then continues."
-            )
         if lock is None:
-            print(f"Waiting for {self.path.name}, which {self._holder()} holds", file=sys.stderr)
-            lock = FileLock(self.path / ".lock", is_singleton=False)
-            lock.acquire(timeout=-1)
+            raise self._held_error()
         try:
             with writing(self.path):
                 tidy(self.path)
@@ -84,15 +73,26 @@ class RunFolder:
         file = self.path / ".lock"
         return file.exists() and is_locked(file)
 
+    def check_free(self) -> None:
+        """Raise RunHeldError if a living process holds the run."""
+        if self.is_held():
+            raise self._held_error()
+
     @contextmanager
     def status(self) -> Iterator[None]:
-        """Write status.json: started, then success, error or interrupted."""
+        """Write status.json: started, then success, error or interrupted.
+
+        The file is removed if another process holds what the run needs: nothing was begun.
+        """
         started = _now()
         self._write_status("started", started, None)
         try:
             yield
         except (KeyboardInterrupt, SystemExit) as stop:
             self._write_status("interrupted", started, type(stop).__name__)
+            raise
+        except RunHeldError:
+            (self.path / "status.json").unlink()
             raise
         except BaseException as error:
             self._write_status("error", started, f"{type(error).__name__}: {error}")
@@ -110,6 +110,12 @@ class RunFolder:
             if status in ("started", "success"):
                 raise
             # the error that ended the block is the one to report
+
+    def _held_error(self) -> RunHeldError:
+        return RunHeldError(
+            f"{self.path.name} is held by {self._holder()}.\n"
+            "Wait for it, or stop it; the same command then continues."
+        )
 
     def _holder(self) -> str:
         status = whole_mapping(self.path / "status.json") or {}

@@ -1,20 +1,30 @@
-"""Executes jobs one after the other. A failure is recorded and the other jobs still run."""
+"""Executes jobs one after the other. A failure is recorded and the other jobs still run.
+
+Any number of equal commands may do so at once: each leaves aside what another one works on, comes back to it when
+nothing else is left, and takes it over where the other one has died.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from moe_lab.errors import RunHeldError, exit_code, print_error
+from moe_lab.errors import MoeLabError, RunHeldError, exit_code, print_error
+from moe_lab.progress import duration
+from moe_lab.runs.board import current, is_worker
 from moe_lab.runs.jobs import Job, distinct_runs
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
     from moe_lab.runs.run import Outcome, Run
+
+PAUSE = 1.0
+"""Seconds between two looks at runs that other processes hold."""
 
 
 @dataclass(frozen=True)
@@ -27,57 +37,142 @@ class Failure:
     error: BaseException
 
 
-def run_all(jobs: Sequence[Job], models: ModelPool) -> tuple[list[Outcome], list[Failure]]:
-    """Execute the jobs one after the other. A failure does not stop the others, an interruption does."""
-    outcomes: dict[str, Outcome] = {}
-    attempts = _Attempts(jobs)
+class FailedInWorkerError(MoeLabError):
+    """A run failed in another worker of the same command."""
+
+
+def run_all(
+    jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
+) -> tuple[list[Outcome], list[Failure]]:
+    """Execute the jobs one after the other. A failure does not stop the others, an interruption does.
+
+    Args:
+        wait: whether runs that another process holds are waited for; else their failure is a RunHeldError.
+    """
+    attempts = _Attempts(jobs, models, wait)
     with suppress(KeyboardInterrupt):  # it is among the failures
-        for job in jobs:
-            if job.studies and not job.runs:
-                attempts.make(job.name, None, partial(job.tune, models))
-            for run in job.runs:
-                if run.run_id in outcomes and run.measured:
-                    continue
-                outcome = attempts.make(
-                    run.folder.name, run.run_id, partial(execute_logged, run, models, job.group)
-                )
-                if outcome is not None:
-                    outcomes[run.run_id] = outcome
-    runs = distinct_runs(jobs)
-    for run in runs:  # a run that another process held may be finished by now
-        if run.run_id in attempts.held and run.done:
-            outcomes[run.run_id] = execute_logged(run, models, None)
+        attempts.make_all()
+    outcomes = attempts.outcomes
     failures = [failure for failure in attempts.failures if failure.run_id not in outcomes]
-    return [outcomes[run.run_id] for run in runs if run.run_id in outcomes], failures
+    return [outcomes[run.run_id] for run in distinct_runs(jobs) if run.run_id in outcomes], failures
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A run of a job, or its studies."""
+
+    job: Job
+    run: Run | None = None
+
+    @property
+    def name(self) -> str:
+        return self.job.name if self.run is None else self.run.folder.name
+
+    @property
+    def stored(self) -> bool:
+        return self.run is not None and self.run.done and self.run.measured and not self.run.config.rerun
+
+    def make(self, models: ModelPool, logged: bool) -> Outcome | None:
+        from moe_lab.runs.execute import execute
+
+        if self.run is None:
+            self.job.tune(models)
+            return None
+        if logged:
+            return execute_logged(self.run, models, self.job.group)
+        return execute(self.run, models)
+
+
+def _steps(job: Job) -> list[_Step]:
+    return [_Step(job, run) for run in job.runs] or [_Step(job)]
 
 
 class _Attempts:
-    """The steps of jobs: announces each one on stderr and records its failure."""
+    """The steps of jobs: announces each one on stderr with the time left, and records its failure."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        studies = sum(bool(job.studies) and not job.runs for job in jobs)
-        self.total = studies + sum(len(job.runs) or job.config.num_seeds for job in jobs)
-        self.begun = 0
+    def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool):
+        self.models, self.wait, self.board = models, wait, current()
+        self.outcomes: dict[str, Outcome] = {}
         self.failures: list[Failure] = []
+        self._queue = deque(step for job in jobs for step in _steps(job))
+        tuned = sum(job.config.num_seeds for job in jobs if not job.runs)  # runs after studies
+        self._total = len({step.name for step in self._queue}) + tuned
+        stored = list({step.name for step in self._queue if step.stored})
+        self._begun, self._made, self._unmade = 0, 0, self._total - len(stored)
+        self._start = time.monotonic()
+        self._announced: set[str] = set()
+        if self.board is not None:
+            self.board.begin(self._total, stored)
 
-    @property
-    def held(self) -> set[str]:
-        """The ids of runs that another process held."""
-        return {f.run_id for f in self.failures if f.run_id and isinstance(f.error, RunHeldError)}
+    def make_all(self) -> None:
+        """Make every step. Those that another process holds are tried again when the others are made."""
+        held = 0
+        while self._queue:
+            step = self._queue.popleft()
+            if step.run is not None and step.run.run_id in self.outcomes and step.run.measured:
+                continue
+            try:
+                self._make(step)
+            except RunHeldError as error:
+                if not self.wait:
+                    self._fail(step, error)
+                    continue
+                self._queue.append(step)
+                held += 1
+                if held >= len(self._queue):
+                    self._pause(error)
+                continue
+            held = 0
+            if step.run is None and step.job.runs:
+                self._queue.extendleft(reversed(_steps(step.job)))
 
-    def make(self, name: str, run_id: str | None, action: Callable[[], Any]) -> Any:
-        """The action's result, or None if it failed. An interruption is recorded and raised."""
-        self.begun += 1
-        if self.total > 1:
-            print(f"[{self.begun}/{self.total}] {name}", file=sys.stderr)
+    def _make(self, step: _Step) -> None:
+        if self.board is not None and (message := self.board.failures().get(step.name)):
+            self._fail(step, FailedInWorkerError(message))
+            return
+        stored = step.stored
+        if stored and is_worker():
+            return
+        if step.run is not None:
+            step.run.check_free()
+        self._announce(step)
         try:
-            return action()
-        except KeyboardInterrupt as stop:
-            self.failures.append(Failure(name, run_id, stop))
+            outcome = step.make(self.models, logged=self.board is None or step.name not in self.board.made())
+        except RunHeldError:
             raise
-        except Exception as error:
-            self.failures.append(Failure(name, run_id, error))
-            return None
+        except (Exception, KeyboardInterrupt) as error:
+            self._fail(step, error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return
+        self._made += not stored
+        if outcome is not None:
+            self.outcomes[outcome.run.run_id] = outcome
+        if self.board is not None:
+            self.board.end(step.name)
+
+    def _fail(self, step: _Step, error: BaseException) -> None:
+        self._made += 1
+        self.failures.append(Failure(step.name, step.run.run_id if step.run else None, error))
+        if self.board is not None and not isinstance(error, KeyboardInterrupt | RunHeldError):
+            self.board.end(step.name, str(error) or type(error).__name__)
+
+    def _announce(self, step: _Step) -> None:
+        if self._total < 2 or step.name in self._announced:
+            return
+        self._announced.add(step.name)
+        self._begun += 1
+        left = self._unmade - self._made
+        seconds = (time.monotonic() - self._start) / self._made * left if self._made else None
+        note = f", about {duration(seconds)} left" if seconds else ""
+        print(f"[{self._begun}/{self._total}] {step.name}{note}", file=sys.stderr)
+
+    def _pause(self, error: RunHeldError) -> None:
+        """Wait a moment: other processes hold all that is left."""
+        if str(error) not in self._announced:
+            self._announced.add(str(error))
+            print(f"Waiting: {error}", file=sys.stderr)
+        time.sleep(PAUSE)
 
 
 def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:

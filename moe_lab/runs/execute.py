@@ -46,10 +46,10 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
 
 
 def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
-    """The scores and samples of a run to compare with: read or computed. Waits if another process computes it."""
+    """The scores and samples of a run to compare with: read or computed."""
     stored = stored_with_samples(run)
     if stored is None:
-        with run.store.held(wait=True):
+        with run.store.held():
             stored = stored_with_samples(run)
             if stored is None:
                 with run.store.status():

@@ -76,6 +76,12 @@ class Run:
     def store(self) -> RunFolder:
         return RunFolder(self.folder, self.run_id)
 
+    def check_free(self) -> None:
+        """Raise RunHeldError if another process works on this run, or on one that it is compared with."""
+        for run in (*self.compared_runs.values(), self):
+            if not run.done:
+                run.store.check_free()
+
     def stored(self) -> dict[str, Any] | None:
         """The content of results.json if it is complete and of this run and hub commit, else None."""
         return self.store.stored(self.facts.commit)

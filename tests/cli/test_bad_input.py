@@ -13,6 +13,10 @@ import pytest
 from tests.support.command import FakeRuns, install, run_command
 
 WRONG = {
+    "an unknown launcher": (["launcher=lokal"], "Did you mean 'local'?"),
+    "workers without a launcher": (["launcher.workers=2"], "Add launcher=local"),
+    "workers that would compute again": (["launcher=local", "rerun=true"], "Leave launcher= out"),
+    "workers that would train one model": (["launcher=local", "method=pretrain-tiny"], "Leave launcher= out"),
     "an unknown key": (["metod=roe"], "Did you mean 'method'?"),
     "an unknown key of a group": (["method.temprature=0.1"], "Did you mean 'method.temperature'?"),
     "a key without its group": (["temperature=0.1"], "Did you mean 'method.temperature'?"),

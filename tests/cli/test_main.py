@@ -233,7 +233,7 @@ def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch)
 )
 def test_exit_codes_of_a_grid(errors, code, capsys, runs):
     runs.errors.update(errors)
-    ended = run_command(capsys, "-m", "seed=0,1,2,3")
+    ended = run_command(capsys, "-m", "seed=0,1,2,3", "wait=false")
     assert ended.code == code
     assert "tiny-roe-toy_math-0" in runs.executed
     assert ("tiny-roe-toy_math-3" in runs.executed) == (code not in (130, 143))
@@ -247,7 +247,7 @@ def test_exit_codes_of_a_grid(errors, code, capsys, runs):
 )
 def test_exit_codes_of_one_run(error, code, capsys, runs):
     runs.errors["tiny-roe-toy_math-0"] = error
-    ended = run_command(capsys)
+    ended = run_command(capsys, "wait=false")
     assert ended.code == code
     assert "Traceback" not in ended.err
 

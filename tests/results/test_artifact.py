@@ -60,7 +60,7 @@ def test_work_in_progress_stays_where_making_fails(tmp_path: Path) -> None:
     assert (one.folder / "parts").exists() and one.stored() is None
 
 
-def test_without_waiting_another_maker_is_named(tmp_path: Path) -> None:
+def test_another_maker_is_named(tmp_path: Path) -> None:
     one = pair(tmp_path)
     with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
-        one.load_or_make(maker(one, []), wait=False)
+        one.load_or_make(maker(one, []))

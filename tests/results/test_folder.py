@@ -87,14 +87,6 @@ def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: P
     assert status["status"] == "success" and status["pid"] == os.getpid() and status["ended"]
 
 
-@pytest.mark.slow
-def test_a_baseline_waits(tmp_path: Path) -> None:
-    process = holder(tmp_path / "run", seconds=0.5)
-    with RunFolder(tmp_path / "run", "a").held(wait=True):
-        process.join(5)
-        assert process.exitcode == 0
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [(KeyboardInterrupt(), "interrupted"), (ValueError("why"), "error"), (None, "success")],

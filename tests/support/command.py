@@ -86,6 +86,9 @@ class FakeRun:
     def folder(self) -> Path:
         return Path(self.config.output_dir) / "runs" / self.run_id
 
+    def check_free(self) -> None:
+        """No other process works on it."""
+
 
 @dataclass
 class FakeOutcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ def read_data(config: Config, dataset: str, size: int | None = None, held_out: i
     )
 
 
+@cache
 def _toy(split: str, count: int) -> list[Conversation]:
+    """Drawn once in a process: a grid of trainings reads them again and again."""
     from moe_lab.tasks.toy.instructions import instructions
 
     return [row["messages"] for row in instructions(split, count)]

@@ -75,13 +75,14 @@ class ReferenceSet:
 
 
 def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineLM) -> ReferenceSet:
-    """The run's reference set, built as far as it is missing. Another process that builds it is waited for.
+    """The run's reference set, built as far as it is missing.
 
     Args:
         settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
         lm: the untouched model.
 
-    Raises ConfigError for references that cannot be had or are fewer than k, and for a folder that holds another set.
+    Raises ConfigError for references that cannot be had or are fewer than k, and for a folder that holds another set,
+    RunHeldError if another process builds it.
     """
     documents = reference_documents(config, settings)
     content = reference_content(config, settings, documents, model.facts)

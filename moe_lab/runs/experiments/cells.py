@@ -100,20 +100,21 @@ def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[
     method = _method(experiment, overrides, base) if base.method_keys else {}
     taken = [override for override in base.method_keys if _method_key(override) in method]
     with _naming(experiment, overrides):
-        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs)
+        cell = _composed((*overrides, *_typed(base), *taken), tuple(base.config_dirs))
     return cell, to_config(cell)
+
+
+@cache
+def _composed(overrides: tuple[str, ...], config_dirs: tuple[str, ...]) -> Cell:
+    """Composed once in a process: the tables of a paper share many cells."""
+    return compose_cell(list(overrides), list(config_dirs))
 
 
 def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[str, Any]:
     """The keys of a cell's method with their defaults."""
     choices = [override for override in [*overrides, *_typed(base)] if _key(override) == "method"]
     with _naming(experiment, overrides):
-        return _defaults(tuple(choices), tuple(base.config_dirs))
-
-
-@cache
-def _defaults(choices: tuple[str, ...], config_dirs: tuple[str, ...]) -> dict[str, Any]:
-    method: dict[str, Any] = compose_cell(list(choices), list(config_dirs)).values["method"]
+        method: dict[str, Any] = _composed(tuple(choices), tuple(base.config_dirs)).values["method"]
     return method
 
 

@@ -25,6 +25,7 @@ from moe_lab.reports.papers.table_files import (
 )
 from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all
+from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, prepare_cells
 from moe_lab.runs.experiments.places import each_training_once, placed, table_cells
@@ -119,7 +120,9 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: 
     for reason, configs in prepared.refused.items():
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
     jobs, models = prepared.jobs, ModelPool()
-    outcomes, failures = _execute(jobs, models, only_stored=only_stored)
+    outcomes, failures = _execute(jobs, models, wait=config.wait, only_stored=only_stored)
+    if is_worker():
+        return failures
     if outcomes:
         print_results(list(outcomes.values()))
     stored = outcomes | _stored_before(jobs, outcomes, models)
@@ -143,12 +146,12 @@ def _print_merged(experiments: Sequence[tuple[Experiment, list[PreparedCell]]]) 
 
 
 def _execute(
-    jobs: list[Job], models: ModelPool, only_stored: bool
+    jobs: list[Job], models: ModelPool, *, wait: bool, only_stored: bool
 ) -> tuple[dict[str, Outcome], list[Failure]]:
     stored = [
         replace(job, runs=[_as_stored(run) for run in job.runs if run.done]) for job in jobs if job.runs
     ]
-    outcomes, failures = run_all(stored if only_stored else jobs, models)
+    outcomes, failures = run_all(stored if only_stored else jobs, models, wait=wait)
     report_failures(failures, alone=False)
     return {outcome.run.run_id: outcome for outcome in outcomes}, failures
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from moe_lab.tasks.toy.names import PEOPLE
-from moe_lab.tasks.toy.questions import keys, wordings
+from moe_lab.tasks.toy.questions import Key, keys, wordings
 from moe_lab.tasks.toy.relations import RELATIONS
 from moe_lab.tasks.toy.seeded import generator, split_of
 from moe_lab.tasks.toy.word_problems import word_problem
@@ -26,8 +27,14 @@ def _ask(rng: random.Random) -> tuple[str, str]:
     return f"{question} Reply in one word.", answer(subject, path)
 
 
+@cache
+def _recalled() -> list[Key]:
+    """The keys of questions that ask for a fact as it is."""
+    return [key for key in keys("train") if len(key[1]) == 1]
+
+
 def _state(rng: random.Random) -> tuple[str, str]:
-    subject, path = rng.choice([key for key in keys("train") if len(key[1]) == 1])
+    subject, path = rng.choice(_recalled())
     return f"{rng.choice(wordings(path)).format(s=subject)} Reply in a sentence.", statement(path[0], subject)
 
 

@@ -1,0 +1,96 @@
+"""`launcher=local`: workers on this machine, one GPU or a share of the CPU cores each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from moe_lab.config.schema import LauncherConfig
+from moe_lab.progress import Progress
+from moe_lab.runs.board import Board
+
+PAUSE = 1.0
+"""Seconds between two looks at the board."""
+WITHOUT_GPU = 2
+"""Workers where no number is given and there is no GPU."""
+LAST_LINES = 5
+
+Worker = subprocess.Popen[bytes]
+
+
+def run_workers(board: Board, launcher: LauncherConfig, argv: list[str]) -> list[int]:
+    """Start the workers, show how far they are, and wait for them. Returns their exit codes.
+
+    An interruption ends them, too, and is raised.
+    """
+    gpus = num_gpus()
+    count = launcher.workers or gpus or WITHOUT_GPU
+    workers = [start(board, number, argv, environment(number, count, gpus)) for number in range(count)]
+    try:
+        watch(board, workers)
+    finally:
+        for worker in workers:
+            worker.terminate()
+        codes = [worker.wait() for worker in workers]
+    for number, code in enumerate(codes):
+        if code:
+            log = log_file(board, number)
+            print(f"Worker {number} ended with exit code {code} ({log}):", file=sys.stderr)
+            print("\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:]), file=sys.stderr)
+    return codes
+
+
+def num_gpus() -> int:
+    """How many GPUs this process sees."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def environment(number: int, count: int, gpus: int) -> dict[str, str]:
+    """The variables of a worker: its GPU of those that this process sees, or its number of threads."""
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": visible.split(",")[number % gpus]}
+    import torch
+
+    threads = max(1, torch.get_num_threads() // count)
+    return {"OMP_NUM_THREADS": str(threads), **os.environ}
+
+
+def start(board: Board, number: int, argv: list[str], variables: dict[str, str]) -> Worker:
+    """Start a worker that writes its output into its log file, and ends when this process does."""
+    command = [sys.executable, "-m", "moe_lab.cli.worker", str(board.folder), str(number), *argv]
+    with log_file(board, number).open("wb") as log:
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process, which ends them
+        )
+
+
+def log_file(board: Board, number: int) -> Path:
+    return board.folder / f"worker-{number}.log"
+
+
+def watch(board: Board, workers: Sequence[Worker]) -> None:
+    """Show how many runs are done until all workers have ended."""
+    while board.total() is None and _alive(workers):
+        time.sleep(PAUSE)
+    stored = len(board.stored())
+    with Progress(board.total() or 0, f"{len(workers)} workers", "run", initial=stored) as progress:
+        while _alive(workers):
+            failed = len(board.failures())
+            progress.at(len(board.stored() | board.made()), f"{failed} failed" if failed else None)
+            time.sleep(PAUSE)
+
+
+def _alive(workers: Sequence[Worker]) -> bool:
+    return any(worker.poll() is None for worker in workers)

@@ -1,0 +1,95 @@
+"""What the workers of one command tell each other and that command: JSON lines in a folder, one file per worker.
+
+Results do not pass through it. Workers find those in the output folder, as any other command does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moe_lab.results.atomic import writing
+
+_current: ContextVar[Board | None] = ContextVar("board", default=None)
+
+
+@dataclass(frozen=True)
+class Board:
+    """The folder of a command's workers."""
+
+    folder: Path
+    worker: int | None = None
+    """Number of this worker; None: the command that started the workers."""
+
+    def begin(self, total: int, stored: list[str]) -> None:
+        """Say how many steps there are, and the names of those with a stored result."""
+        self._write(total=total, stored=stored)
+
+    def end(self, name: str, error: str | None = None) -> None:
+        """Say that a step is done, or with what error it failed."""
+        self._write(name=name, error=error)
+
+    def total(self) -> int | None:
+        """The number of steps; None before a worker knows it."""
+        return max((line["total"] for _, line in self._lines() if "total" in line), default=None)
+
+    def stored(self) -> set[str]:
+        """The names of the steps that were stored before."""
+        return {name for _, line in self._lines() for name in line.get("stored", ())}
+
+    def made(self) -> set[str]:
+        """The names of the steps that workers made, or tried to."""
+        return {line["name"] for _, line in self._lines() if "name" in line}
+
+    def failures(self) -> dict[str, str]:
+        """The errors of other workers, by the step's name."""
+        return {
+            line["name"]: f"worker {worker}: {line['error']}"
+            for worker, line in self._lines()
+            if line.get("error") and worker != self.worker
+        }
+
+    def _write(self, **line: Any) -> None:
+        if self.worker is None:
+            return
+        file = self.folder / f"worker-{self.worker}.jsonl"
+        with writing(file):
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(handle, (json.dumps(line) + "\n").encode())
+            finally:
+                os.close(handle)
+
+    def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The whole lines of all workers with the worker's number."""
+        for file in sorted(self.folder.glob("worker-*.jsonl")):
+            number = int(file.stem.rpartition("-")[2])
+            for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):  # else it is being written
+                    yield number, json.loads(line)
+
+
+def current() -> Board | None:
+    """The board of this process: of a worker, or of a command with workers."""
+    return _current.get()
+
+
+def is_worker() -> bool:
+    """Whether another command writes the tables of this one's results."""
+    board = current()
+    return board is not None and board.worker is not None
+
+
+@contextmanager
+def on_board(board: Board) -> Iterator[None]:
+    token = _current.set(board)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,143 @@
+"""Breaks if workers change a number or outlive the command, or if one that dies takes results along."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.cli.launchers import local
+from moe_lab.config.schema import LauncherConfig
+from moe_lab.runs.board import Board
+from tests.support.command import run_command
+
+GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "limit=3")
+
+
+def started(folder: Path) -> tuple[subprocess.Popen[str], list[int], Path]:
+    """The command with two workers that have begun, the workers' processes, and the folder of their board."""
+    command = [sys.executable, "-m", "moe_lab", *GRID, "launcher=local", "launcher.workers=2"]
+    process = subprocess.Popen(
+        [*command, f"output_dir={folder}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    workers = wait_until(lambda: len(found := workers_of(process)) == 2 and found)
+    [board] = (folder / "workers").iterdir()
+    wait_until(Board(board).total)
+    return process, workers, board
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    files = sorted(folder.glob("runs/*/results.json"))
+    return {file.parent.name: json.loads(file.read_text())["results"] for file in files}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path):
+    process, workers, board = started(tmp_path / "shared")
+    os.kill(workers[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0 and "Worker 0 ended with exit code -9" in err
+    assert (board / "worker-0.log").exists(), "what it wrote is kept"
+    plain = run_command(capsys, *GRID, f"output_dir={tmp_path / 'plain'}")
+    assert scores(tmp_path / "shared") == scores(tmp_path / "plain") and len(scores(tmp_path / "plain")) == 5
+    table = out.partition("\nCost")[0]
+    assert table == plain.out.partition("\nCost")[0] and "seed=3" in table
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_command_that_is_killed(tmp_path):
+    process, workers, _ = started(tmp_path / "out")
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(alive(worker) for worker in workers), seconds=60)
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+class FakeWorker:
+    """A process that has ended, or runs until it is terminated (code None)."""
+
+    def __init__(self, code: int | None):
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = -signal.SIGTERM if self.code is None else self.code
+
+    def wait(self) -> int | None:
+        return self.code
+
+
+def fake_workers(monkeypatch: pytest.MonkeyPatch, codes: list[int | None]) -> list[FakeWorker]:
+    workers = [FakeWorker(code) for code in codes]
+
+    def start(board: Board, number: int, argv: list[str], variables: dict[str, str]) -> FakeWorker:
+        local.log_file(board, number).write_text("one line\nthe reason\n")
+        return workers[number]
+
+    monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr(local, "PAUSE", 0.01)
+    return workers
+
+
+def run_two(folder: Path) -> list[int]:
+    return local.run_workers(Board(folder), LauncherConfig(name="local", workers=2), [])
+
+
+def test_an_interruption_ends_the_workers(monkeypatch, tmp_path):
+    def interrupted(board: Board, workers: Any) -> None:
+        raise KeyboardInterrupt
+
+    workers = fake_workers(monkeypatch, [None, 0])
+    monkeypatch.setattr(local, "watch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_two(tmp_path)
+    assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
+
+
+def test_a_worker_that_fails_is_named_with_its_last_lines(capsys, monkeypatch, tmp_path):
+    fake_workers(monkeypatch, [0, 1])
+    assert run_two(tmp_path) == [0, 1]
+    err = capsys.readouterr().err
+    assert "Worker 0" not in err
+    assert f"Worker 1 ended with exit code 1 ({tmp_path / 'worker-1.log'}):\none line\nthe reason\n" in err
+
+
+def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 5)
+    assert local.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "2"
+    assert local.environment(7, count=8, gpus=0)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert local.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "3", "what the user says"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [local.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7f")
+    assert [local.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "GPU-7f"]

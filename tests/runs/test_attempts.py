@@ -1,0 +1,113 @@
+"""Breaks if a run that another process holds is not waited for, if a worker makes what another one made or failed at,
+or if the time left is told from stored results.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.errors import ResultsError, RunHeldError
+from moe_lab.runs import attempts
+from moe_lab.runs.board import Board, on_board
+from tests.support.command import FakeRun, FakeRuns, install, run_command
+
+GRID = ("-m", "seed=0,1,2")
+HELD = "tiny-roe-toy_math-1"
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRuns:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attempts, "PAUSE", 0.0)
+    return install(monkeypatch, FakeRuns())
+
+
+def held_for(runs: FakeRuns, times: int, monkeypatch: pytest.MonkeyPatch, *, done: bool) -> None:
+    """Another process holds a run at so many looks, and then has made it, or has died."""
+    looks = []
+
+    def check_free(run: FakeRun) -> None:
+        if run.run_id == HELD and len(looks) < times:
+            looks.append(run)
+            raise RunHeldError(f"{HELD} is held by process 7")
+        if run.run_id == HELD and done:
+            runs.done.add(HELD)
+
+    monkeypatch.setattr(FakeRun, "check_free", check_free)
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["made by the other", "taken over"])
+def test_what_another_process_holds_is_waited_for_last(
+    done: bool, capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_for(runs, 5, monkeypatch, done=done)
+    ended = run_command(capsys, *GRID)
+    assert ended.code == 0
+    own = ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
+    assert runs.executed == (own if done else [*own, HELD])
+    assert ended.err.count(f"Waiting: {HELD} is held by process 7") == 1
+    assert "seed=1" in ended.out, "its result is in the table"
+
+
+def test_without_waiting_it_is_left_out(capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_for(runs, 5, monkeypatch, done=True)
+    ended = run_command(capsys, *GRID, "wait=false")
+    assert ended.code == RunHeldError.exit_code and "Waiting" not in ended.err
+    assert "seed=1" not in ended.out and len(runs.executed) == 2
+
+
+def test_what_a_run_needs_may_be_held_while_it_is_executed(capsys: Any, runs: FakeRuns) -> None:
+    """Its training, say, which is found out late."""
+    execute, tries = runs.execute, []
+
+    def busy(run: FakeRun, models: Any) -> Any:
+        if run.run_id == HELD and len(tries) < 3:
+            tries.append(run)
+            raise RunHeldError("its training is held")
+        return execute(run, models)
+
+    runs.execute = busy  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, runs)
+        ended = run_command(capsys, *GRID)
+    assert ended.code == 0 and runs.executed[-1] == HELD
+    assert ended.err.count(HELD) == 1, "it is announced once"
+
+
+def test_a_worker_leaves_out_what_others_made_and_failed_at(
+    capsys: Any, runs: FakeRuns, tmp_path: Path
+) -> None:
+    Board(tmp_path, 1).end("tiny-roe-toy_math-0", "full")
+    runs.done.add(HELD)
+    with on_board(Board(tmp_path, 0)):
+        ended = run_command(capsys, *GRID)
+    assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
+    assert ended.code == 1 and ended.out == "", "its command writes the tables"
+    assert Board(tmp_path).made() == {"tiny-roe-toy_math-0", "tiny-roe-toy_math-2"}
+    assert Board(tmp_path).stored() == {HELD} and Board(tmp_path).total() == 3
+
+
+def test_a_worker_tells_its_failures(capsys: Any, runs: FakeRuns, tmp_path: Path) -> None:
+    runs.errors[HELD] = ResultsError("the disk is full")
+    with on_board(Board(tmp_path, 0)):
+        run_command(capsys, *GRID)
+    with on_board(Board(tmp_path)):
+        ended = run_command(capsys, *GRID)
+    assert ended.code == 1 and f"{HELD}:\nError: worker 0: the disk is full" in ended.err
+    assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"] and "seed=2" in ended.out
+
+
+def test_the_time_left_counts_what_this_command_makes(
+    capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(attempts.time, "monotonic", lambda: next(clock))
+    runs.done.update({"tiny-roe-toy_math-0", HELD})
+    err = run_command(capsys, "-m", "seed=0,1,2,3,4").err
+    lines = [line for line in err.splitlines() if re.match(r"\[\d/5\]", line)]
+    assert [", about " in line for line in lines] == [False, False, False, True, True]
+    assert lines[3] == "[4/5] tiny-roe-toy_math-3, about 00:20 left", "one of three took 10 seconds"

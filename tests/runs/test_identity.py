@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config.schema import Config, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
+from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
 from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME
 from moe_lab.runs.identity import run_name
 from moe_lab.runs.prepare import prepare
@@ -44,10 +44,12 @@ RUNTIME_CHANGES: dict[str, Any] = {
     "offline": False,
     "baseline": False,
     "rerun": True,
+    "wait": False,
     "experiment": "x",
     "scale": "paper",
     "overrides": ["a=b"],
     "logger": LoggerConfig(name="wandb", project="other", tags=["x"]),
+    "launcher": LauncherConfig(name="local", workers=2),
     "tuning": TuningConfig(name="uniform"),
 }
 

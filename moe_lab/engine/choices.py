@@ -74,7 +74,7 @@ def plain_choices(model: nn.Module, read: tuple[int, ...]) -> Choices:
     body = model.get_decoder()
     with record(body) as routes:
         body(input_ids=torch.tensor([read], device=next(model.parameters()).device), use_cache=False)
-    last = zip(routes.index, routes.weights, strict=True)
+    last = zip(routes.indices, routes.weights, strict=True)
     return Choices(read, [weights_of(index_TK[-1], weights_TK[-1]) for index_TK, weights_TK in last])
 
 

@@ -1,13 +1,14 @@
 """The documentation as a site.
 
 Broken by: a link or anchor that leads nowhere, a page outside the navigation, a page that requests something from
-outside, a file of the repository that a page names and that is not there.
+outside, a file of the repository that a page names and that is not there, a search that needs a server.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,29 @@ def test_pages_of_the_site_request_nothing_from_outside(site: Path) -> None:
         assert requested and not [address for address in requested if re.match(r"(https?:)?//", address)]
     for style in site.rglob("*.css"):
         assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_the_site_is_searched_from_disk(site: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    seen: list[str] = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.on("console", lambda message: seen.append(message.text))
+        tab.on("pageerror", lambda error: seen.append(str(error)))
+        tab.on(
+            "request", lambda one: None if one.url.startswith(("file:", "data:")) else seen.append(one.url)
+        )
+        tab.goto((site / "index.html").as_uri())
+        tab.fill("input.md-search__input", "Gumbel")
+        tab.wait_for_selector(".md-search-result__item a", timeout=10_000)
+        found = [one.get_attribute("href") for one in tab.locator(".md-search-result__link").all()]
+        browser.close()
+    assert any("glossary.html" in link for link in found) and not seen
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

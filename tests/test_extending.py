@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import shutil
 import sys
 import tomllib
@@ -14,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lm_eval.api.instance import Instance
 
+import moe_lab
 from moe_lab.metrics.registry import METRICS
 from moe_lab.results.stored_files import whole_mapping
 from tests.support.command import run_command
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "extending"
-OWN = ("--config-dir", "conf", "model=tiny")
 
 
 @pytest.fixture
@@ -54,14 +56,25 @@ def results(out: str) -> dict:
 
 @pytest.mark.slow
 def test_a_method(sharper: None, capsys: pytest.CaptureFixture[str]) -> None:
-    run = (*OWN, "task=toy_choice", "limit=8", "method=sharper")
+    run = ("model=tiny", "task=toy_choice", "limit=8", "method=sharper")
     same, other = run_command(capsys, *run, "method.power=1"), run_command(capsys, *run, "method.power=4")
     assert same.code == 0 == other.code
     block = results(same.out)["moe_lab"]
     assert block["paired"]["toy_choice"]["acc,none"]["difference"] == 0
     assert results(other.out)["moe_lab"]["run_id"] != block["run_id"]
+    assert "More weight for a token" in run_command(capsys, "--help", "method=sharper").out
     wrong = run_command(capsys, *run, "method.power=0")
     assert wrong.code == 2 and "method.power" in wrong.err
+
+
+def test_a_method_in_python(sharper: None, olmoe, tokenizer) -> None:
+    asked = [Instance("loglikelihood", {}, ("hello", " world"), 0)]
+
+    def score(*method: str, **keys: float) -> float:
+        return moe_lab.lm(olmoe, tokenizer, *method, **keys).loglikelihood(asked)[0][0]
+
+    assert score("sharper", power=1.0) == pytest.approx(score(), abs=1e-4)
+    assert abs(score("sharper", power=4.0) - score()) > 1e-3
 
 
 @pytest.mark.slow
@@ -70,6 +83,10 @@ def test_a_table(sharper: None, work: Path, capsys: pytest.CaptureFixture[str]) 
     assert ended.code == 0, ended.err
     table = (work / "outputs" / "tables" / "sharper-tiny.csv").read_text(encoding="utf-8")
     assert [row for row in ("0.5", "1", "2") if f"\n{row}," not in table] == []
+    record = json.loads((work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8"))
+    flag, folder, *rest = shlex.split(record["command"])[3:]
+    assert flag == "--config-dir" and (work / folder / "experiments").is_dir()
+    assert rest == ["experiment=sharper", "scale=tiny"]
 
 
 @pytest.mark.slow

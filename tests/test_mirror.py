@@ -14,6 +14,7 @@ UNTESTED = {
     "": "__main__ errors",
     "cli/doctor": "model report",
     "cli": "help_options prefetch worker",
+    "cli/launchers": "ray",
     "config": "catalog compose hydra_errors paths schema validators",
     "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/forward": "batch ensemble forward layers observer token_hash",

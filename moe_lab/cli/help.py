@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moe_lab.cli.help_options import FOOT, explain_experiment, explain_option, named_options
 from moe_lab.config.catalog import experiment_files, option_files, read_option, top_level_keys
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.paths import plugin_folders, resource_folder
 from moe_lab.config.schema import GROUP_CONFIGS
 
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
@@ -53,6 +53,9 @@ Where results go:
 Two or more results of the same documents, of lm-eval or moe_lab: mode=compare a=<file or folder>
   b=<file or folder>[,<another>] prints differences, paired tests and flips, corrected for their number.
 
+Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
+  submitit for SLURM, and ray). Two equal commands in two terminals do the same (docs/workers.md).
+
 A machine without network: mode=prefetch with the same overrides fetches what the command needs (weights,
   tokenizers, data sets) where there is one; offline=true then runs it. mode=doctor says what it lacks.
 
@@ -65,7 +68,7 @@ Flags (before the overrides):
   --hydra-help          Hydra's own flags
   --version             the version of moe_lab
 
-Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run;
+Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run, wait=false;
 130 and 143 interrupted.
 HYDRA_FULL_ERROR=1 shows the traceback of an error."""
 
@@ -104,7 +107,7 @@ def _group(group: str, config_dirs: list[Path]) -> str:
 def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     if group == "experiment":
         return experiment_files(config_dirs)
-    return option_files(group, [resource_folder("conf"), *config_dirs])
+    return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
 
 
 def _listed(files: dict[str, Path]) -> list[str]:

@@ -9,16 +9,23 @@ import os
 import signal
 import sys
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from moe_lab.cli.main import main
-from moe_lab.runs.board import Board, on_board
+from moe_lab.runs.board import Board, log_file, on_board
 
 
 def work(folder: Path, number: int, argv: list[str]) -> int:
     """Run what nobody else runs of a command line. Returns its exit code."""
     with on_board(Board(folder, number)):
         return main(argv)
+
+
+def work_logged(folder: Path, number: int, argv: list[str]) -> int:
+    """`work`, with its output in the worker's log file."""
+    with log_file(folder, number).open("a") as log, redirect_stdout(log), redirect_stderr(log):
+        return work(folder, number, argv)
 
 
 def end_with_starter() -> None:

@@ -1,4 +1,4 @@
-"""Composes configurations from the command line; the only module that calls Hydra.
+"""Composes configurations from the command line; with `plugin_options.py` the only module that calls Hydra.
 
 Hydra's job function only collects the composed cells, so that all cells of a grid are known before the first runs and
 `moe_lab.cli.main` handles Hydra's errors, which Hydra itself would print with a traceback.
@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.paths import resource_folder
+from moe_lab.config.plugin_options import register_plugin_options
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
 from moe_lab.errors import ConfigError
 
@@ -124,7 +125,11 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
 
 
 def register_schema() -> None:
-    """Register the schema with Hydra, so that overrides may set keys that an option's YAML leaves out."""
+    """Register the schema with Hydra, so that overrides may set keys that an option's YAML leaves out.
+
+    The options of plug-ins are registered, too.
+    """
+    register_plugin_options()
     defaults = {
         group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUP_CONFIGS.items()
     }

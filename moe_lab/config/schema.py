@@ -23,7 +23,7 @@ METRICS = ("none", "expert")
 TUNINGS = ("none", "tpe", "uniform")
 TUNING_METRICS = ("perplexity", "accuracy")
 LOGGERS = ("none", "wandb")
-LAUNCHERS = ("none", "local")
+LAUNCHERS = ("none", "local", "submitit", "ray")
 LOGGER_MODES = ("online", "offline", "disabled")
 SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
@@ -158,11 +158,20 @@ class LauncherConfig:
 
     name: str = "none"
     workers: int | None = None
-    """Number of processes; null: one for each GPU, else one for each CPU core."""
+    """Number of processes; null: one for each GPU, 2 without."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """What each worker asks for, in the words of submitit's `update_parameters` or of Ray's `remote`."""
+    cluster: str | None = None
+    """submitit's executor: slurm or local; null: SLURM where it is there."""
+    address: str | None = None
+    """Of a Ray cluster, or auto; null: a new one on this machine."""
 
     def __post_init__(self) -> None:
         one_of("launcher", self.name, LAUNCHERS)
         at_least("launcher.workers", self.workers, 1)
+        for key, launcher in (("cluster", "submitit"), ("address", "ray")):
+            if getattr(self, key) is not None and self.name != launcher:
+                raise ConfigError(f"launcher.{key} belongs to launcher={launcher}.")
         if self.name == "none" and self.workers is not None:
             raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
 

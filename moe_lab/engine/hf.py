@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -33,6 +34,8 @@ class CountedHF(HFLM):
 
     def __init__(self, **options: Any):
         self._counted = Counter(tokens_in=0, tokens_out=0)
+        # It warns that arguments for loading a model are ignored, of which there are none.
+        logging.getLogger("lm_eval.models.huggingface").addFilter(_of_a_given_model)
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
         super().__init__(softmax_dtype="float32", **options)
 
@@ -73,6 +76,10 @@ class CountedHF(HFLM):
         self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
         self._counted["tokens_out"] += new * len(context)
         return generated
+
+
+def _of_a_given_model(record: logging.LogRecord) -> bool:
+    return "`pretrained`" not in record.getMessage()
 
 
 def _samples(request: Request) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
+from moe_lab.engine.choices import Choices, Place, plain_choices, sampled_choices
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
@@ -27,6 +28,7 @@ from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
+from moe_lab.routing.hook import require_routers
 from moe_lab.routing.noise import document_key
 
 PASS_TOKENS = {"cpu": 2048}
@@ -53,6 +55,11 @@ class EngineLM(CountedHF):
             later ensemble begins at `ensemble.first_noisy` or behind it.
         progress: whether a progress bar is shown.
         make_engine: called with this LM once its budget is known. Returns the engine to use instead.
+
+    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the untouched model:
+    `moe_lab.RoE` generates with an ensemble.
+
+    Raises ModelError for an ensemble on a model without a supported router.
     """
 
     def __init__(
@@ -71,6 +78,8 @@ class EngineLM(CountedHF):
         make_engine: Callable[[Any], Engine] | None = None,
     ):
         self.ensemble = ensemble or Ensemble()
+        if self.ensemble.n > 1:
+            require_routers(model)
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
@@ -194,6 +203,23 @@ class EngineLM(CountedHF):
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
         return self._encoder.pair(context, continuation)
 
+    def encode_request(self, request: Request) -> tuple[int, ...]:
+        """Token ids of the prompt of a "generate_until" request as it is read. A long one loses its beginning."""
+        options = normalize_gen_kwargs(request.args[1], self.max_gen_toks)
+        return tuple(self._encoder.prompt(request.args[0], self._room(options["max_gen_toks"])))
+
+    def choices(self, places: Sequence[Place]) -> list[Choices]:
+        """What the routing of this LM takes at each place, its last token that both answers read."""
+        ensemble = self.ensemble
+        if ensemble.n == 1:
+            return [plain_choices(self.model, place.read) for place in places]
+        assert self.engine is not None
+        return [sampled_choices(self.model, self.engine, ensemble, place) for place in places]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a whole prompt. That of an empty one is the beginning-of-text token."""
+        return self._encoder.prompt(text, None)
+
     def count_tokens(self, kind: str, request: Request) -> int:
         """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""
         if kind == "loglikelihood":
@@ -269,12 +295,7 @@ class EngineLM(CountedHF):
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
         max_new_tokens = options.pop("max_gen_toks")
-        room = self.max_length - max_new_tokens
-        if room <= 0:
-            raise ConfigError(
-                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
-                f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
-            )
+        room = self._room(max_new_tokens)
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
@@ -294,3 +315,13 @@ class EngineLM(CountedHF):
         stopping = StoppingCriteria(self.tokenizer, stop, config)
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties
+
+    def _room(self, max_new_tokens: int) -> int:
+        """Tokens of a prompt at most. Raises ConfigError where new tokens leave none."""
+        room = self.max_length - max_new_tokens
+        if room <= 0:
+            raise ConfigError(
+                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
+                f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
+            )
+        return room

@@ -41,8 +41,8 @@ class Encoder:
         )
         return [self._truncated(*make_disjoint_window(window)) for window in windows]
 
-    def prompt(self, text: str, room: int) -> list[int]:
-        """The last `room` tokens of a prompt. An empty prompt is the beginning-of-text token."""
+    def prompt(self, text: str, room: int | None) -> list[int]:
+        """The last `room` tokens of a prompt; None: all. An empty prompt is the beginning-of-text token."""
         ids, _ = self.lm.tok_batch_encode([text], left_truncate_len=room, truncation=self.lm.truncation)
         return ids[0].tolist() or [self.lm.prefix_token_id]
 

@@ -2,7 +2,7 @@
 
 Adding one: `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
 "_" for "-") with a `Method` subclass whose `Config` has this name. Packages of others register theirs under the
-entry-point group `moe_lab.methods`.
+entry-point group `moe_lab.methods`, and have its YAML as `conf/method/<name>.yaml` in the package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from moe_lab.config.catalog import option_files
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.paths import METHODS, resource_folder
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -23,7 +23,7 @@ OWN_NAMES = tuple(option_files("method", [resource_folder("conf")]))
 
 def method_names() -> list[str]:
     """All names that `method=` takes, plug-ins included."""
-    plugins = {entry.name for entry in entry_points(group="moe_lab.methods")}
+    plugins = {entry.name for entry in entry_points(group=METHODS)}
     return sorted({*OWN_NAMES, *plugins})
 
 
@@ -36,7 +36,7 @@ def get_method(name: str) -> type[Method]:
     """The class of a method. Raises ConfigError with the known names for an unknown one."""
     if name in OWN_NAMES:
         return _own_method(name)
-    for entry in entry_points(group="moe_lab.methods", name=name):
+    for entry in entry_points(group=METHODS, name=name):
         return entry.load()
     raise ConfigError(f"Unknown method {name!r}. Methods: {', '.join(method_names())}.")
 

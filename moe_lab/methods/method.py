@@ -70,6 +70,8 @@ class Method(ABC):
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     compared_with_base: ClassVar[bool] = True
     """Whether its scores are compared with those of the untouched model."""
+    tells_choices: ClassVar[bool] = False
+    """Whether `EngineLM.choices` of its LM tells the experts that answer: prompts are read as they are asked."""
     tunable: ClassVar[bool] = False
     """Whether `tuning=` can search its temperatures."""
     answer: ClassVar[str | None] = None

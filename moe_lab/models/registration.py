@@ -1,14 +1,14 @@
-"""Registration of this package's models with the Auto classes of transformers, without importing transformers for it.
+"""Registration of this package's models with the Auto classes of transformers, and of its methods with lm-eval.
 
-transformers takes two seconds to import, which `--help` must not wait for. So configurations are registered when
-transformers' own registry is imported, whether that was before `import moe_lab` or comes after it. A model is
-registered with its first configuration: any earlier its import would meet a transformers that is half imported.
+Both take seconds to import, which `--help` must not wait for. So registration follows the import of their registries,
+whether that was before `import moe_lab` or comes after it. A model is registered with its first configuration: any
+earlier its import would meet a transformers that is half imported.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -17,26 +17,36 @@ from importlib.util import find_spec
 from types import ModuleType
 
 REGISTRY = "transformers.models.auto.configuration_auto"
+LM_REGISTRY = "lm_eval.api.registry"
+LM_NAME = "moe_lab"
+"""What `lm_eval --model` calls this package."""
 
 
 def register_models() -> None:
-    """Register the configurations now if transformers' registry is imported, else once it is."""
-    if REGISTRY in sys.modules:
-        _register()
+    """Register the configurations with transformers, and `moe_lab` with lm-eval."""
+    _after_import(REGISTRY, _register)
+    _after_import(LM_REGISTRY, _register_lm)
+
+
+def _after_import(name: str, register: Callable[[], None]) -> None:
+    """Call `register` now if the module is imported, else once it is."""
+    if name in sys.modules:
+        register()
     else:
-        sys.meta_path.insert(0, _AfterRegistry())
+        sys.meta_path.insert(0, _AfterImport(name, register))
 
 
-class _AfterRegistry(MetaPathFinder):
-    """Finds the registry as the other finders do, and registers once it has run; being looked for is not enough."""
+class _AfterImport(MetaPathFinder):
+    """Finds a module as the other finders do, and registers once it has run; being looked for is not enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, register: Callable[[], None]) -> None:
+        self.name, self.register = name, register
         self.searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != REGISTRY or self.searching:
+        if name != self.name or self.searching:
             return None
         self.searching = True  # another finder may ask all of them, too
         try:
@@ -51,7 +61,7 @@ class _AfterRegistry(MetaPathFinder):
             run(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _register()
+                self.register()
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
@@ -67,3 +77,10 @@ def _register() -> None:
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         modeling = config_class.__module__.replace(".configuration", ".modeling")
         config_class.register_model = staticmethod(partial(import_module, modeling))
+
+
+def _register_lm() -> None:
+    from lm_eval.api.registry import model_registry
+
+    if LM_NAME not in model_registry:
+        model_registry.register(LM_NAME, target="moe_lab.api.lm:PretrainedLM")

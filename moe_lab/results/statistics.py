@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,7 @@ def _percentiles(scores: np.ndarray, n: int) -> Interval:
     return float(low), float(high)
 
 
+@cache
 def _normal_quantile() -> float:
     from scipy.stats import norm
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing
 from moe_lab.routing.noise import gumbel_for_tokens
 
@@ -37,6 +38,8 @@ class GumbelTopK:
         seed: key of the noise.
         perturbed_weights: compute combine weights from the noisy logits instead of the clean ones; for families with
             `chooses_by_logits`.
+
+    Raises RoutingError in a pass before the first `expect`. `moe_lab.RoE` runs a model with this policy.
     """
 
     def __init__(self, temperatures: Sequence[float], seed: int, perturbed_weights: bool = False):
@@ -44,6 +47,7 @@ class GumbelTopK:
         self.seed = seed
         self.perturbed_weights = perturbed_weights
         self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
+        self._told = False
         self._tokens: NoisyTokens | None = None
         self._noise_LNE: Tensor | None = None
         self._changed: dict[torch.device, Tensor | int] = {}
@@ -51,7 +55,7 @@ class GumbelTopK:
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the noisy tokens of the next forward pass; None: no token."""
-        self._tokens, self._noise_LNE = tokens, None
+        self._told, self._tokens, self._noise_LNE = True, tokens, None
 
     @property
     def decisions(self) -> tuple[int, int]:
@@ -62,6 +66,11 @@ class GumbelTopK:
         return sum(int(count) for count in self._changed.values()), self._decided
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        if not self._told:
+            raise RoutingError(
+                "GumbelTopK was told of no token, so it would change nothing. Call `expect` before each pass; "
+                "moe_lab.RoE(model, tokenizer) does."
+            )
         temperature = self.temperatures[router.layer]
         if self._tokens is None or temperature == 0:
             return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router
 from moe_lab.routing.remix import logits_of, router_probs
 from moe_lab.routing.seams import Routing
@@ -34,17 +35,22 @@ class Override:
 
     Args:
         probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
+
+    Raises RoutingError in a pass before the first `expect`.
     """
 
     def __init__(self, probs: dict[int, Tensor]):
         self.probs = {layer: probs_NWE.detach().flatten(0, 1) for layer, probs_NWE in probs.items()}
+        self._told = False
         self._places: Places | None = None
 
     def expect(self, places: Places | None) -> None:
         """Set the re-routed tokens of the next forward pass; None: no token."""
-        self._places = places
+        self._told, self._places = True, places
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        if not self._told:
+            raise RoutingError("Override was told of no token. Call its `expect` before each pass.")
         if self._places is None or router.layer not in self.probs:
             return None
         device = routing.logits_TE.device

@@ -2,31 +2,36 @@
 
 with record(model) as routes:
     model(input_ids, attention_mask=attention_mask)
-routes.index[3]     # MoE layer 3: int64 [tokens, k]
+routes.indices[3]     # MoE layer 3: int64 [tokens, k]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, routed
+from moe_lab.routing.pass_tokens import PassTokens, pass_tokens
 
 
 class Record:
-    """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without padding."""
+    """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without padding.
+
+    Tokens stand in the order of the passes, and in a pass sequence by sequence. `sequences` and `positions` tell them
+    apart.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Routing]] = {}
-        self._keep_T: Tensor | None = None
+        self._tokens: list[PassTokens] = []
 
-    def keep(self, mask: Tensor | None) -> None:
-        """Set the tokens of the next forward pass that are recorded: a bool mask with T elements; None: all."""
-        self._keep_T = None if mask is None else mask.reshape(-1).bool()
+    def expect(self, tokens: PassTokens) -> None:
+        """Set the tokens of the next forward pass."""
+        self._tokens.append(tokens)
 
     @property
     def logits(self) -> list[Tensor]:
@@ -39,41 +44,50 @@ class Record:
         return self._stacked(1)
 
     @property
-    def index(self) -> list[Tensor]:
+    def indices(self) -> list[Tensor]:
         """Per MoE layer: int64 [tokens, k]."""
         return self._stacked(2)
+
+    @property
+    def sequences(self) -> Tensor:
+        """int64 [tokens]: number of each token's sequence. Every pass without cached tokens begins new ones."""
+        return torch.cat([tokens.sequence_T[tokens.real_T] for tokens in self._tokens])
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [tokens]: index of each token in its sequence, padding not counted."""
+        return torch.cat([tokens.position_T[tokens.real_T] for tokens in self._tokens])
 
     def _stacked(self, field: int) -> list[Tensor]:
         return [torch.cat([part[field] for part in self._parts[layer]]) for layer in sorted(self._parts)]
 
     def __call__(self, router: Router, routing: Routing) -> None:
-        kept = routing if self._keep_T is None else Routing(*(tensor[self._keep_T] for tensor in routing))
+        real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
+        check_tokens(len(real_T), routing)
+        kept = Routing(*(tensor[real_T.to(tensor.device)] for tensor in routing))
         self._parts.setdefault(router.layer, []).append(
             Routing(*(tensor.detach().clone() for tensor in kept))
         )
 
 
+def check_tokens(expected: int, routing: Routing) -> None:
+    """Raise RoutingError for a pass whose tokens are not those of the model's last forward pass."""
+    if len(routing.logits_TE) != expected:
+        raise RoutingError(
+            f"A router decides for {len(routing.logits_TE)} tokens, but the model was called with {expected}. "
+            "model(...) and model.generate can be recorded; an ensemble runs later layers apart."
+        )
+
+
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
-    """Record all routing decisions of `model` inside the context.
+    """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
 
-    Tokens with 0 in a two-dimensional `attention_mask` of the model are padding.
+    Tokens with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds
+    padding to sequences that have ended, unmasked: it is recorded as their tokens.
+
+    Raises ModelError and RoutingError as `routed` does.
     """
     routes = Record()
-
-    def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        mask = kwargs.get("attention_mask")
-        routes.keep(mask[:, -_length(args, kwargs) :] if mask is not None and mask.dim() == 2 else None)
-
-    handle = model.register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        with routed(model, routes):
-            yield routes
-    finally:
-        handle.remove()
-
-
-def _length(args: tuple, kwargs: dict) -> int:
-    """Tokens per sequence of this forward pass. The mask may also cover cached tokens."""
-    inputs: Any = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
-    return inputs.shape[1]
+    with pass_tokens(model, routes.expect), routed(model, routes):
+        yield routes

@@ -135,7 +135,8 @@ class _Attempts:
             return
         if step.run is not None:
             step.run.check_free()
-        self._announce(step)
+        if not (stored and self.board is not None):  # workers have told of it
+            self._announce(step)
         try:
             outcome = step.make(self.models, logged=self.board is None or step.name not in self.board.made())
         except RunHeldError:

@@ -75,6 +75,11 @@ class Board:
                     yield number, json.loads(line)
 
 
+def log_file(folder: Path, worker: int) -> Path:
+    """What a worker prints."""
+    return folder / f"worker-{worker}.log"
+
+
 def current() -> Board | None:
     """The board of this process: of a worker, or of a command with workers."""
     return _current.get()

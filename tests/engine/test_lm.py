@@ -10,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.routing import GumbelTopK
 from tests.support import attention_kinds, rounding
 from tests.support.models import build, make_model
@@ -105,6 +105,12 @@ def test_roe_is_the_same_from_any_batch_size(olmoe, tokenizer):
         other_scores, other_texts = run(batch_size)
         assert other_scores == rounding.approx(scores)
         assert other_texts == texts
+
+
+def test_an_ensemble_on_a_dense_model_is_refused(tokenizer):
+    ensemble = Ensemble(4, GumbelTopK([0.5], 0))
+    with pytest.raises(ModelError, match="No router was found in LlamaForCausalLM"):
+        EngineLM(make_model("llama"), tokenizer, ensemble=ensemble)
 
 
 def test_a_recurrent_model_is_run_by_hf(tokenizer):

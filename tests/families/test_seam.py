@@ -74,7 +74,7 @@ def test_what_the_configuration_says_is_what_the_model_has(model_type):
     # LongCat's router chooses among its zero experts too, which compute nothing
     experts = family.num_experts(config) + getattr(config, "zero_expert_num", 0)
     assert len(routes.logits) == family.moe_layers(config) == len(find_routers(small_model(model_type)))
-    for layer_logits, index in zip(routes.logits, routes.index, strict=True):
+    for layer_logits, index in zip(routes.logits, routes.indices, strict=True):
         assert layer_logits.shape == (IDS.numel(), experts)
         assert index.shape == (IDS.numel(), family.experts_per_token(config))
 
@@ -203,7 +203,7 @@ def test_another_number_of_experts_per_token_is_had_or_refused(model_type):
         model = AutoModelForCausalLM.from_config(config).eval()
         with record(model) as routes:
             logits(model)
-        assert {index.shape[-1] for index in routes.index} == {count}
+        assert {index.shape[-1] for index in routes.indices} == {count}
 
 
 def test_more_experts_than_the_open_groups_have_are_refused():

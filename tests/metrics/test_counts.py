@@ -121,7 +121,7 @@ def brute(model: Any, lm: EngineLM, documents: list[list[Asked]]) -> Brute:
             prompt, answer = tokens_of(model, lm, kind, request)
             with record(model) as routes, torch.inference_mode():
                 model(torch.tensor([[*prompt, *answer]]))
-            index = [part.tolist() for part in routes.index]
+            index = [part.tolist() for part in routes.indices]
             if prompt not in prompts:
                 found.add("prefill", [tokens[: len(prompt)] for tokens in index])
             prompts.add(prompt)

@@ -80,13 +80,13 @@ def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer: A
         model = small_model(family)
         with torch.inference_mode(), record(model) as plain:
             model(torch.arange(40)[None])
-        masked = [int(index[:, 0].mode().values) for index in plain.index]
+        masked = [int(index[:, 0].mode().values) for index in plain.indices]
         policy = Masked(masked)
         with torch.inference_mode(), routed(model, policy), record(model) as routes:
             logits = model(torch.arange(40)[None]).logits
         assert not logits.isnan().any()
-        for layer, index_TK in enumerate(routes.index):
-            assert index_TK.shape == plain.index[layer].shape
+        for layer, index_TK in enumerate(routes.indices):
+            assert index_TK.shape == plain.indices[layer].shape
             assert (index_TK != masked[layer]).all()
             assert all(len(set(row)) == len(row) for row in index_TK.tolist())
 

@@ -74,7 +74,7 @@ def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.Mon
     for row in rows:
         with record(model) as routes, torch.no_grad():
             model(torch.tensor([row["input_ids"]]))
-        for layer, index_TK in enumerate(routes.index):
+        for layer, index_TK in enumerate(routes.indices):
             for experts in index_TK.tolist():
                 for i in experts:
                     for j in experts:

@@ -90,7 +90,7 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     expected.set_experts_implementation("eager")
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
-    assert [len(index) for index in routes.index] == [IDS.numel()] * 2
+    assert [len(index) for index in routes.indices] == [IDS.numel()] * 2
     assert not hasattr(loaded.config, "quantization_config"), "a saved copy would be read as quantized"
 
 
@@ -123,7 +123,7 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
     loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
-    assert len(routes.index) == 4
+    assert len(routes.indices) == 4
 
 
 def config_only(folder, family="mixtral", **says):

@@ -49,7 +49,7 @@ def perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 def paired_accuracy(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     up, down = random.uniform(0.01, 0.2, size=2)
     value, base = np.array([[1, 0], [0, 1], [1, 1]])[random.choice(3, size=n, p=[up, down, 1 - up - down])].T
-    return up - down, paired(value.tolist(), base.tolist())["ci95"]
+    return up - down, interval_of_difference([value.tolist()], [base.tolist()])
 
 
 def paired_continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import pytest
 import torch
 from scipy.stats import chisquare
 
-from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers
+from moe_lab.errors import RoutingError
+from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers, routed
 from moe_lab.routing.gumbel_top_k import NoisyTokens
 from tests.support.models import make_model
 
@@ -86,3 +88,8 @@ def test_routers_are_known_by_class_not_by_name():
     assert family_of(impostor) is None
     heir = type("MyRouter", (type(find_routers(make_model("olmoe"))[0].module),), {})
     assert family_of(heir.__new__(heir)).name == "OLMoE"
+
+
+def test_a_policy_that_was_told_of_no_token_raises(olmoe):
+    with pytest.raises(RoutingError, match=r"moe_lab\.RoE"), routed(olmoe, GumbelTopK([0.5] * 4, seed=0)):
+        olmoe(torch.tensor([[1, 2, 3]]))

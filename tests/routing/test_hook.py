@@ -115,9 +115,9 @@ def test_record_leaves_out_padding(moe_model):
     with record(moe_model) as alone:
         moe_model(IDS[:1, 4:])
     k = moe_model.config.num_experts_per_tok
-    for layer, index in enumerate(routes.index):
+    for layer, index in enumerate(routes.indices):
         assert index.shape == (int(mask.sum()), k)
-        assert torch.equal(index[:5], alone.index[layer])
+        assert torch.equal(index[:5], alone.indices[layer])
         torch.testing.assert_close(routes.weights[layer][:5], alone.weights[layer], rtol=1e-4, atol=1e-5)
     assert torch.equal(padded, moe_model(IDS, attention_mask=mask).logits)
 
@@ -130,7 +130,7 @@ def test_an_inner_policy_sees_what_the_outer_one_decided(olmoe):
         logits(olmoe)
     with routed(olmoe, reversed_experts), record(olmoe) as routes:
         logits(olmoe)
-    assert torch.equal(routes.index[0], plain.index[0].flip(-1))
+    assert torch.equal(routes.indices[0], plain.indices[0].flip(-1))
 
 
 def test_recorder_of_transformers_still_sees_clean_logits(olmoe):

@@ -34,7 +34,7 @@ def sizes(model: Any) -> tuple[int, int, int]:
     """(layers, experts, experts per token)"""
     with torch.no_grad(), record(model) as routes:
         model(IDS)
-    return len(routes.index), routes.logits[0].shape[-1], routes.index[0].shape[-1]
+    return len(routes.indices), routes.logits[0].shape[-1], routes.indices[0].shape[-1]
 
 
 def random_pairs(L: int, E: int) -> torch.Tensor:

@@ -120,3 +120,10 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>", pad_token="<|end|>"
     )
+
+
+def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
+    """`input_ids` and `attention_mask` of texts, padded on the left."""
+    tokenizer.padding_side = "left"
+    found = tokenizer(texts, return_tensors="pt", padding=True)
+    return {name: found[name] for name in ("input_ids", "attention_mask")}

@@ -8,8 +8,10 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
+from moe_lab.cli.launchers.watch import print_failed
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
@@ -37,9 +39,9 @@ def launched(configs: Sequence[Config], argv: list[str]) -> Iterator[None]:
     )
     folder.mkdir(parents=True)
     board = Board(folder)
-    from moe_lab.cli.launchers.local import run_workers
-
-    codes = run_workers(board, config.launcher, [word for word in argv if not OURS.match(word)])
+    engine = import_module(f"moe_lab.cli.launchers.{config.launcher.name}")
+    codes = engine.run_workers(board, config.launcher, [word for word in argv if not OURS.match(word)])
+    print_failed(board, codes)
     with on_board(board):
         yield
     if not any(codes):

@@ -5,19 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
 
+from moe_lab.cli.launchers.watch import watch
 from moe_lab.config.schema import LauncherConfig
-from moe_lab.progress import Progress
-from moe_lab.runs.board import Board
+from moe_lab.runs.board import Board, log_file
 
-PAUSE = 1.0
-"""Seconds between two looks at the board."""
 WITHOUT_GPU = 2
 """Workers where no number is given and there is no GPU."""
-LAST_LINES = 5
 
 Worker = subprocess.Popen[bytes]
 
@@ -31,16 +25,11 @@ def run_workers(board: Board, launcher: LauncherConfig, argv: list[str]) -> list
     count = launcher.workers or gpus or WITHOUT_GPU
     workers = [start(board, number, argv, environment(number, count, gpus)) for number in range(count)]
     try:
-        watch(board, workers)
+        watch(board, count, lambda: any(worker.poll() is None for worker in workers))
     finally:
         for worker in workers:
             worker.terminate()
         codes = [worker.wait() for worker in workers]
-    for number, code in enumerate(codes):
-        if code:
-            log = log_file(board, number)
-            print(f"Worker {number} ended with exit code {code} ({log}):", file=sys.stderr)
-            print("\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:]), file=sys.stderr)
     return codes
 
 
@@ -65,7 +54,7 @@ def environment(number: int, count: int, gpus: int) -> dict[str, str]:
 def start(board: Board, number: int, argv: list[str], variables: dict[str, str]) -> Worker:
     """Start a worker that writes its output into its log file, and ends when this process does."""
     command = [sys.executable, "-m", "moe_lab.cli.worker", str(board.folder), str(number), *argv]
-    with log_file(board, number).open("wb") as log:
+    with log_file(board.folder, number).open("wb") as log:
         return subprocess.Popen(
             command,
             env=variables,
@@ -74,23 +63,3 @@ def start(board: Board, number: int, argv: list[str], variables: dict[str, str])
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process, which ends them
         )
-
-
-def log_file(board: Board, number: int) -> Path:
-    return board.folder / f"worker-{number}.log"
-
-
-def watch(board: Board, workers: Sequence[Worker]) -> None:
-    """Show how many runs are done until all workers have ended."""
-    while board.total() is None and _alive(workers):
-        time.sleep(PAUSE)
-    stored = len(board.stored())
-    with Progress(board.total() or 0, f"{len(workers)} workers", "run", initial=stored) as progress:
-        while _alive(workers):
-            failed = len(board.failures())
-            progress.at(len(board.stored() | board.made()), f"{failed} failed" if failed else None)
-            time.sleep(PAUSE)
-
-
-def _alive(workers: Sequence[Worker]) -> bool:
-    return any(worker.poll() is None for worker in workers)

@@ -5,6 +5,7 @@ A = unfinished sequences, V = vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class Sampler:
         if scores_AV.isnan().any():
             raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
         if self.processors:
-            scores_AV = torch.cat([self._processed(row, a) for row, a in zip(scores_AV, states, strict=True)])
+            scores_AV = self.processed(scores_AV, states)
         if self.sample:
             return (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1).tolist()
         best_A2 = scores_AV.topk(2, dim=-1)
@@ -61,8 +62,12 @@ class Sampler:
         self.near_ties += int((difference_A < near(scores_AV, self.epsilon)).sum())
         return best_A2.indices[:, 0].tolist()
 
-    def _processed(self, scores_V: Tensor, state: GenerationState) -> Tensor:
-        ids = torch.tensor([[*state.prompt, *state.generated]], device=scores_V.device)
+    def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
+        """float32 [A, V]: the scores behind the logits processors."""
+        return torch.cat([self._of_one(row, a) for row, a in zip(scores_AV, states, strict=True)])
+
+    def _of_one(self, scores_V: Tensor, state: GenerationState) -> Tensor:
+        ids = torch.tensor([state.ids], device=scores_V.device)
         return self.processors(ids, scores_V[None].clone())
 
     def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
@@ -111,12 +116,14 @@ class StoppingCriteria:
         return any(stop in text for stop in self.stop)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Decoding:
     """How sequences are continued: sampling, stopping criteria and length."""
 
-    sampler: Sampler
-    stop: StoppingCriteria
+    sampler: Callable[[Tensor, list[GenerationState]], list[int]]
+    """Chooses the next token of each sequence from its scores [A, V]: `Sampler`."""
+    stop: Callable[[list[int]], bool]
+    """Whether generated tokens end a sequence: `StoppingCriteria`."""
     max_new_tokens: int
 
     def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:

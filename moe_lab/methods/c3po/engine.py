@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from moe_lab.engine.choices import Choices, Place
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generation.generate import generate
@@ -15,6 +16,7 @@ from moe_lab.engine.suffix.recorder import PromptSuffix
 from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.rerouted_generation import ReroutedForward
 from moe_lab.engine.suffix.token_span import check_length, named_tokens
+from moe_lab.methods.c3po.choices import rerouted_choices
 from moe_lab.methods.c3po.noisy_pathways import samples_around
 from moe_lab.methods.c3po.optimizer import PathwayOptimizer
 from moe_lab.methods.c3po.pathway import Pathways
@@ -85,6 +87,17 @@ class PathwayEngine(Engine):
             with forward:
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
+
+    def choices(self, places: Sequence[Place]) -> list[Choices]:
+        """The weights of each prompt's last re-routed token with the optimized pathway, by MoE layer."""
+        found: list[Choices] = []
+        for start in range(0, len(places), AT_ONCE):
+            batch = places[start : start + AT_ONCE]
+            prompts, texts = [place.prompt for place in batch], [place.text for place in batch]
+            suffixes = self._read(prompts, texts)
+            own = self._with_right_answers(prompts, [(place.text, place.choice) for place in batch])
+            found += rerouted_choices(self.replay, suffixes, self.optimize(texts, suffixes, own).pathways)
+        return found
 
     def _prompt_pathways(self, states: list[GenerationState]) -> Pathways:
         prompts, texts = [state.prompt for state in states], [state.text for state in states]

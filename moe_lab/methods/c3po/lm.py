@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.engine.choices import Choices, Place
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.engine import PathwayEngine
@@ -56,6 +57,10 @@ class C3POLM(EngineLM):
     def cost(self) -> dict[str, int]:
         """As `EngineLM.cost`, with what `PathwayEngine` and `PathwayOptimizer` count."""
         return super().cost | self.engine.counted | self.engine.optimize.counted
+
+    def choices(self, places: Sequence[Place]) -> list[Choices]:
+        """Of the last re-routed token of each prompt: what follows it takes the router's own experts."""
+        return self.engine.choices(places)
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         if kind == "generate_until":

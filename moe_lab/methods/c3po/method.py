@@ -35,6 +35,7 @@ class C3PO(Method):
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 3
     reports_flips: ClassVar[bool] = True
+    tells_choices: ClassVar[bool] = True
 
     Config = C3POConfig
 

@@ -52,6 +52,7 @@ class FinetuneFreeze(TrainingMethod):
     random = True
     per_token = False
     own_routing = True
+    tells_choices = True
 
     @dataclass(kw_only=True)
     class Config(FinetuneConfig, Method.Config):

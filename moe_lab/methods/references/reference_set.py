@@ -8,6 +8,7 @@ R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states
-from moe_lab.methods.references.store import PARTS, References, build, read
+from moe_lab.methods.references.store import ANSWER_TOKENS, PARTS, References, build, pathways, read
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import HASHED, folder_name, run_id, task_label, task_settings
 from moe_lab.results.versions import decisive_versions
@@ -41,7 +42,8 @@ class ReferenceSet:
     """References, all correctly answered by the model they belong to (or, as `wrong_answers`, none of them), in the
     order of their documents."""
 
-    folder: Path
+    folder: Path | None
+    """None: in memory."""
     texts: list[str]
     """Prompts."""
     answers: list[str]
@@ -88,11 +90,46 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     content = reference_content(config, settings, documents, model.facts)
     references = references_of(config, documents, content, model.facts)
     folder = references.folder
-    references.load_or_make(lambda: build(folder, config, settings.tokens, documents, model, lm))
+    record = references.load_or_make(lambda: build(folder, config, settings.tokens, documents, model, lm))
+    _check_enough(record, settings, config)
+    return stored_references(folder, settings.embeddings, model)
+
+
+def stored_references(folder: Path, how: str | None, model: LoadedModel) -> ReferenceSet:
+    """The finished set of a folder, with embeddings by `how`, which are kept beside it.
+
+    Raises DamagedError where a file is gone or damaged.
+    """
     found = read(folder, correct=True)
-    _check_enough(found["counts"], settings, config)
-    embedding, mean = _embeddings(folder, settings.embeddings, found["texts"], model)
-    return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=settings.embeddings, mean_X=mean)
+    embedding, mean = _embeddings(folder, how, found["texts"], model)
+    return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=how, mean_X=mean)
+
+
+def given_references(
+    pairs: Sequence[tuple[str, str]], settings: Any, model: LoadedModel, lm: EngineLM
+) -> ReferenceSet:
+    """A set in memory, of prompts and the right answers that the model gives to them.
+
+    Args:
+        settings: `tokens` and `embeddings` of the method.
+        lm: the untouched model.
+    """
+    texts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
+    ids = [lm.encode_pair(*pair) for pair in pairs]
+    prompts, golds = [list(prompt) for prompt, _ in ids], [list(answer[:ANSWER_TOKENS]) for _, answer in ids]
+    embedding, mean = _embedded(settings.embeddings, texts, model)
+    return ReferenceSet(
+        folder=None,
+        texts=texts,
+        answers=answers,
+        prompts=prompts,
+        golds=golds,
+        pathway_RWME=pathways(texts, prompts, settings.tokens, model, lm.budget),
+        embedding_RX=embedding,
+        counts={},
+        how=settings.embeddings,
+        mean_X=mean,
+    )
 
 
 def references_of(
@@ -119,6 +156,7 @@ def references_left(
 
 def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
     """The questions of a set that the model answered wrongly, as a set of their own."""
+    assert references.folder is not None, "a set in memory has no wrong answers"
     found = read(references.folder, correct=False)
     file = _embedding_file(references.folder, references.how, "wrong-")
     embedding = _kept(file).get("embedding", torch.zeros(0, 0))
@@ -180,14 +218,19 @@ def _embeddings(
     shape = (len(texts), len(kept["mean"])) if "mean" in kept else None
     whole = "embedding" in kept and len(kept["embedding"]) == len(texts)
     if not whole or (how is None and kept["embedding"].shape != shape):
-        if how is None:
-            raw_RX = hidden_states(texts, model)
-            mean = raw_RX.mean(dim=0)
-            kept = {"embedding": torch.nn.functional.normalize(raw_RX - mean, dim=1), "mean": mean}
-        else:
-            kept = {"embedding": embed(texts, how, model)}
+        embedding, mean = _embedded(how, texts, model)
+        kept = {"embedding": embedding} | ({} if mean is None else {"mean": mean})
         write_atomically(file, save(kept))
     return kept["embedding"], kept.get("mean")
+
+
+def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Tensor, Tensor | None]:
+    """([R, X], what was taken off)."""
+    if how is not None:
+        return embed(texts, how, model), None
+    raw_RX = hidden_states(texts, model)
+    mean = raw_RX.mean(dim=0)
+    return torch.nn.functional.normalize(raw_RX - mean, dim=1), mean
 
 
 def _embedding_file(folder: Path, how: str | None, which: str = "") -> Path:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from moe_lab.engine.suffix.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError
@@ -34,6 +35,7 @@ from moe_lab.results.versions import versions
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.engine.scoring.scoring import Budget
     from moe_lab.methods.references.documents import ReferenceDocuments
     from moe_lab.models.load import LoadedModel
 
@@ -125,21 +127,30 @@ def _is_finished(part: Path) -> bool:
 
 def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
     """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
-    from moe_lab.engine.suffix.replay import SuffixReplay
-
     lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
-    facts, span = model.facts, named_tokens(tokens)
-    pathways = [torch.zeros(0, span.size, facts.moe_layers, facts.experts)]
-    if lines:
-        for line in lines:
-            check_length(span, line["prompt_ids"], line["text"])
-        read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(
-            [line["prompt_ids"] for line in lines], lm.budget
-        )
-        pathways.append(torch.stack([tail.pathway_WME for tail in read]))
+    texts, prompts = [line["text"] for line in lines], [line["prompt_ids"] for line in lines]
+    pathway_RWME = pathways(texts, prompts, tokens, model, lm.budget)
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomically(part.with_suffix(".jsonl"), text)
-    write_atomically(part, save({"pathway": torch.cat(pathways)}))
+    write_atomically(part, save({"pathway": pathway_RWME}))
+
+
+def pathways(
+    texts: list[str], prompts: list[list[int]], tokens: str, model: LoadedModel, budget: Budget
+) -> Tensor:
+    """float32 [R, W, M, E]: routing probabilities of the named tokens of prompts (token ids).
+
+    Raises ConfigError for a prompt that has too few tokens.
+    """
+    from moe_lab.engine.suffix.replay import SuffixReplay
+
+    facts, span = model.facts, named_tokens(tokens)
+    if not prompts:
+        return torch.zeros(0, span.size, facts.moe_layers, facts.experts)
+    for text, prompt in zip(texts, prompts, strict=True):
+        check_length(span, prompt, text)
+    read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(prompts, budget)
+    return torch.stack([tail.pathway_WME for tail in read])
 
 
 def _line(graded: Graded, lm: EngineLM) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class RoE(Method):
     """An ensemble over n routings of each token."""
 
     random = True
+    tells_choices = True
     tunable = True
 
     @dataclass(kw_only=True)

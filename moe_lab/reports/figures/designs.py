@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.reports.figures.quantity import quantity
 from moe_lab.reports.figures.style import COLOURS, GREY, MARKERS, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.expert_scores import EXPERT, unit_of
 from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
-from moe_lab.reports.papers.training_scores import LOSS, TRAINING
+from moe_lab.reports.papers.training_scores import LOSS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,13 +100,7 @@ def _draw_panel(
     if rate and chance is not None:
         axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
     compared = "\n(intervals: difference to the lowest)" if rows.iloc[0]["metric"] == LOSS else ""
-    axis.set(title=name + compared, ylabel=_unit(rows.iloc[0]["metric"]), xlim=(-0.6, len(designs) - 0.4))
+    axis.set(title=name + compared, ylabel=quantity(rows.iloc[0]["metric"]), xlim=(-0.6, len(designs) - 0.4))
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     axis.set_xticks(range(len(designs)), designs, **(slanted if len(designs) > 4 else {}))
     axis.grid(axis="x", visible=False)
-
-
-def _unit(metric: str) -> str:
-    if metric.startswith(TRAINING):
-        return "nats per token"
-    return unit_of(metric) if metric.startswith(EXPERT) else metric.partition(",")[0]

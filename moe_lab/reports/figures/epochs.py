@@ -11,6 +11,7 @@ from moe_lab.reports.figures.style import COLOURS, MARKERS, legend_below, panels
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.experiment import MEASURE
+from moe_lab.reports.papers.expert_scores import unit_of
 from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
     rows = training_rows(lines)
-    return write_figure(lambda: _draw({"": rows}), rows, folder, "expert_metrics")
+    title = "Expert metrics while the model is trained"
+    return write_figure(lambda: _draw({"": rows}, title), rows, folder, "expert_metrics")
 
 
 def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
@@ -62,7 +64,7 @@ def _bounds(line: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str = "") -> Figure:
+def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str) -> Figure:
     figure, axes = panels(len(trainings), height=2.6)
     figure.suptitle(title)
     for axis, (name, rows) in zip(axes, trainings.items(), strict=True):
@@ -82,7 +84,7 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
             continue
         low, high = min(values), max(values)
         heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f}"
+        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
         axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(xlabel="epoch", ylabel="normalized value")

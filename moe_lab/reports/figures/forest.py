@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_lab.reports.figures.quantity import quantity
 from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell_table import CellTable
@@ -58,7 +59,8 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], settings: Sequence[str
     if len(base) == 1:
         axis.axvline(base[0], color=GREY, ls=":", lw=1.1)
     counts = "/".join(dict.fromkeys(map(str, rows["documents"])))
-    metric = rows.iloc[0]["metric"].partition(",")[0]
-    axis.set(title=f"{name} ({counts} documents)", xlabel=f"{metric}, 95% intervals")
+    axis.set(
+        title=f"{name} ({counts} documents)", xlabel=f"{quantity(rows.iloc[0]['metric'])}, 95% intervals"
+    )
     axis.set_yticks(range(len(settings)), settings)
     axis.set_ylim(len(settings) - 0.4, -0.6)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_lab.reports.figures.quantity import quantity
 from moe_lab.reports.figures.style import COLOURS, MARKERS, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import shown_cells
 from moe_lab.reports.papers.cell import TableCell
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 ROUTER_LR = "method.router_lr"
 
 
-COLUMNS = ["measure", "line", "x", "value", "low", "high", "documents", "published", "marks"]
+COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "documents", "published", "marks"]
 
 
 def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
@@ -61,6 +62,6 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], across: str) -> None:
                 axis.plot([row.x] * 2, [row.low, row.high], "-", color=colour, lw=0.9)
             if row.published is not None:
                 axis.plot(row.x, row.published, "D", mfc="none", mec=RED, ms=5, label="published")
-    axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=measure)
+    axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"]))
     if across == ROUTER_LR:
         axis.set_xscale("log")

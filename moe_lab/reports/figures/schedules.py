@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_lab.reports.figures.quantity import quantity
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import shown_cells
 from moe_lab.reports.papers.cell_table import CellTable
-from moe_lab.reports.papers.expert_scores import EXPERT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> li
     """Points with 95% intervals over documents."""
     rows = schedule_rows(table)
     labels = list(rows["schedule"].unique())
-    options = {"height": 0.75 + 0.16 * len(labels), "sharey": True}
+    options = {"height": 0.9 + 0.16 * len(labels), "sharey": True}
     draw = partial(_draw_panel, labels=labels)
     panels = rows.groupby("panel", sort=False)
     return write_figure(
@@ -81,7 +81,6 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str])
     tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
     if tuned:
         axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
-    metric = rows.iloc[0]["metric"].partition(",")[0].removeprefix(EXPERT).replace("_", " ")
-    axis.set(title=name, xlabel=f"{metric}, 95% intervals")
+    axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
     axis.set_yticks(range(len(labels)), labels)
     axis.set_ylim(len(labels) - 0.4, -0.6)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.figures.fitting import fit, too_wide
 from moe_lab.results.atomic import write_atomically, writing
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def write_figure(
         folder.mkdir(parents=True, exist_ok=True)
     table = write_rows(rows, folder / f"{stem}.csv")
     with matplotlib.rc_context(RC):
-        _save(draw(), png)
+        figure = draw()
+        fit(figure)
+        _save(figure, png)
     return [png, table]
 
 
@@ -95,14 +98,16 @@ def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
-    """One legend below all axes, with every label once."""
+    """One legend below all axes, with every label once, in as many columns as fit."""
     entries: dict[str, Any] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    figure.legend(
-        list(entries.values()), list(entries), loc="outside lower center", ncols=min(columns, len(entries))
-    )
+    for count in range(min(columns, len(entries)), 0, -1):
+        legend = figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
+        if count == 1 or not too_wide(legend, figure):
+            return
+        legend.remove()
 
 
 def count_axis(axis: Axes, counts: Sequence[int], label: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.reports.figures.fitting import LEAST_SPAN
 from moe_lab.reports.figures.style import COLOURS, panels, write_figure
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.cell_table import CellTable
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 0.2
 """The share of a training that the scale of the loss leaves out: there it falls too fast."""
-TITLE_WIDTH = 26
 
 
 def write_training_curves(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
@@ -84,12 +83,12 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     figure.suptitle(title)
     for above, below, (name, own) in zip(axes, axes[len(settings) :], settings, strict=False):
         _draw_lines(above, own, "loss")
-        above.set(title=fill(name, TITLE_WIDTH), ylim=_limits(late["loss"]))
+        above.set(title=name, ylim=_limits(late["loss"]))
         above.legend()
         _draw_lines(below, own, "difference")
         below.set(xlabel="optimizer step", ylim=_limits(late["difference"].astype(float)))
     axes[0].set_ylabel("training loss, nats per token")
-    axes[len(settings)].set_ylabel("difference to the first line")
+    axes[len(settings)].set_ylabel("difference to the first line,\nnats per token")
     return figure
 
 
@@ -102,5 +101,6 @@ def _draw_lines(axis: Axes, rows: DataFrame, column: str) -> None:
 
 
 def _limits(values: Series) -> tuple[float, float]:
-    margin = 0.06 * (values.max() - values.min()) or 0.01
+    span = values.max() - values.min()
+    margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
     return values.min() - margin, values.max() + margin

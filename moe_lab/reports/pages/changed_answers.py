@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moe_lab.reports.pages.answer import Answer, answer_of, side_by_side
+from moe_lab.reports.pages.answer import Answer, side_by_side
+from moe_lab.reports.pages.answer_pairs import AnswerPair, answer_pairs
 from moe_lab.reports.pages.confidence import Paired, confidence
 from moe_lab.reports.pages.stored_run import Samples, StoredRun
-from moe_lab.reports.scores import headline
-from moe_lab.results.samples import metric_values
+from moe_lab.results.flips import read_flips
 from moe_lab.results.stored_files import DamagedError
 
 TO_RIGHT, TO_WRONG = "wrong to right", "right to wrong"
@@ -19,6 +19,10 @@ CHANGED = "changed"
 KINDS = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
 MOST = 20_000
 """Changed answers on one page."""
+MOST_ROUTED = 500
+"""Of them with their routing."""
+ROUTING = ("tokens", "position", "numbers", "before", "after")
+"""What a page shows of a flip's routing."""
 
 
 @dataclass
@@ -32,6 +36,8 @@ class ChangedAnswers:
     """Changed answers beyond MOST."""
     problems: list[str] = field(default_factory=list)
     """Why the answers of a run cannot be compared."""
+    unrouted: int = 0
+    """Flips beyond MOST_ROUTED, whose routing stands in their runs' flips.jsonl alone."""
     pairs: dict[str, list[Paired]] = field(default_factory=dict)
     """By run: all questions with choices that are right or wrong."""
 
@@ -59,6 +65,7 @@ def changed_answers(runs: Sequence[StoredRun], labels: Sequence[str]) -> Changed
             continue
         for task, lines in own.items():
             _add(found, run, label, task, read[baseline.run_id].get(task, []), lines)
+        _add_routing(found, run, label)
     found.answers.sort(key=lambda each: KINDS.index(each["kind"]))
     found.left_out = max(0, len(found.answers) - MOST)
     del found.answers[MOST:]
@@ -74,38 +81,43 @@ def _add(
     after: Sequence[dict[str, Any]],
 ) -> None:
     """Add the changed answers to the documents of one task."""
-    key = headline(run.results["results"][task], run.block["task"].get("metric"))
-    metric, _, filter_name = key.partition(",")
-    lower = run.results.get("higher_is_better", {}).get(task, {}).get(metric) is False
-    values = [metric_values(list(lines)).get(key, {}) for lines in (before, after)]
-    earlier = {line["doc_id"]: line for line in before if line["filter"] == filter_name}
-    for line in (each for each in after if each["filter"] == filter_name and each["doc_id"] in earlier):
-        number = line["doc_id"]
-        without, own = answer_of(earlier[number], metric), answer_of(line, metric)
-        if without is None or own is None:
-            continue
+    for pair in answer_pairs(run.results, task, before, after):
         found.documents += 1
-        scores = tuple(each.get(number) for each in values)
-        sure = confidence(without)
-        if sure is not None and all(score in (0, 1) for score in scores):
-            found.pairs.setdefault(label, []).append(
-                Paired(sure, *(bool(score) is not lower for score in scores))
-            )
-        if _same(without, own) and scores[0] == scores[1]:
+        sure = confidence(pair.before)
+        if sure is not None and pair.right is not None:
+            found.pairs.setdefault(label, []).append(Paired(sure, *pair.right))
+        if _same(pair.before, pair.after) and pair.scores[0] == pair.scores[1]:
             continue
-        place = {"run": label, "task": task, "document": number, "kind": _kind(scores, lower)}
-        found.answers.append(place | side_by_side(without, own, str(line["target"]), scores))
+        place = {"run": label, "task": task, "document": pair.number, "kind": _kind(pair)}
+        shown = side_by_side(pair.before, pair.after, str(pair.line["target"]), pair.scores)
+        found.answers.append(place | shown)
+
+
+def _add_routing(found: ChangedAnswers, run: StoredRun, label: str) -> None:
+    """Add to a run's answers what routing changed there, where that is stored."""
+    try:
+        flips = read_flips(run.folder) or []
+    except DamagedError as error:
+        found.problems.append(f"{label}: {error.problem}")
+        return
+    told = [flip for flip in flips if "after" in flip]
+    found.unrouted += len(told[MOST_ROUTED:])
+    places = {(flip["task"], flip["document"]): flip for flip in told[:MOST_ROUTED]}
+    for answer in (each for each in found.answers if each["run"] == label):
+        flip = places.get((answer["task"], answer["document"]))
+        if flip is not None:
+            answer["routing"] = {key: flip[key] for key in ROUTING}
 
 
 def _same(before: Answer, after: Answer) -> bool:
     return before.text == after.text and before.picked == after.picked
 
 
-def _kind(scores: tuple[Any, ...], lower_is_better: bool) -> str:
-    """One of KINDS, of the metric's values without and with the method."""
-    if any(score not in (0, 1) for score in scores):
+def _kind(pair: AnswerPair) -> str:
+    """One of KINDS."""
+    if pair.right is None:
         return CHANGED
-    before, after = ((score == 1) is not lower_is_better for score in scores)
+    before, after = pair.right
     if before is after:
         return STILL_RIGHT if after else STILL_WRONG
     return TO_RIGHT if after else TO_WRONG

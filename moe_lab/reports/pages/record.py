@@ -78,7 +78,9 @@ def table_record(
         "title": title(experiment, scale),
         "source": experiment.source,
         "scale": scale,
-        "command": command([f"experiment={experiment.name}", f"scale={scale}", *experiment.typed]),
+        "command": command(
+            [f"experiment={experiment.name}", f"scale={scale}", *experiment.typed], experiment.config_dirs
+        ),
         "axes": experiment.keys,
         "figure": experiment.figure,
         "of_settings": experiment.figure in TABLES,
@@ -92,9 +94,10 @@ def table_record(
     }
 
 
-def command(overrides: Sequence[str]) -> str:
-    """The command line of some overrides, quoted for a shell."""
-    return shlex.join(["python", "-m", "moe_lab", *overrides])
+def command(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
+    """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
+    flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
+    return shlex.join(["python", "-m", "moe_lab", *flags, *overrides])
 
 
 def run_record(block: dict[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class Experiment:
     """The accuracy of random answers, by task."""
     typed: list[str] = field(default_factory=list)
     """Overrides beside `experiment=` that change the table."""
+    config_dirs: list[str] = field(default_factory=list)
+    """The folders of `--config-dir`."""
     merged: int = 0
     """Number of cells that these overrides make equal to others."""
 

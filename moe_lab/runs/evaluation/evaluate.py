@@ -19,6 +19,7 @@ from moe_lab.results.request_log import ResponseLog, adopt_answers
 from moe_lab.results.run_log import RunLog
 from moe_lab.results.versions import decisive_versions
 from moe_lab.runs.evaluation.cost import cost_block
+from moe_lab.runs.evaluation.flips import store_flips
 from moe_lab.runs.evaluation.judges_block import judges_block
 from moe_lab.runs.evaluation.result_block import moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
@@ -78,6 +79,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         if run.judges:
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
     results = plain(evaluated | {"moe_lab": block})
+    store_flips(run, models, answers_header(run), results, before)
     write_json(run.folder / "results.json", results)
     if routes is not None:
         from moe_lab.runs.evaluation.expert_metrics import write_expert_metrics

@@ -49,7 +49,7 @@ def evaluate_answers(
         def open_model() -> Any:
             if config.model.tp_plan:
                 load_on_all_ranks(config)
-            loaded, context = _load(run, models, run.folder)
+            loaded, context = load_for(run, models, run.folder)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
@@ -72,7 +72,7 @@ def evaluate_answers(
             return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
 
 
-def _load(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
+def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
     """The run's model, trained first if need be, and what the method is opened for."""
     config = run.config
     if isinstance(run.method, TrainingMethod):
@@ -118,7 +118,7 @@ def ask_again(
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
     )
-    with run.method.open(*_load(run, models, None)) as lm, observed(lm, observer):
+    with run.method.open(*load_for(run, models, None)) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
 

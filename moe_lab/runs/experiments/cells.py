@@ -63,7 +63,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     typed = typed_settings([*_typed(base), *base.method_keys])
     composed = [
         Composed(
-            replace(experiment, typed=typed if scale.overrides() else []),
+            replace(experiment, typed=typed if scale.overrides() else [], config_dirs=base.config_dirs),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
             _compose(experiment, scale.profile, base)[1] if scale.profile else None,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
@@ -22,9 +21,6 @@ from moe_lab.runs.experiments.figure_rows import equivalent_rows, recipe_rows, s
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
-
-TITLE_WIDTH = 90
-"""Characters of a line above a figure."""
 
 
 def make_figure(
@@ -46,9 +42,8 @@ def make_figure(
     if kind in TABLES:
         return _write_table(experiment, scale, cells, folder)
     write = getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}")
-    heading = "\n".join(wrap(title(experiment, scale), TITLE_WIDTH))
     data = _data(FIGURES[kind], experiment, cells, config, models)
-    return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", heading)
+    return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))
 
 
 def _data(

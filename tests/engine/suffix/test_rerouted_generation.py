@@ -15,7 +15,9 @@ from moe_lab.engine.generation.sampling import Decoding, Sampler, generation_con
 from moe_lab.engine.scoring.scoring import Budget
 from moe_lab.engine.suffix.rerouted_generation import PERSISTENCE, ReroutedForward
 from moe_lab.engine.suffix.token_span import TokenSpan
-from moe_lab.routing import document_key, find_routers
+from moe_lab.errors import RoutingError
+from moe_lab.routing import document_key, find_routers, routed
+from moe_lab.routing.override import Override
 from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
 from tests.support.models import small_model
 from tests.support.tiers import by_family
@@ -110,3 +112,9 @@ def test_persistence_matters():
     found = [brute_logits(model, ids, 20, probs, span, persistence) for persistence in PERSISTENCE]
     assert not torch.allclose(found[0], found[1], atol=1e-3)
     assert not torch.allclose(found[1], found[2], atol=1e-3)
+
+
+def test_a_policy_that_was_told_of_no_token_raises(olmoe):
+    probs = {2: torch.full((1, 1, 8), 1 / 8)}
+    with pytest.raises(RoutingError, match="told of no token"), routed(olmoe, Override(probs)):
+        olmoe(torch.tensor([[1, 2]]))

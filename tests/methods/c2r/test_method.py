@@ -86,7 +86,7 @@ def test_the_recorded_profile_is_that_of_conversations_read_alone(
         ids = tokenizer(text, add_special_tokens=False).input_ids
         with torch.no_grad(), record(model) as routes:
             model(torch.tensor([ids]))
-        for layer, index_TK in enumerate(routes.index):
+        for layer, index_TK in enumerate(routes.indices):
             for experts in index_TK.tolist():
                 for i in experts:
                     for j in experts:

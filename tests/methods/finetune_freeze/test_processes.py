@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from signal import SIGKILL
 
@@ -30,6 +30,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.sampler import Order
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
+from tests.support.once import made_once
 from tests.support.ranks import fork_ranks
 from tests.support.two_processes import FSDP, all_by_two, by_one, by_two
 
@@ -54,12 +55,26 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module", params=WRAPS)
 def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
     """(wrap, a folder with one training for each schedule and count, ...): one launch for all that no kill ends."""
-    folder = tmp_path_factory.mktemp(request.param)
-    trainings = {folder / schedule: {"schedule": schedule} | NOISE for schedule in SCHEDULES}
-    trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
-    trainings |= {folder / "whole": KILLED, folder / "poisoned": {"poison": 2}}
-    assert all_by_two(request.param, model, trainings) == [0, 0]
-    return request.param, folder
+
+    def train(folder: Path) -> None:
+        trainings = {folder / schedule: {"schedule": schedule} | NOISE for schedule in SCHEDULES}
+        trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
+        trainings |= {folder / "whole": KILLED, folder / "poisoned": {"poison": 2}}
+        assert all_by_two(request.param, model, trainings) == [0, 0]
+
+    return request.param, made_once(tmp_path_factory, f"finetuned-{request.param}", train)
+
+
+@pytest.fixture(scope="module")
+def alone(model, tmp_path_factory):
+    """A function of settings: the same training by one process, once for both wraps; (its folder, weights by step)."""
+
+    @cache
+    def train(**settings) -> tuple[Path, dict[int, dict[str, torch.Tensor]]]:
+        folder = tmp_path_factory.mktemp("one")
+        return folder, by_one(model, folder, **settings)
+
+    return train
 
 
 def held_after(folder: Path, step: int) -> tuple[dict[str, torch.Tensor], set[str], bool]:
@@ -119,9 +134,9 @@ def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared, model, tmp_path):
+def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared, alone):
     wrap, two = shared[0], shared[1] / schedule
-    alone = by_one(model, tmp_path / "one", schedule=schedule, **NOISE)
+    folder, weights = alone(schedule=schedule, **NOISE)
     loaded = small_model("olmoe")
     names = {id(own): name for name, own in loaded.named_parameters()}
     groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(loaded).items()}
@@ -131,22 +146,22 @@ def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared
         frozen = groups.get(part, set())
         assert moments == set(names.values()) - frozen and split == (wrap == "fsdp")
         for name, value in after.items():
-            torch.testing.assert_close(value, alone[step][name], atol=1e-5, rtol=0)
+            torch.testing.assert_close(value, weights[step][name], atol=1e-5, rtol=0)
             assert torch.equal(value, before[name]) == (name in frozen or name not in names.values()), name
         before = after
-    lines = [json.loads((x / "log.jsonl").read_text().splitlines()[-1]) for x in (tmp_path / "one", two)]
+    lines = [json.loads((x / "log.jsonl").read_text().splitlines()[-1]) for x in (folder, two)]
     assert lines[1]["validation_loss"] == pytest.approx(lines[0]["validation_loss"], abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, model, tmp_path):
+def test_the_auxiliary_loss_counts_no_empty_passes(count, shared, alone):
     """9 rows: the last step has a pass with half a batch in one process, and an empty one in the other."""
     two = shared[1] / str(count)
-    alone = by_one(model, tmp_path / "one", count=count, **AUXILIARY)[6]
+    folder, weights = alone(count=count, **AUXILIARY)
     for name, value in held_after(two, 3)[0].items():
-        torch.testing.assert_close(value, alone[name], atol=1e-5, rtol=0)
-    logs = [(each / "log.jsonl").read_text().splitlines() for each in (tmp_path / "one", two)]
+        torch.testing.assert_close(value, weights[6][name], atol=1e-5, rtol=0)
+    logs = [(each / "log.jsonl").read_text().splitlines() for each in (folder, two)]
     for one, two in zip(*logs, strict=True):
         assert json.loads(two)["aux_loss"] == pytest.approx(json.loads(one)["aux_loss"], abs=1e-4)
 

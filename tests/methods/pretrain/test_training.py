@@ -30,6 +30,7 @@ from moe_lab.methods.pretrain.training import (
     train,
     train_together,
 )
+from tests.support.once import made_once
 from tests.support.pretraining_ranks import pretrain_in_turn
 from tests.support.pretrainings import design, training_of
 from tests.support.ranks import fork_ranks
@@ -147,14 +148,15 @@ def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Path:
     """A folder with a training by two processes for each of KINDS, and one whose loss is no number in one of them."""
-    folder = tmp_path_factory.mktemp("two")
-    trainings = {folder / kind: settings | SHARED for kind, settings in KINDS.items()}
-    # 2 layers and a pass a step in each process: the third step's first one
-    trainings[folder / "poisoned"] = SHARED | {"poison": 4, "save_steps": 1}
-    assert fork_ranks(pretrain_in_turn, trainings, log=folder / "ranks.log") == [0, 0], (
-        folder / "ranks.log"
-    ).read_text()
-    return folder
+
+    def make(folder: Path) -> None:
+        trainings = {folder / kind: settings | SHARED for kind, settings in KINDS.items()}
+        # 2 layers and a pass a step in each process: the third step's first one
+        trainings[folder / "poisoned"] = SHARED | {"poison": 4, "save_steps": 1}
+        log = folder / "ranks.log"
+        assert fork_ranks(pretrain_in_turn, trainings, log=log) == [0, 0], log.read_text()
+
+    return made_once(tmp_path_factory, "pretrained-by-two", make)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.hub.content import GSM8K, OLMOE
+from tests.support.hub.content import GSM8K, OLMOE, small_olmoe
 
 SMALL = ("model=olmoe", "task=gsm8k", "limit=2", "num_fewshot=2", "gen_kwargs=max_gen_toks=4")
 ROE = ("method=roe", "method.n=4", *SMALL)
@@ -40,7 +40,7 @@ def content(hub, since=0):
 
 
 @pytest.mark.slow
-def test_roe_and_base_through_the_hub_fetch_everything_once(commands, hub, olmoe_repository):
+def test_roe_and_base_through_the_hub_fetch_everything_once(commands, hub, olmoe_repository, tmp_path):
     results = results_of(commands.run(*ROE))
     commit = olmoe_repository.branches["main"]
     assert results["moe_lab"]["model"]["commit"] == commit
@@ -52,21 +52,14 @@ def test_roe_and_base_through_the_hub_fetch_everything_once(commands, hub, olmoe
     assert not any("socratic" in path for path in sent)
     assert list((commands.folder / "hf" / "datasets").glob("openai___gsm8k/main/*/*/gsm8k-test.arrow"))
     before = len(hub.log)
-    again = commands.run("method=base", *SMALL)
-    assert results_of(again)["moe_lab"]["run_id"] == results["moe_lab"]["baseline"]["run_id"]
-    assert content(hub, before) == []
-
-
-@pytest.mark.slow
-def test_a_moved_branch_is_another_result(commands, olmoe_repository, olmoe_files, tmp_path):
-    from tests.support.hub.content import small_olmoe
-
     base = ("method=base", *SMALL)
     first = results_of(commands.run(*base))["moe_lab"]
+    assert first["run_id"] == results["moe_lab"]["baseline"]["run_id"]
+    assert content(hub, before) == []
     moved = olmoe_repository.commit(small_olmoe(tmp_path / "other", seed=1))
     second = results_of(commands.run(*base))["moe_lab"]
-    assert first["run_id"] == second["run_id"] and second["model"]["commit"] == moved
-    assert first["model"]["commit"] != moved
+    assert first["run_id"] == second["run_id"], "a moved branch is another result of the same run"
+    assert first["model"]["commit"] == commit != second["model"]["commit"] == moved
 
 
 @pytest.mark.slow

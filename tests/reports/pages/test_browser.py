@@ -5,6 +5,7 @@ Broken by a script that fails, a page that asks for anything outside of it, and 
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 
@@ -16,6 +17,7 @@ from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.published import Published
+from moe_lab.results.flips import write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
 from tests.support.stored_runs import pair_of_runs
@@ -114,6 +116,23 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
     assert tab.text_content(".pager span") == "Page 2 of 5"
     tab.fill("#answer-filters input", "other 49")
     assert status.text_content() == "1 of 50 answers" and tab.locator("article").count() == 1
+
+
+def test_a_flip_shows_what_routing_changed(opened, tmp_path):
+    runs = pair_of_runs(tmp_path, [("a", 0.0), ("c", 0.0)], [("b", 1.0), ("d", 1.0)])
+    flip = {"task": "t", "document": 0, "tokens": [HOSTILE, None], "position": 7, "numbers": "weight"}
+    layers = [[[[3, 0.5], [1, 0.25]], [[2, 1e-7]]], [[[1, 0.625], [4, 0.125]], [[2, 1e-7]]]]
+    write_flips(runs[1].folder, {}, [flip | dict(zip(("before", "after"), layers, strict=True))])
+    tab = opened(write_runs_page(runs, tmp_path / "report.html"))
+    assert tab.locator("article").count() == 2 and tab.locator(".routing").count() == 1
+    summary = tab.locator(".routing summary")
+    quoted = json.dumps(HOSTILE, ensure_ascii=False)
+    assert summary.text_content() == f"What routing changed: {quoted} became the end"
+    summary.click()
+    cells = [cell.replace("\u00a0", " ") for cell in tab.locator(".routing tbody td").all_text_contents()]
+    assert cells == ["3 (0.50), 1 (0.25)", "1 (0.63), 4 (0.13)", "2 (1.0e-7)", "2 (1.0e-7)"]
+    marked = tab.locator(".routing mark").all_text_contents()
+    assert [text[0] for text in marked] == ["3", "4"]
 
 
 def test_the_list_is_filtered(opened, tmp_path):

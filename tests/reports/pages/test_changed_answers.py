@@ -11,6 +11,7 @@ import pytest
 from moe_lab.reports.pages import answer
 from moe_lab.reports.pages import changed_answers as module
 from moe_lab.reports.pages.changed_answers import CHANGED, KINDS, changed_answers
+from moe_lab.results.flips import FILE, write_flips
 from tests.support.stored_runs import pair_of_runs
 
 
@@ -68,6 +69,26 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
     found, shown = kinds(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
     assert shown == {1: "wrong to right"} and found.left_out == 1
     assert (found.answers[0]["prompt"], found.answers[0]["cut"]) == ("tion 1", 4)
+
+
+def flip_of(document, **more):
+    routing = {"tokens": ["a", None], "position": 5, "numbers": "weight"}
+    layers = {"before": [[[1, 0.5]]], "after": [[[2, 0.25]]]}
+    return {"task": "t", "document": document, "kind": "to_right"} | routing | layers | more
+
+
+def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_ROUTED", 2)
+    runs = pair_of_runs(tmp_path, [("a", 0.0)] * 5, [("b", 1.0)] * 5)
+    unknown = {"task": "t", "document": 0, "kind": "to_right"}
+    write_flips(runs[1].folder, {}, [unknown, *(flip_of(n, position=n) for n in (4, 2, 3))])
+    found = changed_answers(runs, ["base", "roe"])
+    places = {each["document"]: each["routing"]["position"] for each in found.answers if "routing" in each}
+    assert places == {4: 4, 2: 2} and found.unrouted == 1 and not found.problems
+    assert found.answers[4]["routing"].keys() == set(module.ROUTING)
+    (runs[1].folder / FILE).write_text("{")
+    found = changed_answers(runs, ["base", "roe"])
+    assert len(found.answers) == 5 and FILE in found.problems[0]
 
 
 @pytest.mark.parametrize("gone", ["results.json", "samples_t.jsonl"])

@@ -70,6 +70,8 @@ def test_what_is_written_is_read_again(tmp_path, capsys):
 def test_documents_and_commands_are_short_and_exact():
     assert ranges([7, 0, 1, 2, 4, 3]) == "0-4, 7" and ranges([]) == ""
     assert command(["task=a b", "limit=5"]) == "python -m moe_lab 'task=a b' limit=5"
+    own = command(["experiment=mine"], ["/my conf"])
+    assert own == "python -m moe_lab --config-dir '/my conf' experiment=mine"
 
 
 def test_a_record_without_a_measured_cell_is_known(tmp_path):

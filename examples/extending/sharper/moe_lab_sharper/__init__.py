@@ -26,7 +26,7 @@ class Sharper(Method):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of conf/method/sharper.yaml."""
+        """Keys of conf/method/sharper.yaml beside this file."""
 
         name: str = "sharper"
         power: float = 2.0

@@ -103,6 +103,39 @@ const optionTable = (answer) => {
   });
   return table;
 };
+const experts = (layer, other) => {
+  const cell = make("td");
+  const known = new Set(other.map(([expert]) => expert));
+  layer.forEach(([expert, number], index) => {
+    const text = `${expert}\u00a0(${number.toPrecision(2)})`;
+    cell.append(index ? ", " : "", known.has(expert) ? text : make("mark", text));
+  });
+  return cell;
+};
+const routingTable = ({ tokens, position, numbers, before, after }) => {
+  const quoted = tokens.map((token) => (token === null ? "the end" : JSON.stringify(token)));
+  const made = make("details", undefined, "routing");
+  made.append(make("summary", `What routing changed: ${quoted[0]} became ${quoted[1]}`));
+  const table = make("table");
+  table.append(make("caption", `The experts of token ${position}, counted from 0, by MoE layer. In brackets: the weight of each, then its ${numbers}. Marked: those that the other column lacks.`));
+  const head = table.createTHead().insertRow();
+  for (const name of ["layer", ...sides()]) {
+    const heading = make("th", name);
+    heading.scope = "col";
+    head.append(heading);
+  }
+  const body = table.createTBody();
+  before.forEach((layer, index) => {
+    const row = body.insertRow();
+    const number = make("th", String(index));
+    number.scope = "row";
+    row.append(number, experts(layer, after[index]), experts(after[index], layer));
+  });
+  const wide = make("div", undefined, "wide");
+  wide.append(table);
+  made.append(wide);
+  return made;
+};
 const article = (answer) => {
   const made = make("article", undefined, "answer");
   made.append(make("h3", `${answer.task}, document ${answer.document}: ${answer.kind}`), make("p", answer.run, "small soft"));
@@ -119,6 +152,7 @@ const article = (answer) => {
     pair.append(...[answer.base, answer.own].map((text, side) => box(sides()[side], marked(text, answer.differs))));
     made.append(prompt, pair, target);
   }
+  if (answer.routing) made.append(routingTable(answer.routing));
   if (answer.scores) made.append(make("p", `Scores: ${answer.scores[0]} and ${answer.scores[1]}`, "small"));
   return made;
 };

@@ -1,0 +1,85 @@
+"""C3PO on a model of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_lab.api.language_model import LanguageModel
+from moe_lab.api.loaded import loaded_model
+from moe_lab.config.schema import Config
+from moe_lab.config.validators import build
+from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import ConfigError
+from moe_lab.methods.c3po.config import C3POConfig
+from moe_lab.methods.c3po.layers import named_layers
+from moe_lab.methods.c3po.lm import C3POLM
+from moe_lab.methods.c3po.method import C3PO as Method
+from moe_lab.methods.references.reference_set import given_references, stored_references
+
+_OF_TASKS = ("reference", "reference_size", "trace")
+"""Keys that name documents of tasks and files of a run."""
+
+
+class C3PO(LanguageModel):
+    """Critical-layer, core-expert, collaborative pathway optimization (arXiv 2504.07964), as `method=c3po` computes it.
+
+        c3po = C3PO(model, tokenizer, references=[("2 + 2 =", " 4"), ("3 + 1 =", " 4"), ...], k=3)
+        c3po.loglikelihood("1 + 2 =", [" 3", " 4"])
+
+    The routing weights of each prompt's last token are optimized on the references nearest to it, and the prompt is
+    answered with them. The model is not changed.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode, whose routers choose by logits.
+        tokenizer: the model's tokenizer.
+        references: prompts and their right answers (blank in front included), of questions that the model itself
+            answers correctly; or the folder of a set that the command stored, `outputs/references/<name>`.
+        seed: of the noise around pathways (n > 1) and of sampled tokens.
+        keys: `optimizer`, `layers`, `core_experts`, `k`, `steps`, ... (`python -m moe_lab --help method=c3po`).
+
+    Raises ConfigError for an impossible key and for fewer references than k, and ModelError for a model that cannot be
+    routed otherwise.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        references: Sequence[tuple[str, str]] | str | Path,
+        *,
+        seed: int = 0,
+        **keys: Any,
+    ):
+        settings: C3POConfig = build(C3POConfig, keys, "method.")
+        _check(settings, keys, stored=isinstance(references, str | Path))
+        loaded = loaded_model(model, tokenizer)
+        Method(settings).check(loaded.facts)
+        layers = named_layers(settings.layers, loaded.facts.moe_layers)
+        if isinstance(references, str | Path):
+            known = stored_references(Path(references), settings.embeddings, loaded)
+        else:
+            plain = EngineLM(model, tokenizer, progress=False)
+            known = given_references(references, settings, loaded, plain)
+        least = settings.k if settings.epsilon is None else 1
+        if len(known) < least:
+            raise ConfigError(f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted.")
+        config = Config(method=settings, seed=seed)
+        super().__init__(C3POLM(loaded, config, settings, layers, known))
+        self.lm.progress = False
+
+
+def _check(settings: C3POConfig, keys: dict[str, Any], stored: bool) -> None:
+    """Raise ConfigError for what needs a task or stored wrong answers."""
+    for key in _OF_TASKS:
+        if key in keys:
+            raise ConfigError(
+                f"C3PO(..., {key}=) is a key of runs over tasks. `references` has the references."
+            )
+    if settings.optimizer == "oracle":
+        raise ConfigError(
+            "optimizer=oracle reads the right answers of a task: method=c3po of the command has it."
+        )
+    if settings.negative and not stored:
+        raise ConfigError("negative= needs wrong answers: give the folder of a stored set as references.")

@@ -1,0 +1,145 @@
+"""A method on a model of one's own, as a language model of lm-eval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lm_eval.api.model import LM, TemplateLM
+
+from moe_lab.api.loaded import loaded_model
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.validators import build
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method, methods_with
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.training_method import ModelMaker, TrainingMethod
+from moe_lab.models.chat import Framing
+from moe_lab.models.load import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from moe_lab.engine.lm import EngineLM
+
+LM_EVAL_DEVICE = "cuda:0"
+"""The default of lm-eval's command."""
+EMBEDDED = "tiny"
+"""What `pretrained=` calls the embedded model."""
+
+
+class MethodLM(Framing, LM):
+    """Answers lm-eval's requests under a method, which is on the model while they are answered and not otherwise."""
+
+    def __init__(self, open_lm: Callable[[], AbstractContextManager[EngineLM]], tokenizer: Any):
+        LM.__init__(self)
+        Framing.__init__(self, lambda: tokenizer)
+        self._open = open_lm
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that lm-eval stores with its results."""
+        hf: Any = TemplateLM  # its method reads the tokenizer alone
+        return hf.chat_template(self, chat_template)
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        return self._answer("loglikelihood", requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        return self._answer("loglikelihood_rolling", requests)
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        return self._answer("generate_until", requests)
+
+    def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
+        with self._open() as lm:
+            answers: list[Any] = getattr(lm, kind)(requests)
+        return answers
+
+
+def lm(
+    model: Any,
+    tokenizer: Any,
+    method: str = "base",
+    *,
+    seed: int = 0,
+    batch_size: int | str = "auto",
+    max_batch_size: int | None = None,
+    max_length: int | None = None,
+    **keys: Any,
+) -> MethodLM:
+    """A model under a method, for `lm_eval.simple_evaluate(model=moe_lab.lm(model, tokenizer, method="roe", n=8))`.
+
+    The ensemble or policy of the method answers lm-eval's requests. `model` itself stays untouched.
+
+    Args:
+        model: a causal language model of transformers, in evaluation mode, with routers of a supported family.
+        method: name of a method, of a plug-in too, that needs neither training nor documents of a task.
+        seed: of the method's randomness and of sampled answers.
+        batch_size, max_batch_size, max_length: as the keys of the command.
+        keys: the method's keys (`python -m moe_lab --help method=roe`).
+
+    Raises ConfigError for an unknown method, key or value, and ModelError for a model that the method cannot run.
+    """
+    config = _config(method, keys, seed, batch_size, max_batch_size, max_length)
+    loaded = loaded_model(model, tokenizer, needs_router=get_method(method).needs_router)
+    return MethodLM(_opener(config, loaded), tokenizer)
+
+
+class PretrainedLM(MethodLM):
+    """`lm_eval --model moe_lab --model_args pretrained=<hub id or folder>,method=roe,n=8`.
+
+    Args:
+        pretrained: hub id or folder of the model; "tiny": the embedded one.
+        revision, tokenizer, dtype: as the command's keys.
+        device: as the command's key. lm-eval's command names "cuda:0" where nobody names a device: without a GPU it is
+            the CPU, as for lm-eval's own `hf`.
+        keys: as of `moe_lab.lm`.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        method: str = "base",
+        *,
+        revision: str | None = None,
+        tokenizer: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        offline: bool = False,
+        seed: int = 0,
+        batch_size: int | str = "auto",
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        **keys: Any,
+    ):
+        path = None if pretrained == EMBEDDED else pretrained
+        source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer)
+        if device == LM_EVAL_DEVICE and not torch.cuda.is_available():
+            device = "cpu"
+        loaded = load_model(source, dtype=dtype, device=device, offline=offline)
+        config = _config(method, keys, seed, batch_size, max_batch_size, max_length)
+        super().__init__(_opener(config, loaded), loaded.tokenizer)
+
+
+def _config(method: str, keys: dict[str, Any], seed: int, batch_size: Any, most: Any, longest: Any) -> Config:
+    return Config(
+        method=build(get_method(method).Config, {"name": method, **keys}, "method.", methods_with),
+        seed=seed,
+        batch_size=batch_size,
+        max_batch_size=most,
+        max_length=longest,
+    )
+
+
+def _opener(config: Config, loaded: LoadedModel) -> Callable[[], AbstractContextManager[EngineLM]]:
+    """Opens the configuration's method. Raises ConfigError where it cannot run without a task or on this model."""
+    name = config.method.name
+    method, elsewhere = get_method(name)(config.method), f'moe_lab.run(["method={name}", ...]) runs it.'
+    if isinstance(method, TrainingMethod | ModelMaker):
+        raise ConfigError(f"method={name} trains a model: {elsewhere}")
+    if type(method).data_identity is not Method.data_identity:
+        raise ConfigError(f"method={name} reads documents of a task: {elsewhere}")
+    method.check(loaded.facts)
+    return lambda: method.open(loaded, Context(config=config))

@@ -1,0 +1,71 @@
+"""Routing by a function of one's own.
+
+T = tokens of a pass, E = experts, K = experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from moe_lab.errors import RoutingError
+from moe_lab.routing.hook import Policy, Router, Routing, routed
+
+
+@contextmanager
+def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
+    """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`; yields the routers.
+
+        def second_best(router, routing):
+            scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
+            index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
+            return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+
+        with override(model, second_best):
+            model(**inputs)
+
+    Args:
+        policy: called as `policy(router, routing)` at every routing decision, for all T tokens of a pass at once,
+            padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK` (int64); the policy returns such a
+            triple with other weights or indices of the same shapes, or None for no change. `router` has the number of
+            its MoE `layer`.
+
+    Raises ModelError for a model without a supported router, and RoutingError for a decision of the policy that is
+    none, for a pass that bypasses a router, and where no token was routed inside the context.
+    """
+    calls = 0
+
+    def checked(router: Router, routing: Routing) -> Routing | None:
+        nonlocal calls
+        calls += 1
+        changed = policy(router, routing)
+        return None if changed is None else _checked(Routing(*changed), routing, router)
+
+    with routed(model, checked) as routers:
+        yield routers
+    if not calls:
+        raise RoutingError(
+            f"No token passed the routers of {type(model).__name__} inside override(...): the policy changed nothing."
+        )
+
+
+def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
+    """Raise RoutingError unless it has a decision's shapes, indices of experts and no NaN weights."""
+    problem = None
+    if (
+        changed.index_TK.shape != routing.index_TK.shape
+        or changed.weights_TK.shape != routing.weights_TK.shape
+    ):
+        problem = f"weights_TK and index_TK must have the shape {tuple(routing.index_TK.shape)}"
+    elif changed.index_TK.dtype != torch.int64:
+        problem = f"index_TK must be int64, and is {changed.index_TK.dtype}"
+    elif not ((changed.index_TK >= 0) & (changed.index_TK < routing.logits_TE.shape[-1])).all():
+        problem = f"index_TK must be below {routing.logits_TE.shape[-1]}, the number of experts"
+    elif changed.weights_TK.isnan().any():
+        problem = "weights_TK are NaN"
+    if problem:
+        raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
+    return changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))

@@ -1,0 +1,71 @@
+"""RoE on a model of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moe_lab.api.language_model import LanguageModel
+from moe_lab.api.loaded import loaded_model
+from moe_lab.engine.lm import EngineLM
+from moe_lab.methods.roe.method import RoE as Method
+
+
+class RoE(LanguageModel):
+    """Roster of Experts (arXiv 2509.17238): every token is the average of n routings, as `method=roe` computes it.
+
+        roe = RoE(model, tokenizer, n=8, temperature=0.1)
+        roe.generate("2 + 2 =", max_new_tokens=8)
+        model.generate(**inputs, custom_generate=roe)
+
+    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, stay those of the untouched
+    model.
+
+    Args:
+        model: a causal language model of transformers with routers of a supported family, in evaluation mode.
+        tokenizer: the model's tokenizer.
+        n: routing samples of each token; sample 0 has no noise.
+        temperature: of the noise (equation 1): a number for all MoE layers not skipped, a list with one per MoE layer,
+            or the path of a profile that `tuning=` wrote. The first layer with noise follows from it.
+        skip_layers: MoE layers without noise at either end; None: 1 for a number, 0 for a list or profile.
+        cache: history that samples attend to: "clean", one without noise for all; "standard", each its own; "none",
+            each its own, computed anew for every token.
+        prefill: with histories of their own, whether samples read the prompt with noise: "noisy" or "clean".
+        weights: whether combine weights come from "clean" or "perturbed" router logits.
+        aggregate: what is averaged: "probabilities" or "logits".
+        include_clean: whether sample 0 is part of the average.
+        seed: key of the routing noise and of sampled tokens. Equal calls give equal results.
+
+    Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        n: int = 32,
+        temperature: float | list[float] | str = 0.1,
+        skip_layers: int | None = None,
+        cache: str = "clean",
+        prefill: str = "noisy",
+        weights: str = "clean",
+        aggregate: str = "probabilities",
+        include_clean: bool = True,
+        seed: int = 0,
+    ):
+        config = Method.Config(
+            n=n,
+            temperature=temperature,
+            skip_layers=skip_layers,
+            cache=cache,
+            prefill=prefill,
+            weights=weights,
+            aggregate=aggregate,
+            include_clean=include_clean,
+        )
+        method, facts = Method(config), loaded_model(model, tokenizer).facts
+        method.check(facts)
+        self.temperatures = method.temperatures(facts.moe_layers)
+        """One per MoE layer."""
+        ensemble = method.ensemble(self.temperatures, method.first_noisy(facts.moe_layers), seed)
+        super().__init__(EngineLM(model, tokenizer, ensemble=ensemble, seed=seed, progress=False))

@@ -1,0 +1,97 @@
+"""A command from Python: the same runs, files and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, overload
+
+from moe_lab.cli.main import compose_or_explain, dispatch
+from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
+from moe_lab.methods import get_method
+from moe_lab.methods.training_method import ModelMaker
+from moe_lab.reports.scores import shown_scores
+from moe_lab.runs.config import to_configs
+from moe_lab.runs.jobs import distinct_runs, jobs_of
+from moe_lab.tasks.loading import task_cache
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from moe_lab.config.schema import Config
+    from moe_lab.runs.run import Run
+
+
+class Results(Sequence[dict[str, Any]]):
+    """The results of a command's runs, in the order of its grid: of each the content of its results.json."""
+
+    def __init__(self, runs: Sequence[Run]):
+        self.runs = list(runs)
+        """Each with its `config`, `run_id` and `folder`, where all of its files are."""
+        self._results = [_stored(run) for run in runs]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        return self._results[index]
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each run and task with its headline metric: the fields of `moe_lab.reports.scores.Score`, and seed.
+
+        Rates are fractions; `interval` and `difference_interval` are (lower, upper), 95%, over documents.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                asdict(score) | {"seed": results["moe_lab"]["seed"]}
+                for results in self
+                for score in shown_scores(results)
+            ]
+        )
+
+
+def run(overrides: Sequence[str]) -> Results:
+    """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
+
+    The overrides are those of `python -m moe_lab`, with "-m" for a grid. Tables and errors are printed and files are
+    written as there. What is stored already is returned.
+
+    Raises ConfigError for what the command refuses, for another mode than run and for `experiment=`, ResultsError where
+    a run failed or is held by another process, and KeyboardInterrupt where it was interrupted.
+    """
+    cells = compose_or_explain(list(overrides))
+    with task_cache():
+        configs = to_configs(cells)
+        for config in configs:
+            _check(config)
+        code = dispatch(cells, list(overrides))
+        if code in (INTERRUPTED, TERMINATED):
+            raise KeyboardInterrupt
+        runs = distinct_runs(jobs_of(configs))
+        missing = [run.folder.name for run in runs if not run.done]
+        if code or missing:
+            raise ResultsError(
+                f"{len(missing)} of {len(runs)} runs have no result ({', '.join(missing)}); their errors stand above."
+            )
+        return Results(runs)
+
+
+def _check(config: Config) -> None:
+    if config.mode != "run" or config.experiment:
+        given = f"experiment={config.experiment}" if config.experiment else f"mode={config.mode}"
+        raise ConfigError(f"moe_lab.run returns the results of runs, and {given} has none. Use the command.")
+    name = config.method.name
+    if issubclass(get_method(name), ModelMaker):
+        raise ConfigError(f"method={name} makes a model and no results. Use the command.")
+
+
+def _stored(run: Run) -> dict[str, Any]:
+    results = run.stored()
+    assert results is not None, run.folder
+    return results

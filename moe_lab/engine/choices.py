@@ -1,0 +1,129 @@
+"""The experts that one token takes in every MoE layer, with the untouched routing and with that of an ensemble.
+
+N = noisy tokens of a pass, K = experts per token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import torch
+from torch import nn
+
+from moe_lab.engine.engine import Engine
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.scoring.scoring import ScoringRequest
+from moe_lab.routing import GumbelTopK, Router, Routing, document_key
+from moe_lab.routing.record import record
+
+Layer = dict[int, float]
+"""A number of each expert that is taken in a MoE layer, the largest first."""
+WEIGHT, SHARE = "weight", "share of samples"
+"""The expert's weight, or the share of routing samples that take it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where two answers to one prompt part. All token ids."""
+
+    text: str
+    """The prompt's text."""
+    choice: str | None
+    """One of the prompt's choices; None for a generated answer."""
+    prompt: tuple[int, ...]
+    shared: tuple[int, ...]
+    """The tokens with which both answers begin."""
+    tokens: tuple[int | None, int | None]
+    """The first token that differs, of each answer; None where an answer has ended."""
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """What is read before the tokens that differ."""
+        return self.prompt + self.shared
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The experts of one token."""
+
+    read: tuple[int, ...]
+    """The tokens up to that one, itself included."""
+    layers: list[Layer]
+    """By MoE layer."""
+    numbers: str = WEIGHT
+    """What the numbers are: WEIGHT or SHARE."""
+
+
+def place_of(
+    text: str, choice: str | None, prompt: tuple[int, ...], *answers: tuple[int, ...]
+) -> Place | None:
+    """Where two answers part; None if they are the same tokens."""
+    first, second = answers
+    if first == second:
+        return None
+    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    tokens = tuple(answer[length] if length < len(answer) else None for answer in answers)
+    return Place(text, choice, tuple(prompt), tuple(first[:length]), (tokens[0], tokens[1]))
+
+
+@torch.inference_mode()
+def plain_choices(model: nn.Module, read: tuple[int, ...]) -> Choices:
+    """The weights of the last token's experts in one pass over all tokens, with the model as it is."""
+    body = model.get_decoder()
+    with record(body) as routes:
+        body(input_ids=torch.tensor([read], device=next(model.parameters()).device), use_cache=False)
+    last = zip(routes.indices, routes.weights, strict=True)
+    return Choices(read, [weights_of(index_TK[-1], weights_TK[-1]) for index_TK, weights_TK in last])
+
+
+def weights_of(index_K: torch.Tensor, weights_K: torch.Tensor) -> Layer:
+    """The weight of each expert, the largest first."""
+    pairs = zip(index_K.tolist(), weights_K.float().tolist(), strict=True)
+    return dict(sorted(pairs, key=lambda pair: -pair[1]))
+
+
+def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place: Place) -> Choices:
+    """The share of the n routing samples that take each expert, of the token before those that differ.
+
+    The engine scores one token at the place, with the keys of the noise of the answer itself.
+    """
+    assert ensemble.routing is not None
+    seen = _Seen(ensemble.routing, len(place.read) - 1, ensemble.first_noisy)
+    # with prefill=clean samples read without noise what stands in the prompt alone
+    prompt, rest = (place.prompt, place.shared) if ensemble.prefill == "clean" else (place.read, ())
+    engine.set_ensemble(replace(ensemble, routing=seen))
+    try:
+        engine.score(
+            [ScoringRequest(prompt, [(*rest, 0)], document_key(place.prompt))], lambda index, scores: None
+        )
+    finally:
+        engine.set_ensemble(ensemble)
+    clean = plain_choices(model, place.read)
+    layers = [seen.shares(layer, own, ensemble.n) for layer, own in enumerate(clean.layers)]
+    return Choices(place.read, layers, SHARE)
+
+
+class _Seen(GumbelTopK):
+    """Counts the noisy samples that take each expert at one position, from the first MoE layer on that they pass."""
+
+    def __init__(self, of: GumbelTopK, position: int, first: int):
+        super().__init__(of.temperatures, of.seed, of.perturbed_weights)
+        self.position, self.first = position, first
+        self.counts: dict[int, Counter[int]] = {}
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        changed = super().__call__(router, routing)
+        if self._tokens is not None and router.layer >= self.first:
+            at_N = self._tokens.index[self._tokens.position == self.position]
+            taken_NK = (changed or routing).index_TK[at_N.to(routing.index_TK.device)]
+            self.counts.setdefault(router.layer, Counter()).update(taken_NK.flatten().tolist())
+        return changed
+
+    def shares(self, layer: int, clean: Layer, n: int) -> Layer:
+        """Of all n samples; those of an earlier layer are all clean."""
+        if layer not in self.counts:
+            return dict.fromkeys(clean, 1.0)
+        counts = Counter(dict.fromkeys(clean, 1)) + self.counts[layer]
+        return {expert: count / n for expert, count in counts.most_common()}

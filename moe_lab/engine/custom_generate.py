@@ -1,0 +1,181 @@
+"""The engine as the decoding loop of `model.generate(..., custom_generate=...)`.
+
+transformers prepares inputs, logits processors and stopping criteria; the engine computes the scores of next tokens.
+
+B = sequences, S = tokens of the longest prompt, A = unfinished sequences, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerationMode
+
+from moe_lab.engine.engine import Engine
+from moe_lab.engine.generation.prefill import GenerationState
+from moe_lab.engine.generation.sampling import Decoding, Sampler
+from moe_lab.routing.noise import document_key
+
+_PREPARED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+"""Inputs that transformers prepares for every model."""
+_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions")
+
+
+def custom_generate(
+    engine: Engine,
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    *,
+    seed: int,
+    tokenizer: Any,
+    texts: Sequence[str] | None = None,
+    streamer: Any = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """int64 [B, S + new tokens]: prompts, padded on the left, and what is generated, padded on the right.
+
+    The arguments are those with which `model.generate` calls its decoding loop. Logits processors and stopping criteria
+    get each sequence as transformers' own loop has it, padding included. Sampling is keyed by `seed`, the prompt and,
+    of `num_return_sequences` answers to it, the answer's number. `texts` are those of the prompts; None: what
+    `tokenizer` decodes.
+
+    Raises ValueError for what the engine does not support.
+    """
+    model_kwargs = model_kwargs or {}
+    _check(config, model_kwargs, streamer, len(input_ids))
+    S, answers = input_ids.shape[1], config.num_return_sequences or 1
+    prompts = _without_padding(input_ids, model_kwargs)
+    texts = tokenizer.batch_decode(prompts) if texts is None else texts
+    states = [
+        GenerationState(b, prompt, document_key(prompt), b % answers, text)
+        for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+    ]
+    padded = _Padded(input_ids.tolist(), input_ids.device)
+    sampler = _PaddedSampler(model, config, seed, logits_processor, padded)
+    decoding = _PaddedDecoding(sampler, stopping_criteria, config.max_length - S, padded, streamer)
+    with torch.enable_grad():  # `generate` disables gradients, and an engine may optimize by them
+        engine.generate(states, decoding, lambda state: None)
+    if streamer is not None:
+        streamer.end()
+    return _padded_right(input_ids, [state.generated for state in states], config)
+
+
+def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
+    """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids, and their texts)."""
+    states = [
+        GenerationState(b, prompt, document_key(prompt), text=text)
+        for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+    ]
+    found: dict[int, Tensor] = {}
+
+    def take(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
+        found.update((state.index, scores_V) for state, scores_V in zip(states, scores_AV, strict=True))
+        return [0] * len(states)
+
+    engine.generate(states, Decoding(take, lambda generated: True, max_new_tokens=1), lambda state: None)
+    return torch.stack([found[b] for b in range(len(prompts))])
+
+
+class _Padded:
+    """Sequences with their prompts padded on the left."""
+
+    def __init__(self, prompts: list[list[int]], device: torch.device):
+        self.prompts, self.device = prompts, device
+
+    def ids(self, states: Sequence[GenerationState]) -> Tensor:
+        """int64 [A, S + generated tokens]; of all states equally many are generated."""
+        rows = [[*self.prompts[state.index], *state.generated] for state in states]
+        return torch.tensor(rows, device=self.device)
+
+
+class _PaddedSampler(Sampler):
+    """Chooses tokens by logits processors that `model.generate` has prepared."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: GenerationConfig,
+        seed: int,
+        processors: LogitsProcessorList,
+        padded: _Padded,
+    ):
+        super().__init__(model, config, seed)
+        self.processors, self.padded = processors, padded
+
+    def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
+        ids = self.padded.ids(states)
+        return self.processors(ids, scores_AV.to(ids.device, copy=True))
+
+
+class _PaddedDecoding(Decoding):
+    """Ends sequences by stopping criteria that `model.generate` has prepared."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        criteria: StoppingCriteriaList,
+        max_new_tokens: int,
+        padded: _Padded,
+        streamer: Any,
+    ):
+        super().__init__(sampler, lambda generated: False, max_new_tokens)
+        self.criteria, self.padded, self.streamer = criteria, padded, streamer
+
+    def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
+        super().extend(states, scores_AV)
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor([state.generated[-1] for state in states]))
+
+    def ends(self, state: GenerationState) -> bool:
+        return super().ends(state) or bool(self.criteria(self.padded.ids([state]), None).all())
+
+
+def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
+    """Raise ValueError for what the engine would otherwise leave out without a word."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(f"The ensemble decodes greedily or by sampling, not by {mode.value}.")
+    for name in _OUTPUTS:
+        if getattr(config, name, None):
+            raise ValueError(f"{name}=True: the ensemble returns token ids alone. Leave it out.")
+    if unknown := [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]:
+        raise ValueError(
+            f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out."
+        )
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise ValueError("The ensemble reads whole prompts: give no past_key_values that hold tokens.")
+    if streamer is not None and sequences > 1:
+        raise ValueError(f"A streamer takes one sequence, and {sequences} are generated.")
+
+
+def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
+    """The prompts as token ids. Raises ValueError for padding behind or within a prompt, and for other positions."""
+    mask = model_kwargs.get("attention_mask")
+    real_BS = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
+        raise ValueError(
+            "Prompts of different lengths are padded on the left (tokenizer.padding_side='left')."
+        )
+    if not real_BS[:, -1].all():
+        raise ValueError("A prompt has no token. Give at least one, e.g. that of the beginning of a text.")
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and not (positions == real_BS.cumsum(dim=1) - 1)[real_BS].all():
+        raise ValueError("The ensemble counts positions from 0 in each prompt: give no position_ids.")
+    return [ids[real].tolist() for ids, real in zip(input_ids, real_BS, strict=True)]
+
+
+def _padded_right(input_ids: Tensor, generated: list[list[int]], config: GenerationConfig) -> Tensor:
+    width = max(map(len, generated))
+    if any(len(each) < width for each in generated) and config._pad_token_tensor is None:
+        raise ValueError("Sequences of different lengths need pad_token_id=.")
+    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    new = [each + [pad] * (width - len(each)) for each in generated]
+    return torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], dim=1)

@@ -1,0 +1,126 @@
+"""What routing changed where an answer flips: its passes are repeated for the documents that turned right or wrong."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.pages.answer_pairs import AnswerPair, answer_pairs
+from moe_lab.results.flips import read_flips, rounded, write_flips
+from moe_lab.results.samples import read_samples
+from moe_lab.results.stored_files import DamagedError
+from moe_lab.runs.evaluation.run_lm_eval import load_for
+
+if TYPE_CHECKING:
+    from moe_lab.engine.choices import Choices, Place
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.runs.run import Run
+
+logger = logging.getLogger("moe_lab")
+Flip = tuple[str, AnswerPair]
+"""A task and a document's answers."""
+
+
+def store_flips(
+    run: Run,
+    models: ModelPool,
+    header: dict[str, Any],
+    results: Mapping[str, Any],
+    before: Mapping[str, dict[str, Any]],
+) -> None:
+    """Write `flips.jsonl` unless it is stored. The model is loaded if there is anything to tell.
+
+    Args:
+        header: whose answers they are.
+        results: what results.json will hold.
+        before: as in `moe_lab_block`.
+    """
+    if run.baseline is None or not _tells(run):
+        return
+    samples = read_samples(run.folder, dict(results))
+    earlier = before["baseline"]["samples"]
+    flips = [
+        (task, pair)
+        for task, lines in samples.items()
+        for pair in answer_pairs(results, task, earlier[task], lines)
+        if pair.flipped
+    ]
+    if _stored(run, header) == [(task, pair.number) for task, pair in flips]:
+        return
+    start = time.perf_counter()
+    write_flips(run.folder, header, _lines(run, run.baseline, models, flips) if flips else [])
+    logger.info("routing of %d flips: %.2f s", len(flips), time.perf_counter() - start)
+
+
+def _tells(run: Run) -> bool:
+    """Whether the choices of single tokens can be told. With model.tp_plan other processes hold parts of the model."""
+    facts = run.facts
+    routes = facts.routers is not None and facts.fixed_routing is None
+    return routes and run.method.tells_choices and not run.config.model.tp_plan
+
+
+def _stored(run: Run, header: dict[str, Any]) -> list[tuple[str, int]] | None:
+    if run.config.rerun:
+        return None
+    try:
+        stored = read_flips(run.folder, header)
+    except DamagedError as error:
+        print(f"{error.problem}. It is made again.", file=sys.stderr)
+        return None
+    return None if stored is None else [(line["task"], line["document"]) for line in stored]
+
+
+def _lines(run: Run, base: Run, models: ModelPool, flips: Sequence[Flip]) -> list[dict[str, Any]]:
+    print(f"{run.folder.name}: the routing at {len(flips):,} answers that flipped", file=sys.stderr)
+    with run.method.open(*load_for(run, models, None)) as lm:
+        places = [_place(lm, pair) for _, pair in flips]
+        own = iter(lm.choices([place for place in places if place is not None]))
+        words = [None if place is None else [_word(lm, token) for token in place.tokens] for place in places]
+    model = load_for(base, models, None)[0].model
+    lines = []
+    for (task, pair), place, tokens in zip(flips, places, words, strict=True):
+        kind = "to_right" if pair.right == (False, True) else "to_wrong"
+        line = {"task": task, "document": pair.number, "kind": kind}
+        lines.append(line if place is None else line | {"tokens": tokens} | _routing(model, next(own)))
+    return lines
+
+
+def _routing(model: Any, own: Choices) -> dict[str, Any]:
+    from moe_lab.engine.choices import plain_choices
+
+    return {
+        "position": len(own.read) - 1,
+        "numbers": own.numbers,
+        "before": rounded(plain_choices(model, own.read).layers),
+        "after": rounded(own.layers),
+    }
+
+
+def _place(lm: EngineLM, pair: AnswerPair) -> Place | None:
+    """Where the two answers part; None where they do so before anything is answered, or where no choice is known."""
+    from moe_lab.engine.choices import place_of
+    from moe_lab.engine.hf import Request
+
+    text, options = pair.line["arguments"]["gen_args_0"].values()
+    if pair.after.text is not None:
+        assert pair.before.text is not None
+        answers = [
+            tuple(lm.tok_encode(answer, add_special_tokens=False))
+            for answer in (pair.before.text, pair.after.text)
+        ]
+        return place_of(text, None, lm.encode_request(Request((text, options))), *answers)
+    before, after = pair.before.picked, pair.after.picked
+    if before is None or after is None or text != pair.after.prompt:
+        return None  # a prompt of its own for each choice (WinoGrande) has no common one
+    picked = [pair.after.choices[number] for number in (before, after)]
+    pairs = [lm.encode_pair(text, choice) for choice in picked]
+    return place_of(text, pair.after.choices[0], pairs[1][0], pairs[0][1], pairs[1][1])
+
+
+def _word(lm: EngineLM, token: int | None) -> str | None:
+    """The token's text; None for the end of an answer."""
+    return None if token is None else lm.tok_decode([token], skip_special_tokens=False)

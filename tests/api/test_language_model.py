@@ -1,0 +1,85 @@
+"""Text of a model under a method: stop strings, streamers, and the forms that texts and token ids take.
+
+Broken by: a stop string or a streamer that transformers does not pass on and that is dropped.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from transformers import StopStringCriteria, TextStreamer
+from transformers.generation.streamers import BaseStreamer
+
+from moe_lab import RoE
+from tests.support.models import left_padded, small_model
+from tests.support.tiers import by_family
+
+
+@pytest.fixture(params=by_family(("olmoe", "mixtral", "gpt_oss")))
+def model(request):
+    return small_model(request.param)
+
+
+@pytest.fixture
+def roe(model, tokenizer):
+    return RoE(model, tokenizer, n=3, temperature=0.7, seed=5)
+
+
+def new_of(ids, inputs):
+    """Generated tokens of each sequence, without padding."""
+    new = ids[:, inputs["input_ids"].shape[1] :].tolist()
+    return [row[: row.index(256) + 1] if 256 in row else row for row in new]
+
+
+def test_a_stop_string_ends_a_text(roe, model, tokenizer):
+    whole = roe.generate("hello", max_new_tokens=30, do_sample=True)
+    stop = next(character for character in whole[2:] if character.isascii())
+    cut = roe.generate(["hello", "a longer prompt"], max_new_tokens=30, do_sample=True, stop_strings=[stop])
+    assert cut[0] == whole[: whole.index(stop) + 1]
+    inputs = left_padded(tokenizer, ["hello"])
+    criteria = [StopStringCriteria(tokenizer, stop)]
+    ids = model.generate(
+        **inputs, custom_generate=roe, max_new_tokens=30, do_sample=True, stopping_criteria=criteria
+    )
+    assert tokenizer.decode(new_of(ids, inputs)[0]) == cut[0]
+
+
+class Collected(BaseStreamer):
+    def __init__(self):
+        self.values, self.ended = [], 0
+
+    def put(self, value):
+        self.values += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_gets_the_prompt_and_every_token(roe, model, tokenizer, capsys):
+    streamer = Collected()
+    text = roe.generate("hello", max_new_tokens=5, streamer=streamer)
+    assert tokenizer.decode(streamer.values) == "hello" + text and streamer.ended == 1
+    inputs, streamer = left_padded(tokenizer, ["hello"]), Collected()
+    ids = model.generate(
+        **inputs, custom_generate=partial(roe, streamer=streamer), streamer=streamer, max_new_tokens=5
+    )
+    assert streamer.values == ids[0].tolist()
+    roe.generate("hello", max_new_tokens=5, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    assert capsys.readouterr().out.strip("\n") == text.strip("\n")
+    with pytest.raises(ValueError, match="one sequence"):
+        roe.generate(["a", "b"], max_new_tokens=2, streamer=Collected())
+
+
+def test_one_text_and_several(roe, tokenizer):
+    assert isinstance(roe.generate("hello", max_new_tokens=2), str)
+    assert roe.generate(["hello"], max_new_tokens=2) == [roe.generate("hello", max_new_tokens=2)]
+    assert len(roe.generate("hello", max_new_tokens=2, do_sample=True, num_return_sequences=3)) == 3
+    one = roe.loglikelihood("hello", " you")
+    assert roe.loglikelihood(["hello", "hello"], [" you", " you"]) == pytest.approx([one, one], abs=1e-4)
+    ids = tokenizer.encode("hello")
+    V = roe.model.config.vocab_size
+    forms = (ids, [ids], torch.tensor(ids), torch.tensor([ids]), [torch.tensor(ids)])
+    shapes = [tuple(roe.next_token_logprobs(form).shape) for form in forms]
+    assert shapes == [(V,), (1, V), (V,), (1, V), (1, V)]

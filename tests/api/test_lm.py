@@ -1,0 +1,93 @@
+"""lm-eval evaluates a model under a method as the command does, and the model stays untouched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import moe_lab
+from moe_lab.errors import ConfigError, ModelError
+from tests.support import rounding
+from tests.support.command import run_command
+from tests.support.models import make_model, small_model
+
+TASKS = Path(moe_lab.__file__).parent / "tasks" / "toy"
+SCORED = [("hello", " world"), ("what is", " a cat")]
+
+
+def instances(kind, arguments):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, each, 0) for each in arguments]
+
+
+def test_requests_are_answered_by_the_ensemble(tokenizer):
+    model = small_model("mixtral")
+    roe = moe_lab.RoE(model, tokenizer, n=3, temperature=0.7, seed=1)
+    lm = moe_lab.lm(model, tokenizer, "roe", n=3, temperature=0.7, seed=1)
+    scores = [value for value, _ in lm.loglikelihood(instances("loglikelihood", SCORED))]
+    assert scores == rounding.approx(roe.loglikelihood(*map(list, zip(*SCORED, strict=True))), tokens=6)
+    (text,) = lm.generate_until(instances("generate_until", [("hello", {"until": [], "max_gen_toks": 6})]))
+    assert text == roe.generate("hello", max_new_tokens=6)
+    plain = moe_lab.lm(model, tokenizer)
+    assert abs(plain.loglikelihood(instances("loglikelihood", SCORED))[0][0] - scores[0]) > 1e-3
+    assert not any(module._forward_hooks for module in model.modules())
+    assert lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))[0] < 0
+
+
+def test_what_cannot_run_in_memory_is_refused(olmoe, tokenizer):
+    for method, keys, says in (
+        ("rou", {}, "Unknown method"),
+        ("roe", {"m": 3}, "Unknown key 'method.m'"),
+        ("roe", {"temperature": [0.1]}, "1 entries"),
+        ("icl", {}, r"moe_lab\.run"),
+        ("finetune-freeze", {}, "trains a model"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            moe_lab.lm(olmoe, tokenizer, method, **keys)
+    with pytest.raises(ModelError, match="No router was found"):
+        moe_lab.lm(make_model("llama"), tokenizer, "roe")
+    dense = moe_lab.lm(make_model("llama"), tokenizer)
+    assert dense.loglikelihood(instances("loglikelihood", SCORED))[0][0] < 0
+
+
+@pytest.mark.slow
+def test_simple_evaluate_scores_as_the_command(tmp_path, capsys, tiny_olmoe_dir):
+    """By object and by name."""
+    import lm_eval
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ended = run_command(
+        capsys, "method=roe", "method.n=3", "method.temperature=0.9", "seed=3", f"model.path={tiny_olmoe_dir}",
+        "task=toy_choice", "limit=4", "baseline=false", f"output_dir={tmp_path}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    stored = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
+    samples = {"toy_choice": [sample["doc_id"] for sample in stored]}
+    manager = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
+    model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir).eval()
+    keys = {"n": 3, "temperature": 0.9, "seed": 3}
+    lm = moe_lab.lm(model, AutoTokenizer.from_pretrained(tiny_olmoe_dir), "roe", **keys)
+    for given in (
+        {"model": lm},
+        {
+            "model": "moe_lab",
+            "model_args": {"pretrained": str(tiny_olmoe_dir), "method": "roe", **keys},
+            "device": "cuda:0",
+        },
+    ):
+        found = lm_eval.simple_evaluate(
+            **given, tasks=["toy_choice"], task_manager=manager, samples=samples, bootstrap_iters=0
+        )
+        for own, other in zip(found["samples"]["toy_choice"], stored, strict=True):
+            values = [value for value, _ in own["filtered_resps"]]
+            assert values == rounding.approx([float(value) for value, _ in other["filtered_resps"]], tokens=6)
+
+
+def test_lm_eval_knows_the_name():
+    """Its registry may be imported before or after this package: tests/models/test_registration.py."""
+    from lm_eval.api.registry import get_model
+
+    assert get_model("moe_lab").__name__ == "PretrainedLM"

@@ -1,0 +1,185 @@
+"""RoE on a model of one's own is RoE as the paper defines it, and generates as transformers does.
+
+Broken by: a wrong key of the noise, padding that is read, an argument of `model.generate` that is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from moe_lab import RoE
+from moe_lab.errors import ConfigError
+from tests.support import attention_kinds, roe_reference, rounding
+from tests.support.command import run_command
+from tests.support.models import build, left_padded, make_model, small_model
+from tests.support.tiers import by_family
+
+FAMILIES = ("olmoe", "mixtral", "gpt_oss")
+PROMPTS = ["hello", "what is a cat and why", "abc" * 5]
+N, TEMPERATURE, SEED = 3, 0.7, 5
+
+
+@cache
+def model_and_reference(family):
+    model = small_model(family)
+    return model, roe_reference.in_float64(model)
+
+
+@pytest.fixture(params=by_family(FAMILIES))
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def model(family):
+    return model_and_reference(family)[0]
+
+
+@pytest.fixture
+def roe(model, tokenizer):
+    return RoE(model, tokenizer, n=N, temperature=TEMPERATURE, seed=SEED)
+
+
+def new_of(ids, inputs):
+    """Generated tokens of each sequence, without padding."""
+    new = ids[:, inputs["input_ids"].shape[1] :].tolist()
+    return [row[: row.index(256) + 1] if 256 in row else row for row in new]
+
+
+def test_next_tokens_are_those_of_a_slow_reference(family, roe):
+    rng = random.Random(0)
+    double = model_and_reference(family)[1]
+    texts = [[rng.randrange(256) for _ in range(size)] for size in (1, 9, 14)]
+    found = roe.next_token_logprobs(texts)
+    for ids, logprobs in zip(texts, found, strict=True):
+        expected = roe_reference.next_token_probs(double, ids, ids, N, roe.temperatures, SEED)
+        rounding.assert_close(logprobs, expected.log().float())
+    rounding.assert_close(roe.next_token_logprobs(torch.tensor(texts[1])), found[1])
+
+
+def test_log_likelihoods_are_those_of_a_slow_reference(family, roe, tokenizer):
+    double = model_and_reference(family)[1]
+    context, continuation = tokenizer.encode("what is"), tokenizer.encode(" a cat")
+    expected, _ = roe_reference.score(double, context, continuation, N, roe.temperatures, SEED)
+    assert roe.loglikelihood("what is", " a cat") == rounding.approx(expected, tokens=6)
+    several = roe.loglikelihood(["what is", "hello"], [" a cat", " a cat"])
+    assert several[0] == rounding.approx(expected, tokens=6) and several[0] != several[1]
+    assert roe.loglikelihood("what is", [" a cat"]) == [pytest.approx(expected, abs=1e-3)]
+
+
+def test_greedy_text_is_that_of_a_slow_reference(family, roe, tokenizer):
+    double = model_and_reference(family)[1]
+    prompt = tokenizer.encode("what is")
+    expected, gap = roe_reference.generate(double, prompt, N, roe.temperatures, 4, SEED)
+    assert gap > 1e-4
+    inputs = left_padded(tokenizer, ["what is", "a longer prompt"])
+    ids = roe.model.generate(
+        **inputs, custom_generate=roe, max_new_tokens=4, eos_token_id=None, pad_token_id=256
+    )
+    assert ids[0, inputs["input_ids"].shape[1] :].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "top_p": 0.9, "temperature": 1.5},
+        {"do_sample": True, "num_return_sequences": 2},
+    ],
+    ids=["greedy", "sampling", "several"],
+)
+def test_a_batch_is_generated_as_its_prompts_alone(roe, tokenizer, options):
+    together = roe.generate(PROMPTS, max_new_tokens=6, **options)
+    count = options.get("num_return_sequences", 1)
+    alone = [roe.generate([prompt], max_new_tokens=6, **options) for prompt in PROMPTS]
+    assert together == [text for texts in alone for text in texts]
+    assert len(together) == 3 * count
+    if count == 2:
+        assert together[0] != together[1]
+
+
+def test_equal_calls_give_equal_samples_and_other_seeds_others(olmoe, tokenizer):
+    def sampled(seed):
+        roe = RoE(olmoe, tokenizer, n=2, temperature=0.5, seed=seed)
+        return [roe.generate("hello", do_sample=True, max_new_tokens=9) for _ in range(2)]
+
+    assert sampled(0)[0] == sampled(0)[1] != sampled(1)[0]
+
+
+def test_impossible_values_are_refused(tokenizer):
+    with pytest.raises(ConfigError, match="5 entries"):
+        RoE(make_model("olmoe"), tokenizer, temperature=[0.1] * 5)
+    with pytest.raises(ConfigError, match="cleen"):
+        RoE(make_model("olmoe"), tokenizer, cache="cleen")
+
+
+def test_recurrent_models_generate_and_score(tokenizer):
+    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    inputs = left_padded(tokenizer, PROMPTS[:2])
+    plain = [
+        model.generate(torch.tensor([tokenizer.encode(p)]), max_new_tokens=4, do_sample=False)
+        for p in PROMPTS[:2]
+    ]
+    one = model.generate(
+        **inputs, custom_generate=RoE(model, tokenizer, n=1), max_new_tokens=4, do_sample=False
+    )
+    assert [new_of(one, inputs)] == [[ids[0, -4:].tolist() for ids in plain]]
+    roe = RoE(model, tokenizer, n=2, temperature=0.9)
+    ids = tokenizer.encode("hello")
+    assert roe.loglikelihood("hello", "a") == pytest.approx(
+        float(roe.next_token_logprobs(ids)[tokenizer.encode("a")[0]]), abs=1e-4
+    )
+
+
+def test_the_model_is_left_as_it_was(olmoe, tokenizer):
+    inputs = left_padded(tokenizer, PROMPTS)
+    before = olmoe.generate(**inputs, max_new_tokens=5, do_sample=False)
+    RoE(olmoe, tokenizer, n=4, temperature=2.0).generate(PROMPTS, max_new_tokens=5)
+    assert torch.equal(olmoe.generate(**inputs, max_new_tokens=5, do_sample=False), before)
+    assert not any(module._forward_hooks for module in olmoe.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("olmoe", {}), ("mixtral", {"do_sample": True, "temperature": 0.8}), ("gpt_oss", {"do_sample": True})],
+    ids=FAMILIES,
+)
+def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tokenizer):
+    """Of stored answers to toy_choice and toy_math."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "model"
+    small_model(family).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    gen_kwargs = ",".join(f"{key}={value}" for key, value in ({"max_gen_toks": 12} | options).items())
+    ended = run_command(
+        capsys, "-m", "method=roe", f"model.path={folder}", "task=toy_choice,toy_math", "limit=3", "method.n=3",
+        "method.temperature=0.6", "baseline=false", "seed=2", f"gen_kwargs={gen_kwargs}", f"output_dir={tmp_path}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    roe = RoE(model, AutoTokenizer.from_pretrained(folder), n=3, temperature=0.6, seed=2)
+    samples = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
+    scored = [sample for sample in samples if "acc" in sample]
+    generated = [sample for sample in samples if "exact_match" in sample]
+    assert len(scored) == len(generated) == 3
+    for sample in scored:
+        pairs = [list(arguments.values()) for arguments in sample["arguments"].values()]
+        found = roe.loglikelihood([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        stored = [float(answer[0][0]) for answer in sample["resps"]]
+        assert len(found) == len(stored) > 1
+        assert found == rounding.approx(stored, tokens=12)
+    for sample in generated:
+        prompt, asked = next(iter(sample["arguments"].values())).values()
+        text = roe.generate(prompt, max_new_tokens=12, stop_strings=asked["until"], **options)
+        assert cut(text, asked["until"]) == sample["resps"][0][0]
+
+
+def cut(text, stop):
+    return min((text.split(each)[0] for each in stop), key=len)

@@ -1,0 +1,55 @@
+"""`moe_lab.run` is the command: the same files and numbers, as objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import moe_lab
+from moe_lab.errors import ConfigError, ResultsError
+from tests.support.command import run_command
+
+
+@pytest.mark.slow
+def test_results_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
+    shared = [f"model.path={tiny_olmoe_dir}", f"output_dir={tmp_path}"]
+    keys = ["-m", "method=roe", "method.n=2,3", "task=toy_choice", "limit=4", *shared]
+    results = moe_lab.run(keys)
+    assert [found["moe_lab"]["method"]["config"]["n"] for found in results] == [2, 3]
+    command = run_command(capsys, *keys)
+    paths = command.out.splitlines()[-2:]
+    for path, found, run in zip(paths, results, results.runs, strict=True):
+        stored = json.loads(Path(path).read_text())
+        assert stored == found and str(run.folder) in path
+    frame = results.frame()
+    assert list(frame["method"]) == ["roe", "roe"] and list(frame["seed"]) == [0, 0]
+    assert list(frame["value"]) == [found["results"]["toy_choice"]["acc,none"] for found in results]
+    assert frame["difference"].notna().all() and len(frame["interval"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["method=rou"], "Did you mean 'roe'"),
+        (["mode=plan"], "mode=plan"),
+        (["experiment=roe/figure3"], "experiment=roe/figure3"),
+        (["method=pretrain-tiny"], "makes a model"),
+    ],
+)
+def test_what_has_no_results_is_refused(overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        moe_lab.run(overrides)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
+    import moe_lab.runs.execute
+
+    def fail(*args):
+        raise ResultsError("no space left")
+
+    monkeypatch.setattr(moe_lab.runs.execute, "evaluate_run", fail)
+    with pytest.raises(ResultsError, match="1 of 1 runs have no result"):
+        moe_lab.run(["method=base", f"model.path={tiny_olmoe_dir}", "limit=2", f"output_dir={tmp_path}"])

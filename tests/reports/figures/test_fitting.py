@@ -1,0 +1,79 @@
+"""Titles and axes of a drawn figure. Broken by a title that is cut, and by an axis that makes little of much."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import matplotlib
+import pytest
+
+from moe_lab.reports.figures.fitting import LEAST_SPAN, fit
+from moe_lab.reports.figures.style import RC, legend_below, panels
+
+LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
+
+
+def drawn(count, values=(0.5, 0.501)):
+    figure, axes = panels(count)
+    figure.suptitle(LONG)
+    for number, axis in enumerate(axes):
+        for place, value in enumerate(values):
+            axis.plot(place, value, "o", label=f"a line with a rather long name, number {number}.{place}")
+        axis.set(title=LONG[:70], ylabel="accuracy")
+    legend_below(figure, axes)
+    return figure, axes
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nothing_is_cut_at_the_sides(count):
+    with matplotlib.rc_context(RC):
+        figure, axes = drawn(count)
+        fit(figure)
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in [*figure.texts, *(axis.title for axis in axes)]]
+        boxes += [legend.get_window_extent() for legend in figure.legends]
+    assert len(figure.legends) == 1
+    for box in boxes:
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
+    titles = sorted((box for box in boxes[1 : count + 1]), key=lambda box: box.x0)
+    assert all(left.x1 <= right.x0 + 8 for left, right in pairwise(titles))
+    assert " ".join(figure.texts[0].get_text().split()) == LONG.strip()
+
+
+def test_a_short_title_stays_as_it_is():
+    figure, _ = panels(2)
+    figure.suptitle("Short\ntitle")
+    fit(figure)
+    assert figure.texts[0].get_text() == "Short\ntitle"
+
+
+@pytest.mark.parametrize(
+    ("values", "span"),
+    [((0.5, 0.501), LEAST_SPAN), ((3.4, 3.4005), LEAST_SPAN), ((0.2, 0.6), 0.44), ((10.0, 30.0), 22.0)],
+)
+def test_small_differences_look_small(values, span):
+    figure, [axis] = drawn(1, values)
+    fit(figure)
+    low, high = axis.get_ylim()
+    assert high - low == pytest.approx(span) and low < min(values) <= max(values) < high
+    assert (low + high) / 2 == pytest.approx(sum(values) / 2)
+
+
+def test_limits_that_are_given_and_logarithms_stay():
+    figure, axes = panels(2)
+    for axis in axes:
+        axis.plot([1, 2], [0.5, 0.501])
+    axes[0].set_ylim(0.6, 0.4999)
+    axes[1].set_yscale("log")
+    before = axes[1].get_ylim()
+    fit(figure)
+    assert axes[0].get_ylim() == (0.6, 0.4999) and axes[1].get_ylim() == before
+
+
+def test_an_inverted_axis_stays_inverted():
+    figure, [axis] = panels(1)
+    axis.plot([0, 1], [0.5, 0.501])
+    axis.yaxis.set_inverted(True)
+    fit(figure)
+    high, low = axis.get_ylim()
+    assert high - low == pytest.approx(LEAST_SPAN)

@@ -1,0 +1,75 @@
+"""What is stored of the answers that flip. Broken by a flip that is left out, by another document's routing, and by a
+model that is loaded for flips that are stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.models.pool import ModelPool
+from moe_lab.results.flips import FILE, read_flips
+from moe_lab.results.samples import read_samples
+from moe_lab.runs.execute import execute
+from moe_lab.runs.prepare import prepare
+from tests.support.runs import config
+
+N = 4
+
+
+def asked(output, method, **keys):
+    """A run of the embedded model, whose answers do change with its routing."""
+    given = config("", output, output, "toy_choice", method, method_keys=keys, limit=40)
+    return prepare(replace(given, model=ModelConfig(name="tiny"), data_dir=None))
+
+
+def flips_of(run):
+    """{document: to_right or to_wrong} by a plain loop over both sample logs."""
+    samples = [read_samples(one.folder, one.stored())["toy_choice"] for one in (run.baseline, run)]
+    before, after = ({line["doc_id"]: line["acc"] for line in lines} for lines in samples)
+    return {
+        number: "to_right" if after[number] else "to_wrong"
+        for number in after
+        if before[number] != after[number]
+    }
+
+
+@pytest.mark.slow
+def test_every_flip_has_its_routing_and_is_stored_once(tmp_path, loads, capsys):
+    keys = {"n": N, "temperature": 3.0}
+    run = asked(tmp_path, "roe", **keys)
+    results = execute(run, ModelPool()).results
+    flips, expected = read_flips(run.folder), flips_of(run)
+    assert expected and {flip["document"]: flip["kind"] for flip in flips} == expected
+    facts = results["moe_lab"]["model"]
+    lines = {line["doc_id"]: line for line in read_samples(run.folder, results)["toy_choice"]}
+    for flip in flips:
+        scores = [float(resps[0][0]) for resps in lines[flip["document"]]["resps"]]
+        picked = lines[flip["document"]]["arguments"][f"gen_args_{scores.index(max(scores))}"]["arg_1"]
+        assert picked.startswith(flip["tokens"][1]) and flip["tokens"][0] != flip["tokens"][1]
+        assert len(flip["before"]) == len(flip["after"]) == facts["moe_layers"]
+        assert all(
+            sum(share for _, share in layer) == pytest.approx(facts["top_k"], abs=0.01)
+            for layer in flip["after"]
+        )
+        assert flip["numbers"] == "share of samples"
+        assert flip["after"][0] == [[expert, 1.0] for expert, _ in flip["before"][0]], "no noise there"
+    assert loads == ["tiny"]
+    samples = run.folder / "samples_toy_choice.jsonl"
+    samples.unlink()
+    execute(asked(tmp_path, "roe", **keys), ModelPool())
+    assert read_flips(run.folder) == flips and loads == ["tiny"], "they are stored: no model is loaded"
+    path = run.folder / FILE
+    path.write_text(path.read_text()[:-20])
+    samples.unlink()
+    execute(asked(tmp_path, "roe", **keys), ModelPool())
+    assert read_flips(run.folder) == flips and loads == ["tiny"] * 2
+    assert f"{FILE} is damaged" in capsys.readouterr().err
+
+
+def test_nothing_is_written_without_a_baseline(tmp_path):
+    given = asked(tmp_path, "roe", n=2).config
+    run = prepare(replace(given, baseline=False, limit=2))
+    execute(run, ModelPool())
+    assert not (run.folder / FILE).exists()

@@ -1,0 +1,92 @@
+"""The Python examples of README.md and docs/python.md run as they are written, on random models of three families.
+
+The first example of a page loads the model; the others follow it. Broken by: a public name that is gone or misspelt, an
+example that needs Hydra or more than twenty lines.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import moe_lab
+from tests.support.models import make_tokenizer, small_model
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/python.md")
+LINES = 20
+
+
+def examples_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def programs() -> dict[str, str]:
+    """Every example with what loads its model, by page and number."""
+    found = {}
+    for page in PAGES:
+        setup, *others = examples_of(page)
+        for number, example in enumerate(others or [""]):
+            found[f"{page} {number}"] = setup + example
+    return found
+
+
+def with_hydra(program: str) -> bool:
+    return "moe_lab.run(" in program
+
+
+@pytest.fixture(params=["olmoe", "mixtral", "gpt_oss"])
+def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with `my/model`."""
+    small_model(request.param).save_pretrained(tmp_path / "my" / "model")
+    make_tokenizer().save_pretrained(tmp_path / "my" / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, program in programs().items():
+        exec(compile(program, name, "exec"), {"__name__": name})
+    shown = capsys.readouterr().out
+    assert "toy_choice" in shown and "tensor(" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["gpt_oss"], indirect=True)
+def test_a_fresh_interpreter_without_hydra_suffices(folder: Path) -> None:
+    own = [program for program in programs().values() if not with_hydra(program)]
+    assert len(own) > 5
+    check = "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
+    isolated = "".join(f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own)
+    ended = subprocess.run(
+        [sys.executable, "-c", isolated + check], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.endswith("no Hydra\n")
+
+
+def test_an_example_has_at_most_twenty_lines() -> None:
+    long = [name for name, text in programs().items() if len([t for t in text.splitlines() if t]) > LINES]
+    assert not long, long
+
+
+def test_the_public_names() -> None:
+    """A name that is taken away breaks what others wrote."""
+    names = "C3PO RoE expert_metrics freeze lm override record replay run"
+    assert sorted(moe_lab.__all__) == names.split()
+
+
+def test_every_public_name_has_an_example_and_a_docstring() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    for name in moe_lab.__all__:
+        assert re.search(rf"\b{name}\(", "".join(examples_of("docs/python.md"))), name
+        assert f"`{name}`" in page, name
+        assert len(getattr(moe_lab, name).__doc__) > 100, name
+    assert set(moe_lab.__all__) <= set(dir(moe_lab))
+    with pytest.raises(AttributeError, match="no attribute 'Roe'"):
+        _ = moe_lab.Roe

@@ -20,8 +20,10 @@ from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, 
 from moe_lab.models.pool import ModelPool
 from moe_lab.progress import Progress
 from moe_lab.reports.scores import marks_of
+from moe_lab.runs.attempts import run_all
 from moe_lab.runs.estimate import workload_of
 from moe_lab.runs.execute import execute
+from moe_lab.runs.jobs import jobs_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
 from tests.support.runs import config, small_data
@@ -328,12 +330,13 @@ def _execute(one: Config, ready: Any, go: Any) -> None:
         answer(self, *args)
 
     EngineLM.answer = slow  # type: ignore[method-assign]
-    run(one)
+    outcomes, failures = run_all(jobs_of([one]), ModelPool())
+    assert len(outcomes) == 1 and not failures
 
 
 @pytest.mark.slow
 def test_two_processes_with_one_run(roe: Config, calls: Callable[[], list[str]]) -> None:
-    """The second is refused; another run that needs the same baseline waits for it."""
+    """The second is refused; a command with another run that needs the same baseline waits for it."""
     context = multiprocessing.get_context("fork")
     ready, go = context.Event(), context.Event()
     first = context.Process(target=_execute, args=(roe, ready, go))

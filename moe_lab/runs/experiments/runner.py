@@ -149,7 +149,9 @@ def _execute(
     jobs: list[Job], models: ModelPool, *, wait: bool, only_stored: bool
 ) -> tuple[dict[str, Outcome], list[Failure]]:
     stored = [
-        replace(job, runs=[_as_stored(run) for run in job.runs if run.done]) for job in jobs if job.runs
+        replace(job, runs=[_as_stored(run) for run in job.runs if run.done])
+        for job in jobs
+        if any(run.done for run in job.runs)
     ]
     outcomes, failures = run_all(stored if only_stored else jobs, models, wait=wait)
     report_failures(failures, alone=False)

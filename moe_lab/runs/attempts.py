@@ -121,6 +121,7 @@ class _Attempts:
                 held += 1
                 if held >= len(self._queue):
                     self._pause(error)
+                    held = 0
                 continue
             held = 0
             if step.run is None and step.job.runs:

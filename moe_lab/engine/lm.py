@@ -7,7 +7,7 @@ extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -208,13 +208,15 @@ class EngineLM(CountedHF):
         options = normalize_gen_kwargs(request.args[1], self.max_gen_toks)
         return tuple(self._encoder.prompt(request.args[0], self._room(options["max_gen_toks"])))
 
-    def choices(self, places: Sequence[Place]) -> list[Choices]:
+    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
         """What the routing of this LM takes at each place, its last token that both answers read."""
         ensemble = self.ensemble
-        if ensemble.n == 1:
-            return [plain_choices(self.model, place.read) for place in places]
-        assert self.engine is not None
-        return [sampled_choices(self.model, self.engine, ensemble, place) for place in places]
+        for place in places:
+            if ensemble.n == 1:
+                yield plain_choices(self.model, place.read)
+            else:
+                assert self.engine is not None
+                yield sampled_choices(self.model, self.engine, ensemble, place)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt. That of an empty one is the beginning-of-text token."""

@@ -13,6 +13,8 @@ from moe_lab.results.stored_files import damaged, read_lines
 FILE = "flips.jsonl"
 DIGITS = 4
 """Significant digits of numbers."""
+MOST_ROUTED = 500
+"""Flips of a run with their routing. The others are listed without it."""
 
 
 def write_flips(folder: Path, header: dict[str, Any], flips: Sequence[dict[str, Any]]) -> None:

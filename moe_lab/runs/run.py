@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.metrics.stored_metrics import stored_metrics
-from moe_lab.results.folder import RunFolder, older_intervals
+from moe_lab.results.flips import FILE as FLIPS
+from moe_lab.results.folder import RunFolder, older_intervals, version_marks
 from moe_lab.results.verdicts import waiting
 
 if TYPE_CHECKING:
@@ -55,11 +56,27 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether the wanted expert metrics are stored, all answers are judged, and the intervals are current."""
+        """Whether a result is stored with the wanted expert metrics, its flips, current intervals and all verdicts."""
         stored = self.stored()
+        if stored is None or older_intervals(stored["moe_lab"]) or not self.has_flips:
+            return False
         measured = self.config.metrics == "none" or self.stored_metrics() is not None
-        current = stored is None or not older_intervals(stored["moe_lab"])
-        return measured and current and not (self.judges and waiting(stored))
+        return measured and not (self.judges and waiting(stored))
+
+    @property
+    def tells_flips(self) -> bool:
+        """Whether `flips.jsonl` belongs to the run. With model.tp_plan other processes hold parts of the model."""
+        routes = self.facts.routers is not None and self.facts.fixed_routing is None
+        told = self.baseline is not None and self.method.tells_choices
+        return told and routes and not self.config.model.tp_plan
+
+    @property
+    def has_flips(self) -> bool:
+        """Whether `flips.jsonl` is stored, or cannot be made from the stored answers: they are of other versions."""
+        if not self.tells_flips or (self.folder / FLIPS).exists():
+            return True
+        stored = self.stored()
+        return stored is not None and bool(version_marks(stored["moe_lab"]))
 
     @property
     def num_documents(self) -> int:

@@ -30,6 +30,8 @@ def _missing(run: Run) -> str:
     stored = run.stored()
     if stored is not None and older_intervals(stored["moe_lab"]):
         return "intervals to make anew"
+    if not run.has_flips:
+        return "routing at flips missing"
     return "verdicts missing" if run.judges else "metrics missing"
 
 

@@ -174,6 +174,21 @@ def test_a_stored_result_is_returned_without_a_model(roe: Config, calls: Callabl
 
 
 @pytest.mark.slow
+def test_a_damaged_result_of_the_baseline_is_made_again(roe: Config, calls: Callable[[], list[str]]) -> None:
+    """Broken by a stored result that is returned while the one that it is compared with stays damaged."""
+    small = replace(roe, limit=2)
+    first, asked = run(small), len(calls())
+    baseline = first.run.baseline
+    assert baseline is not None and run(small).stored
+    whole = baseline.stored()
+    (baseline.folder / "results.json").write_text('{"text": 1}')
+    again, made = run(small), baseline.stored()
+    assert whole is not None and made is not None
+    assert made["results"] == whole["results"] and again.results["results"] == first.results["results"]
+    assert len(calls()) == asked and run(small).stored
+
+
+@pytest.mark.slow
 def test_without_a_baseline_and_with_one_later(roe: Config, calls: Callable[[], list[str]]) -> None:
     alone = run(replace(roe, baseline=False))
     assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30

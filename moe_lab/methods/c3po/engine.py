@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from moe_lab.engine.choices import Choices, Place
@@ -88,16 +88,14 @@ class PathwayEngine(Engine):
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
 
-    def choices(self, places: Sequence[Place]) -> list[Choices]:
+    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
         """The weights of each prompt's last re-routed token with the optimized pathway, by MoE layer."""
-        found: list[Choices] = []
         for start in range(0, len(places), AT_ONCE):
             batch = places[start : start + AT_ONCE]
             prompts, texts = [place.prompt for place in batch], [place.text for place in batch]
             suffixes = self._read(prompts, texts)
             own = self._with_right_answers(prompts, [(place.text, place.choice) for place in batch])
-            found += rerouted_choices(self.replay, suffixes, self.optimize(texts, suffixes, own).pathways)
-        return found
+            yield from rerouted_choices(self.replay, suffixes, self.optimize(texts, suffixes, own).pathways)
 
     def _prompt_pathways(self, states: list[GenerationState]) -> Pathways:
         prompts, texts = [state.prompt for state in states], [state.text for state in states]

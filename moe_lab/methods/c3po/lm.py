@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.choices import Choices, Place
@@ -58,7 +58,7 @@ class C3POLM(EngineLM):
         """As `EngineLM.cost`, with what `PathwayEngine` and `PathwayOptimizer` count."""
         return super().cost | self.engine.counted | self.engine.optimize.counted
 
-    def choices(self, places: Sequence[Place]) -> list[Choices]:
+    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
         """Of the last re-routed token of each prompt: what follows it takes the router's own experts."""
         return self.engine.choices(places)
 

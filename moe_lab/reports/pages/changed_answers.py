@@ -10,7 +10,7 @@ from moe_lab.reports.pages.answer import Answer, side_by_side
 from moe_lab.reports.pages.answer_pairs import AnswerPair, answer_pairs
 from moe_lab.reports.pages.confidence import Paired, confidence
 from moe_lab.reports.pages.stored_run import Samples, StoredRun
-from moe_lab.results.flips import read_flips
+from moe_lab.results.flips import MOST_ROUTED, read_flips
 from moe_lab.results.stored_files import DamagedError
 
 TO_RIGHT, TO_WRONG = "wrong to right", "right to wrong"
@@ -19,8 +19,6 @@ CHANGED = "changed"
 KINDS = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
 MOST = 20_000
 """Changed answers on one page."""
-MOST_ROUTED = 500
-"""Of them with their routing."""
 ROUTING = ("tokens", "position", "numbers", "before", "after")
 """What a page shows of a flip's routing."""
 
@@ -37,7 +35,7 @@ class ChangedAnswers:
     problems: list[str] = field(default_factory=list)
     """Why the answers of a run cannot be compared."""
     unrouted: int = 0
-    """Flips beyond MOST_ROUTED, whose routing stands in their runs' flips.jsonl alone."""
+    """Flips beyond MOST_ROUTED, whose routing is not shown."""
     pairs: dict[str, list[Paired]] = field(default_factory=dict)
     """By run: all questions with choices that are right or wrong."""
 
@@ -100,9 +98,8 @@ def _add_routing(found: ChangedAnswers, run: StoredRun, label: str) -> None:
     except DamagedError as error:
         found.problems.append(f"{label}: {error.problem}")
         return
-    told = [flip for flip in flips if "after" in flip]
-    found.unrouted += len(told[MOST_ROUTED:])
-    places = {(flip["task"], flip["document"]): flip for flip in told[:MOST_ROUTED]}
+    found.unrouted += len(flips[MOST_ROUTED:])
+    places = {(flip["task"], flip["document"]): flip for flip in flips[:MOST_ROUTED] if "after" in flip}
     for answer in (each for each in found.answers if each["run"] == label):
         flip = places.get((answer["task"], answer["document"]))
         if flip is not None:

@@ -19,7 +19,7 @@ from moe_lab.results.request_log import ResponseLog, adopt_answers
 from moe_lab.results.run_log import RunLog
 from moe_lab.results.versions import decisive_versions
 from moe_lab.runs.evaluation.cost import cost_block
-from moe_lab.runs.evaluation.flips import store_flips
+from moe_lab.runs.evaluation.flips import store_flips, unstored_flips
 from moe_lab.runs.evaluation.judges_block import judges_block
 from moe_lab.runs.evaluation.result_block import moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
@@ -37,7 +37,8 @@ logger = logging.getLogger("moe_lab")
 def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
 
-    `before` as in `moe_lab_block`. Returns the content of results.json, which is written last. The run is held.
+    `before` as in `moe_lab_block`. Returns the content of results.json; expert metrics and flips are made after it. The
+    run is held.
     """
     with _run_log(run), naming(run.folder.name):
         return _evaluate_and_write(run, models, before)
@@ -79,7 +80,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         if run.judges:
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
     results = plain(evaluated | {"moe_lab": block})
-    store_flips(run, models, answers_header(run), results, before)
+    flips = unstored_flips(run, answers_header(run), results, before)
     write_json(run.folder / "results.json", results)
     if routes is not None:
         from moe_lab.runs.evaluation.expert_metrics import write_expert_metrics
@@ -87,6 +88,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         write_expert_metrics(
             run, routes, samples, partial(_evaluate_policy, run, models), partial(ask_again, run, models)
         )
+    if flips is not None:
+        store_flips(run, models, answers_header(run), flips)
     return results
 
 

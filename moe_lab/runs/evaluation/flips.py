@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.progress import Progress
 from moe_lab.reports.pages.answer_pairs import AnswerPair, answer_pairs
-from moe_lab.results.flips import read_flips, rounded, write_flips
+from moe_lab.results.flips import FILE, MOST_ROUTED, read_flips, rounded, write_flips
 from moe_lab.results.samples import read_samples
 from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.evaluation.run_lm_eval import load_for
@@ -25,22 +26,21 @@ Flip = tuple[str, AnswerPair]
 """A task and a document's answers."""
 
 
-def store_flips(
+def unstored_flips(
     run: Run,
-    models: ModelPool,
     header: dict[str, Any],
     results: Mapping[str, Any],
     before: Mapping[str, dict[str, Any]],
-) -> None:
-    """Write `flips.jsonl` unless it is stored. The model is loaded if there is anything to tell.
+) -> list[Flip] | None:
+    """The answers that flip; None where `flips.jsonl` has them, or does not belong to the run. Another one is removed.
 
     Args:
         header: whose answers they are.
         results: what results.json will hold.
         before: as in `moe_lab_block`.
     """
-    if run.baseline is None or not _tells(run):
-        return
+    if not run.tells_flips:
+        return None
     samples = read_samples(run.folder, dict(results))
     earlier = before["baseline"]["samples"]
     flips = [
@@ -50,17 +50,18 @@ def store_flips(
         if pair.flipped
     ]
     if _stored(run, header) == [(task, pair.number) for task, pair in flips]:
-        return
+        return None
+    (run.folder / FILE).unlink(missing_ok=True)
+    return flips
+
+
+def store_flips(run: Run, models: ModelPool, header: dict[str, Any], flips: Sequence[Flip]) -> None:
+    """Write `flips.jsonl`, with the routing of MOST_ROUTED flips at most. The model is loaded if there are any."""
     start = time.perf_counter()
-    write_flips(run.folder, header, _lines(run, run.baseline, models, flips) if flips else [])
-    logger.info("routing of %d flips: %.2f s", len(flips), time.perf_counter() - start)
-
-
-def _tells(run: Run) -> bool:
-    """Whether the choices of single tokens can be told. With model.tp_plan other processes hold parts of the model."""
-    facts = run.facts
-    routes = facts.routers is not None and facts.fixed_routing is None
-    return routes and run.method.tells_choices and not run.config.model.tp_plan
+    routed, others = flips[:MOST_ROUTED], flips[MOST_ROUTED:]
+    lines = _routed_lines(run, models, routed) if routed else []
+    write_flips(run.folder, header, lines + [_line(flip) for flip in others])
+    logger.info("routing of %d flips: %.2f s", len(routed), time.perf_counter() - start)
 
 
 def _stored(run: Run, header: dict[str, Any]) -> list[tuple[str, int]] | None:
@@ -74,29 +75,50 @@ def _stored(run: Run, header: dict[str, Any]) -> list[tuple[str, int]] | None:
     return None if stored is None else [(line["task"], line["document"]) for line in stored]
 
 
-def _lines(run: Run, base: Run, models: ModelPool, flips: Sequence[Flip]) -> list[dict[str, Any]]:
+def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flip]) -> list[dict[str, Any]]:
+    from moe_lab.engine.choices import plain_choices
+
     print(f"{run.folder.name}: the routing at {len(flips):,} answers that flipped", file=sys.stderr)
     with run.method.open(*load_for(run, models, None)) as lm:
         places = [_place(lm, pair) for _, pair in flips]
-        own = iter(lm.choices([place for place in places if place is not None]))
-        words = [None if place is None else [_word(lm, token) for token in place.tokens] for place in places]
-    model = load_for(base, models, None)[0].model
-    lines = []
-    for (task, pair), place, tokens in zip(flips, places, words, strict=True):
-        kind = "to_right" if pair.right == (False, True) else "to_wrong"
-        line = {"task": task, "document": pair.number, "kind": kind}
-        lines.append(line if place is None else line | {"tokens": tokens} | _routing(model, next(own)))
-    return lines
+        known = [place for place in places if place is not None]
+        after = _counted(lm.choices(known), len(known), "routing at flips")
+        words = [[_word(lm, token) for token in place.tokens] for place in known]
+    assert run.baseline is not None
+    model = load_for(run.baseline, models, None)[0].model
+    before = _counted(
+        (plain_choices(model, own.read) for own in after), len(known), "untouched routing at flips"
+    )
+    routing = map(_routing, words, before, after)
+    return [
+        _line(flip) | ({} if place is None else next(routing))
+        for flip, place in zip(flips, places, strict=True)
+    ]
 
 
-def _routing(model: Any, own: Choices) -> dict[str, Any]:
-    from moe_lab.engine.choices import plain_choices
+def _counted(choices: Iterable[Choices], total: int, what: str) -> list[Choices]:
+    """The choices as a list, with their progress."""
+    found = []
+    with Progress(total, what, "answer") as progress:
+        for one in choices:
+            found.append(one)
+            progress.update()
+    return found
 
+
+def _line(flip: Flip) -> dict[str, Any]:
+    task, pair = flip
+    kind = "to_right" if pair.right == (False, True) else "to_wrong"
+    return {"task": task, "document": pair.number, "kind": kind}
+
+
+def _routing(tokens: list[str | None], before: Choices, after: Choices) -> dict[str, Any]:
     return {
-        "position": len(own.read) - 1,
-        "numbers": own.numbers,
-        "before": rounded(plain_choices(model, own.read).layers),
-        "after": rounded(own.layers),
+        "tokens": tokens,
+        "position": len(after.read) - 1,
+        "numbers": after.numbers,
+        "before": rounded(before.layers),
+        "after": rounded(after.layers),
     }
 
 

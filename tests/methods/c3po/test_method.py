@@ -157,7 +157,7 @@ def arc(folder: Path, answers: str) -> Path:
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
     """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
-    keys = ["task=toy_choice", "limit=6", "method.learning_rate=[0.1,0.1]"]
+    keys = ["task=toy_choice", "limit=6", "method.learning_rate=[0.1,0.1]", "baseline=false"]
     command(capsys, outputs, *keys)
     passes = []
     own = embeddings.hidden_states

@@ -78,7 +78,7 @@ def flip_of(document, **more):
 
 
 def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROUTED", 2)
+    monkeypatch.setattr(module, "MOST_ROUTED", 3)
     runs = pair_of_runs(tmp_path, [("a", 0.0)] * 5, [("b", 1.0)] * 5)
     unknown = {"task": "t", "document": 0, "kind": "to_right"}
     write_flips(runs[1].folder, {}, [unknown, *(flip_of(n, position=n) for n in (4, 2, 3))])

@@ -1,5 +1,5 @@
-"""What is stored of the answers that flip. Broken by a flip that is left out, by another document's routing, and by a
-model that is loaded for flips that are stored."""
+"""What is stored of the answers that flip. Broken by a flip that is left out, by another document's routing, by a model
+that is loaded for flips that are stored, and by a result that is lost where its flips are."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.models.pool import ModelPool
 from moe_lab.results.flips import FILE, read_flips
 from moe_lab.results.samples import read_samples
+from moe_lab.runs.evaluation import flips as module
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
+from moe_lab.runs.state import run_state
 from tests.support.runs import config
 
 N = 4
@@ -36,7 +38,7 @@ def flips_of(run):
 
 
 @pytest.mark.slow
-def test_every_flip_has_its_routing_and_is_stored_once(tmp_path, loads, capsys):
+def test_every_flip_has_its_routing_and_is_stored_once(tmp_path, loads, capsys, monkeypatch):
     keys = {"n": N, "temperature": 3.0}
     run = asked(tmp_path, "roe", **keys)
     results = execute(run, ModelPool()).results
@@ -66,6 +68,22 @@ def test_every_flip_has_its_routing_and_is_stored_once(tmp_path, loads, capsys):
     execute(asked(tmp_path, "roe", **keys), ModelPool())
     assert read_flips(run.folder) == flips and loads == ["tiny"] * 2
     assert f"{FILE} is damaged" in capsys.readouterr().err
+    _check_a_kill(run, flips, monkeypatch)
+
+
+def _check_a_kill(run, flips, monkeypatch):
+    """The result stays, and the same command makes the flips, of which the first two have their routing."""
+    assert len(flips) > 2 and run.measured
+    (run.folder / FILE).unlink()
+    (run.folder / "results.json").unlink()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "write_flips", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        execute(run, ModelPool())
+    assert run.done and not run.measured and run_state(run, None) == ("routing at flips missing", 0.0)
+    monkeypatch.setattr(module, "MOST_ROUTED", 2)
+    execute(run, ModelPool())
+    listed = [{key: flip[key] for key in ("task", "document", "kind")} for flip in flips]
+    assert read_flips(run.folder) == flips[:2] + listed[2:] and run.measured
 
 
 def test_nothing_is_written_without_a_baseline(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
     from moe_lab.tasks.estimate import Workload
 
+UNKNOWN = 1.0
+"""Stands for temperatures that a study will find."""
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
 
@@ -70,8 +72,10 @@ class Plan:
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id before its temperatures are found."""
-        study, count = job.studies[0], max(job.config.num_seeds, len(job.studies))
-        [run] = runs_of(replace(study.config, tuning=TuningConfig(), baseline=False, seeds=1))
+        count = max(job.config.num_seeds, len(job.studies))
+        config = job.evaluated or job.studies[0].config
+        method: Any = replace(config.method, temperature=UNKNOWN)
+        [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
         [workload] = estimates([run])
         tokens = round(count * run.method.forward_tokens(workload))
         self.missing += count

@@ -673,3 +673,8 @@ def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path)
     """Broken by a method that is made with the name `profile` for a file of temperatures."""
     ended = run_command(capsys, "experiment=roe/figure4", "mode=plan", f"output_dir={tmp_path}")
     assert ended.code == 0 and "method.temperature=profile" in ended.out
+    rows = [line.split("│") for line in ended.out.splitlines() if "cache=clean" in line]
+    tokens = {row[6].split()[1]: row[8].strip() for row in rows if "profile" in row[6]}
+    others = {row[6].split()[1]: row[8].strip() for row in rows if "temperature=0" in row[6]}
+    assert {row[7].strip() for row in rows} == {"4"}, "the documents are the cell's, not the study's"
+    assert len(set(tokens.values())) == 4 and tokens.items() <= others.items()

@@ -124,6 +124,8 @@ class PretrainedLM(MethodLM):
 
 
 def _config(method: str, keys: dict[str, Any], seed: int, batch_size: Any, most: Any, longest: Any) -> Config:
+    if isinstance(batch_size, str) and batch_size.isdecimal():  # lm-eval's command gives text
+        batch_size = int(batch_size)
     return Config(
         method=build(get_method(method).Config, {"name": method, **keys}, "method.", methods_with),
         seed=seed,

@@ -76,6 +76,7 @@ def test_simple_evaluate_scores_as_the_command(tmp_path, capsys, tiny_olmoe_dir)
             "model": "moe_lab",
             "model_args": {"pretrained": str(tiny_olmoe_dir), "method": "roe", **keys},
             "device": "cuda:0",
+            "batch_size": "8",  # lm-eval's command gives text
         },
     ):
         found = lm_eval.simple_evaluate(

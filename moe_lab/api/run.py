@@ -66,6 +66,8 @@ def run(overrides: Sequence[str]) -> Results:
     a run failed or is held by another process, and KeyboardInterrupt where it was interrupted.
     """
     cells = compose_or_explain(list(overrides))
+    if not cells:
+        raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
     with task_cache():
         configs = to_configs(cells)
         for config in configs:
@@ -75,9 +77,13 @@ def run(overrides: Sequence[str]) -> Results:
             raise KeyboardInterrupt
         runs = distinct_runs(jobs_of(configs))
         missing = [run.folder.name for run in runs if not run.done]
-        if code or missing:
+        if missing:
             raise ResultsError(
                 f"{len(missing)} of {len(runs)} runs have no result ({', '.join(missing)}); their errors stand above."
+            )
+        if code:
+            raise ResultsError(
+                "A run or a study failed; the errors stand above. Earlier results stay stored."
             )
         return Results(runs)
 

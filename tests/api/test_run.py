@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import moe_lab
+from moe_lab.api import run as module
 from moe_lab.errors import ConfigError, ResultsError
 from tests.support.command import run_command
 
@@ -34,6 +35,7 @@ def test_results_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     [
         (["method=rou"], "Did you mean 'roe'"),
         (["mode=plan"], "mode=plan"),
+        (["--cfg", "job"], "--cfg job only prints"),
         (["experiment=roe/figure3"], "experiment=roe/figure3"),
         (["method=pretrain-tiny"], "makes a model"),
     ],
@@ -50,6 +52,20 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
     def fail(*args):
         raise ResultsError("no space left")
 
+    keys = ["method=base", f"model.path={tiny_olmoe_dir}", "limit=2", f"output_dir={tmp_path}"]
     monkeypatch.setattr(moe_lab.runs.execute, "evaluate_run", fail)
     with pytest.raises(ResultsError, match="1 of 1 runs have no result"):
-        moe_lab.run(["method=base", f"model.path={tiny_olmoe_dir}", "limit=2", f"output_dir={tmp_path}"])
+        moe_lab.run(keys)
+    monkeypatch.undo()
+    assert len(moe_lab.run(keys)) == 1
+    monkeypatch.setattr(moe_lab.runs.execute, "evaluate_run", fail)
+    with pytest.raises(ResultsError, match="A run or a study failed.* Earlier results stay stored"):
+        moe_lab.run([*keys, "rerun=true"])
+
+
+def test_a_study_that_fails_raises(monkeypatch):
+    """Broken by "0 of 0 runs have no result"."""
+    monkeypatch.setattr(module, "dispatch", lambda cells, overrides: 1)
+    monkeypatch.setattr(module, "jobs_of", lambda configs: [])
+    with pytest.raises(ResultsError, match="A run or a study failed"):
+        moe_lab.run(["method=base"])

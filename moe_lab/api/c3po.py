@@ -17,6 +17,7 @@ from moe_lab.methods.c3po.layers import named_layers
 from moe_lab.methods.c3po.lm import C3POLM
 from moe_lab.methods.c3po.method import C3PO as Method
 from moe_lab.methods.references.reference_set import given_references, stored_references
+from moe_lab.methods.references.store import check_own
 
 _OF_TASKS = ("reference", "reference_size", "trace")
 """Keys that name documents of tasks and files of a run."""
@@ -39,8 +40,8 @@ class C3PO(LanguageModel):
         seed: of the noise around pathways (n > 1) and of sampled tokens.
         keys: `optimizer`, `layers`, `core_experts`, `k`, `steps`, ... (`python -m moe_lab --help method=c3po`).
 
-    Raises ConfigError for an impossible key and for fewer references than k, and ModelError for a model that cannot be
-    routed otherwise.
+    Raises ConfigError for an impossible key, for fewer references than k and for a stored set of another model, and
+    ModelError for a model that cannot be routed otherwise.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class C3PO(LanguageModel):
         loaded = loaded_model(model, tokenizer)
         Method(settings).check(loaded.facts)
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
+        plain = EngineLM(model, tokenizer, progress=False)
         if isinstance(references, str | Path):
+            check_own(Path(references), settings.tokens, loaded, plain.budget)
             known = stored_references(Path(references), settings.embeddings, loaded)
         else:
-            plain = EngineLM(model, tokenizer, progress=False)
             known = given_references(references, settings, loaded, plain)
         least = settings.k if settings.epsilon is None else 1
         if len(known) < least:

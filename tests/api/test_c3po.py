@@ -5,6 +5,7 @@ Broken by: references, settings or embeddings that differ from the command's; gr
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -84,6 +85,7 @@ def test_answers_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     (folder,) = (tmp_path / "references").iterdir()
     model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir).eval()
     tokenizer = AutoTokenizer.from_pretrained(tiny_olmoe_dir)
+    _check_other_models(folder, model, tokenizer)
     lines = [json.loads(line) for line in (folder / "references.jsonl").open()]
     pairs = [(line["text"], line["answer"]) for line in lines if line["correct"]]
     stored = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
@@ -93,3 +95,22 @@ def test_answers_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
             asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
             found = c3po.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
             assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-3)
+
+
+def _check_other_models(folder, model, tokenizer):
+    """Broken by references, and by embeddings beside them, of another model."""
+    stored = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.copy_(weight[torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))])
+    for given, keys in (
+        (other, KEYS),
+        (small_model("mixtral"), KEYS),
+        (model, KEYS | {"tokens": "last2"}),
+        (model, KEYS | {"tokens": "first1"}),
+    ):
+        with pytest.raises(ConfigError, match="references of another model, or of other tokens"):
+            C3PO(given, tokenizer, folder, **keys)
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == stored
+    C3PO(copy.deepcopy(model).to(torch.bfloat16), tokenizer, folder, **KEYS)

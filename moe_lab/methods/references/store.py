@@ -46,6 +46,8 @@ COUNTS = {"label", "asked", "correct", "dropped", "sources"}
 FIELDS = {"task", "text", "answer", "correct", "prompt_ids", "answer_ids"}
 """What a line of references.jsonl has."""
 PARTS = "parts"
+MOST_MOVED = 0.05
+"""Share of the routing probability that other kernels or another dtype may move; another model moves more."""
 PORTION = 256
 """Documents that are asked, and kept, together: what a killed command computes again at most."""
 
@@ -199,3 +201,23 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
         "pathway_RWME": pathway_RWME[wanted],
         "counts": {key: summary[key] for key in sorted(COUNTS)},
     }
+
+
+def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
+    """Read a set's first prompt again. Raises ConfigError for a set of another model or of other tokens than those named.
+
+    Raises DamagedError as `read`.
+    """
+    found = read(folder, correct=True)
+    if not found["prompts"]:
+        return
+    prompt, stored_WME = found["prompts"][0], found["pathway_RWME"][0]
+    shape = named_tokens(tokens).size, model.facts.moe_layers, model.facts.experts
+    if stored_WME.shape == shape and max(prompt) < model.model.get_input_embeddings().num_embeddings:
+        [own_WME] = pathways(found["texts"][:1], [prompt], tokens, model, budget)
+        if (own_WME - stored_WME).abs().sum(dim=-1).mean() / 2 <= MOST_MOVED:
+            return
+    raise ConfigError(
+        f"{folder} holds references of another model, or of other tokens than method.tokens={tokens}.\n"
+        "Give the folder of a set that was made with this model and these tokens."
+    )

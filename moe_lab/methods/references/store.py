@@ -204,7 +204,7 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
 
 
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
-    """Read a set's first prompt again. Raises ConfigError for a set of another model or of other tokens than those named.
+    """Read a set's first prompt again. Raises ConfigError for a set of another model or of other tokens than named.
 
     Raises DamagedError as `read`.
     """

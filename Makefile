@@ -10,13 +10,14 @@ STAMP := $(VENV)/installed
 
 # What `make run` runs: overrides of the command (see --help).
 RUN_ARGS ?= method=roe model=tiny task=toy_math limit=100
-# Tables: names of experiments or all; tiny, small or paper; run, plan or report.
+# Tables: names of experiments or all; tiny, small or paper; run, plan or report; who makes their runs.
 EXPERIMENT ?= all
 SCALE ?= tiny
 MODE ?= run
+LAUNCHER ?= launcher=local
 # Local benchmark data for `make bench`; empty: the hub.
 DATA_DIR ?=
-# Processes that pytest and the tables use.
+# Processes that pytest uses.
 WORKERS ?= 2
 CHECKED := moe_lab tests benchmarks examples
 # A warning ends the build; the variable turns off a notice about another project.
@@ -61,7 +62,7 @@ bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for lo
 		$(BIN)/python -m benchmarks.$$part $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') || exit; done
 
 reproduce-tables: $(STAMP) ## The papers' tables (EXPERIMENT=all SCALE=tiny MODE=run)
-	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE) launcher=local launcher.workers=$(WORKERS)
+	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE) $(LAUNCHER)
 
 clean-outputs: ## Delete everything in outputs/
 	find outputs -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +

@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -49,6 +53,11 @@ class RunHeldError(MoeLabError):
     """The requested run is held by another live process."""
 
     exit_code = 3
+
+    def __init__(self, message: str, folder: Path | None = None):
+        super().__init__(message)
+        self.folder = folder
+        """What the process holds, if it is known."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -41,8 +41,6 @@ def main(argv: list[str] | None = None) -> int:
     hide_progress_of_libraries()
     try:
         return _main(list(arguments))
-    except SystemExit as stop:  # argparse, and Hydra's flags that only print
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt as stop:
         print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
         return exit_code(stop)
@@ -69,10 +67,14 @@ def _main(argv: list[str]) -> int:
     if "--version" in argv:
         print(f"moe_lab {__version__}")
         return 0
-    cells = compose_or_explain(argv)
+    try:
+        cells = compose_or_explain(argv)
+    except SystemExit as stop:  # argparse, and Hydra's flags that only print
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     if not cells:
         return 0
-    if threading.current_thread() is threading.main_thread():
+    handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # by submitit, in its job
+    if threading.current_thread() is threading.main_thread() and not handled:
         signal.signal(signal.SIGTERM, _terminate)
     return dispatch(cells, argv)
 

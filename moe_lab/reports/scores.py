@@ -44,7 +44,7 @@ class Score:
     std: float | None = None
     """Over seeds."""
     interval: tuple[float, float] | None = None
-    """Over documents; of a number of a training over its held-out rows, or over seeds."""
+    """Over documents; of a number of one training over its held-out rows."""
     seed_interval: tuple[float, float] | None = None
     """Student's, over seeds."""
     baseline: float | None = None

@@ -114,7 +114,8 @@ class RunFolder:
     def _held_error(self) -> RunHeldError:
         return RunHeldError(
             f"{self.path.name} is held by {self._holder()}.\n"
-            "Wait for it, or stop it; the same command then continues."
+            "Wait for it, or stop it; the same command then continues.",
+            self.path,
         )
 
     def _holder(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.results.statistics import SEED, SLOW_RESAMPLES, Aggregate
+from moe_lab.results.statistics import SEED, SLOW_RESAMPLES, Aggregate, are_equal
 
 ALPHA = 0.05
 """A difference is told from chance where its corrected p is below this."""
@@ -34,29 +34,27 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def p_over_seeds(differences: Sequence[float]) -> float | None:
     """Two-sided p of Student's paired test: whether the mean of the seeds' differences is 0.
 
-    None for fewer than two seeds, and for equal differences other than 0, whose spread is unknown.
+    None for fewer than two seeds, and for equal differences other than 0, whose spread is unknown. Differences that
+    differ by rounding alone are equal.
     """
     from scipy.stats import ttest_1samp
 
     if len(differences) < 2:
         return None
-    if min(differences) == max(differences):
-        return 1.0 if differences[0] == 0 else None
+    if are_equal(differences):
+        return 1.0 if are_equal([*differences, 0.0]) else None
     return float(ttest_1samp(differences, 0).pvalue)
 
 
 def p_over_documents(differences: Sequence[float]) -> float:
-    """Two-sided p of the score test over documents that Tango's interval inverts; 1 if no document changed.
+    """Two-sided p of the randomization test over documents; 1 if no document changed.
+
+    A swap of a document's values is the same in all seeds, since the seeds share the documents.
 
     Args:
         differences: of each document, the mean over seeds of its score minus that of the other runs.
     """
-    from scipy.stats import norm
-
-    found = np.asarray(differences, dtype=float)
-    if not found.any():
-        return 1.0
-    return float(2 * norm.sf(abs(found.sum()) / np.sqrt((found**2).sum())))
+    return randomization_test(differences, [0.0] * len(differences))
 
 
 def randomization_test(
@@ -71,24 +69,32 @@ def randomization_test(
     Args:
         aggregate: the function from the documents' values to the score; None is the mean.
     """
-    differences = np.array(list(_swapped_differences(values, baseline, aggregate)))
+    differences = (
+        _swapped_sums(values, baseline)
+        if aggregate is None
+        else np.array(list(_swapped_differences(values, baseline, aggregate)))
+    )
     observed, swapped = abs(differences[0]), np.abs(differences[1:])
     rounding = 1e-12 * max(observed, float(swapped.max(initial=0.0)))
-    return float((1 + np.sum(swapped >= observed - rounding)) / len(differences))
+    return float((1 + np.sum(~(swapped < observed - rounding))) / len(differences))  # 1 where a value is NaN
+
+
+def _swapped_sums(values: Sequence[Any], baseline: Sequence[Any]) -> np.ndarray:
+    """The sum of the documents' differences, then the sums after random swaps, float64 [1 + SWAPS]."""
+    differences = np.asarray(values, dtype=float) - np.asarray(baseline, dtype=float)
+    changed = differences[differences != 0]  # a swap of equal values changes nothing
+    random = np.random.default_rng(SEED)
+    at_once = max(1, 2**20 // max(1, len(changed)))  # 8 MiB
+    sizes = [min(at_once, SWAPS - start) for start in range(0, SWAPS, at_once)]
+    signs = (1 - 2.0 * random.integers(2, size=(n, len(changed)), dtype=np.int8) for n in sizes)
+    return np.concatenate([[changed.sum()], *(each @ changed for each in signs)])
 
 
 def _swapped_differences(
-    values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate | None
+    values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate
 ) -> Iterator[float]:
-    """The observed difference, then those after random swaps."""
+    """The observed difference of the aggregates, then those after random swaps."""
     random = np.random.default_rng(SEED)
-    if aggregate is None:
-        differences = np.asarray(values, dtype=float) - np.asarray(baseline, dtype=float)
-        yield float(differences.mean())
-        for _ in range(SWAPS):
-            signs = 1 - 2.0 * random.integers(2, size=len(differences))
-            yield float(signs @ differences) / len(differences)
-        return
     pairs = list(zip(values, baseline, strict=True))
     nothing = np.zeros(len(pairs), dtype=int)
     for swap in [nothing, *(random.integers(2, size=len(pairs)) for _ in range(SLOW_SWAPS))]:

@@ -26,6 +26,8 @@ SLOW_RESAMPLES = 500
 """Resamples for an `aggregate` that is not the mean, which runs once per resample."""
 FEW_VALUES = 50
 SEED = 1234
+ROUNDING = 1e-12
+"""Of two scores: they are equal if they differ by no more, such as 0.3 - 0.2 and 0.4 - 0.3, whose last bits differ."""
 
 Aggregate = Callable[[list[Any]], float]
 Interval = tuple[float, float]
@@ -184,11 +186,16 @@ def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
     count, mean = len(scores), float(np.mean(scores))
     if count < 2:
         return {"mean": mean, "std": None, "ci95": None}
-    if min(scores) == max(scores):
+    if are_equal(scores):
         return {"mean": mean, "std": 0.0, "ci95": None}
     std = float(np.std(scores, ddof=1))
     half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * std / count**0.5
     return {"mean": mean, "std": std, "ci95": [mean - half, mean + half]}
+
+
+def are_equal(scores: Sequence[float]) -> bool:
+    """Whether scores or differences differ by rounding alone."""
+    return math.isclose(min(scores), max(scores), rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def is_binary(values: Sequence[Any]) -> bool:

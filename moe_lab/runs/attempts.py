@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from moe_lab.errors import MoeLabError, RunHeldError, exit_code, print_error
 from moe_lab.progress import duration
+from moe_lab.results.folder import RunFolder
 from moe_lab.runs.board import current, is_worker
 from moe_lab.runs.jobs import Job, distinct_runs
 
@@ -88,19 +89,26 @@ def _steps(job: Job) -> list[_Step]:
 
 
 class _Attempts:
-    """The steps of jobs: announces each one on stderr with the time left, and records its failure."""
+    """The steps of jobs: announces each one on stderr with the time left, and records its failure.
+
+    A worker leaves jobs whose time is measured to its command, which makes them when no worker disturbs them.
+    """
 
     def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool):
         self.models, self.wait, self.board = models, wait, current()
         self.outcomes: dict[str, Outcome] = {}
         self.failures: list[Failure] = []
+        jobs = [job for job in jobs if not (job.timed and is_worker())]
         self._queue = deque(step for job in jobs for step in _steps(job))
         tuned = sum(job.config.num_seeds for job in jobs if not job.runs)  # runs after studies
         self._total = len({step.name for step in self._queue}) + tuned
         stored = list({step.name for step in self._queue if step.stored})
-        self._begun, self._made, self._unmade = 0, 0, self._total - len(stored)
+        self._unmade = self._total - len(stored)
         self._start = time.monotonic()
+        self._made: set[str] = set()
         self._announced: set[str] = set()
+        self._blocked: dict[str, RunHeldError] = {}
+        self._waiting = ""
         if self.board is not None:
             self.board.begin(self._total, stored)
 
@@ -114,6 +122,7 @@ class _Attempts:
             try:
                 self._make(step)
             except RunHeldError as error:
+                self._blocked[step.name] = error
                 if not self.wait:
                     self._fail(step, error)
                     continue
@@ -128,14 +137,13 @@ class _Attempts:
                 self._queue.extendleft(reversed(_steps(step.job)))
 
     def _make(self, step: _Step) -> None:
-        if self.board is not None and (message := self.board.failures().get(step.name)):
+        stored = step.stored
+        if (stored and is_worker()) or step.name in self._failed:
+            return
+        if not stored and self.board is not None and (message := self.board.failures().get(step.name)):
             self._fail(step, FailedInWorkerError(message))
             return
-        stored = step.stored
-        if stored and is_worker():
-            return
-        if step.run is not None:
-            step.run.check_free()
+        self._check_free(step)
         if not (stored and self.board is not None):  # workers have told of it
             self._announce(step)
         try:
@@ -147,32 +155,48 @@ class _Attempts:
             if isinstance(error, KeyboardInterrupt):
                 raise
             return
-        self._made += not stored
+        if not stored:
+            self._made.add(step.name)
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
         if self.board is not None:
             self.board.end(step.name)
 
+    @property
+    def _failed(self) -> set[str]:
+        return {failure.name for failure in self.failures}
+
+    def _check_free(self, step: _Step) -> None:
+        """Raise RunHeldError if another process works on the run, or still holds what it needs.
+
+        What a run needs beside other runs, its training say, is found out late, and then looked at first.
+        """
+        blocked = self._blocked.get(step.name)
+        if blocked is not None and blocked.folder is not None and RunFolder(blocked.folder, "").is_held():
+            raise blocked
+        if step.run is not None:
+            step.run.check_free()
+
     def _fail(self, step: _Step, error: BaseException) -> None:
-        self._made += 1
+        self._made.add(step.name)
         self.failures.append(Failure(step.name, step.run.run_id if step.run else None, error))
-        if self.board is not None and not isinstance(error, KeyboardInterrupt | RunHeldError):
+        told = isinstance(error, KeyboardInterrupt | RunHeldError | FailedInWorkerError)
+        if self.board is not None and not told:
             self.board.end(step.name, str(error) or type(error).__name__)
 
     def _announce(self, step: _Step) -> None:
         if self._total < 2 or step.name in self._announced:
             return
         self._announced.add(step.name)
-        self._begun += 1
-        left = self._unmade - self._made
-        seconds = (time.monotonic() - self._start) / self._made * left if self._made else None
+        made = len(self._made)
+        seconds = (time.monotonic() - self._start) / made * (self._unmade - made) if made else None
         note = f", about {duration(seconds)} left" if seconds else ""
-        print(f"[{self._begun}/{self._total}] {step.name}{note}", file=sys.stderr)
+        print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
 
     def _pause(self, error: RunHeldError) -> None:
         """Wait a moment: other processes hold all that is left."""
-        if str(error) not in self._announced:
-            self._announced.add(str(error))
+        if str(error) != self._waiting:
+            self._waiting = str(error)
             print(f"Waiting: {error}", file=sys.stderr)
         time.sleep(PAUSE)
 
@@ -200,6 +224,12 @@ def report_failures(failures: Sequence[Failure], alone: bool) -> None:
             print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
         else:
             print_error(failure.error)
+
+
+def worker_exit_code(failures: Sequence[Failure]) -> int:
+    """130 or 143 if interrupted, else 0: its command reports the failures."""
+    stops = [failure.error for failure in failures if isinstance(failure.error, KeyboardInterrupt)]
+    return exit_code(stops[0]) if stops else 0
 
 
 def grid_exit_code(errors: Sequence[BaseException]) -> int:

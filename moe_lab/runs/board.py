@@ -48,11 +48,17 @@ class Board:
         return {line["name"] for _, line in self._lines() if "name" in line}
 
     def failures(self) -> dict[str, str]:
-        """The errors of other workers, by the step's name."""
+        """The errors of other workers, by the step's name, and where each worker's output is."""
+        errors: dict[tuple[int, str], str] = {}
+        for worker, line in self._lines():
+            if line.get("error"):
+                errors[worker, line["name"]] = line["error"]
+            elif "name" in line:  # tried again, and done
+                errors.pop((worker, line["name"]), None)
         return {
-            line["name"]: f"worker {worker}: {line['error']}"
-            for worker, line in self._lines()
-            if line.get("error") and worker != self.worker
+            name: f"{error}\n(worker {worker}: {log_file(self.folder, worker)})"
+            for (worker, name), error in errors.items()
+            if worker != self.worker
         }
 
     def _write(self, **line: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moe_lab.errors import ModelError, MoeLabError, ResultsError
+from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError
 from moe_lab.models.pool import ModelPool
 from moe_lab.results.samples import read_samples
 from moe_lab.runs.evaluation.evaluate import evaluate_run
@@ -36,6 +36,8 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
     for name, other in run.compared_runs.items():
         try:
             results[name] = _comparison(other, models)
+        except RunHeldError:
+            raise
         except MoeLabError as error:
             message = f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
             avoidable = isinstance(error, ResultsError) or name != "baseline"

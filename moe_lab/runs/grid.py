@@ -12,7 +12,7 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
-from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all
+from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, distinct_runs, jobs_of, repeated_studies, seeds_of
@@ -38,7 +38,7 @@ def _run(configs: Sequence[Config]) -> int:
     jobs = jobs_of(configs)
     outcomes, failures = run_all(jobs, ModelPool(), wait=configs[0].wait)
     if is_worker():
-        return grid_exit_code([failure.error for failure in failures])
+        return worker_exit_code(failures)
     print_studies([study.folder for job in jobs for study in job.studies])
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     if outcomes:

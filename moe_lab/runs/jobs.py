@@ -34,6 +34,9 @@ class Job:
     group: str | None = None
     """The logger's group of the runs: the study or the experiment."""
 
+    timed: bool = False
+    """Whether its time is measured: nothing else may run meanwhile."""
+
     evaluated: Config | None = None
     """The configuration that is evaluated with the study's profile; None: the study's own."""
 

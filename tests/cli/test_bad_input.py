@@ -15,6 +15,7 @@ from tests.support.command import FakeRuns, install, run_command
 WRONG = {
     "an unknown launcher": (["launcher=lokal"], "Did you mean 'local'?"),
     "workers without a launcher": (["launcher.workers=2"], "Add launcher=local"),
+    "workers on one GPU": (["launcher=local", "device=cuda:1"], "Each worker has one GPU"),
     "workers that would compute again": (["launcher=local", "rerun=true"], "Leave launcher= out"),
     "workers that would train one model": (["launcher=local", "method=pretrain-tiny"], "Leave launcher= out"),
     "an unknown key": (["metod=roe"], "Did you mean 'method'?"),

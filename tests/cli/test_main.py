@@ -272,6 +272,26 @@ def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
         signal.signal(signal.SIGTERM, previous)
 
 
+def test_a_job_that_is_queued_again_leaves_the_command(capsys, runs, monkeypatch):
+    """submitit queues its job again by a signal's handler that ends the process."""
+    runs.errors["tiny-roe-toy_math-0"] = SystemExit(144)
+    with pytest.raises(SystemExit) as stop:
+        run_command(capsys)
+    assert stop.value.code == 144
+
+
+def test_a_handler_of_sigterm_is_left_alone(capsys, runs):
+    def handler(*_):
+        """submitit's."""
+
+    previous = signal.signal(signal.SIGTERM, handler)
+    try:
+        assert run_command(capsys).code == 0
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 @pytest.mark.slow
 def test_plan_lists_what_is_done_and_what_is_missing(capsys, runs):
     runs.done.add("tiny-base-toy_math-0")

@@ -12,8 +12,14 @@ from tests.support.command import FakeRuns, install, run_command
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-BESIDE = {"tasks/loading.py", "models/registration.py", "runs/plan.py"}
-"""The cache of tasks, an import hook, and what follows on the runs."""
+BESIDE = {
+    "tasks/loading.py",
+    "models/registration.py",
+    "runs/plan.py",
+    "config/paths.py",
+    "config/plugin_options.py",
+}
+"""The cache of tasks, an import hook, what follows on the runs, and where options of plug-ins are."""
 
 
 def documented() -> set[str]:

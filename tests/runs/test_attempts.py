@@ -5,14 +5,20 @@ or if the time left is told from stored results.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import ResultsError, RunHeldError
+from moe_lab.methods import get_method
+from moe_lab.models.pool import ModelPool
+from moe_lab.results.folder import RunFolder
 from moe_lab.runs import attempts
 from moe_lab.runs.board import Board, on_board
+from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRun, FakeRuns, install, run_command
 
 GRID = ("-m", "seed=0,1,2")
@@ -86,7 +92,7 @@ def test_a_worker_leaves_out_what_others_made_and_failed_at(
     with on_board(Board(tmp_path, 0)):
         ended = run_command(capsys, *GRID)
     assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
-    assert ended.code == 1 and ended.out == "", "its command writes the tables"
+    assert ended.code == 0 and ended.out == "", "its command writes the tables and tells of failures"
     assert Board(tmp_path).made() == {"tiny-roe-toy_math-0", "tiny-roe-toy_math-2"}
     assert Board(tmp_path).stored() == {HELD} and Board(tmp_path).total() == 3
 
@@ -97,8 +103,53 @@ def test_a_worker_tells_its_failures(capsys: Any, runs: FakeRuns, tmp_path: Path
         run_command(capsys, *GRID)
     with on_board(Board(tmp_path)):
         ended = run_command(capsys, *GRID)
-    assert ended.code == 1 and f"{HELD}:\nError: worker 0: the disk is full" in ended.err
+    assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n(worker 0: " in ended.err
     assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"] and "seed=2" in ended.out
+
+
+def test_a_worker_that_tries_again_takes_its_failure_back(tmp_path: Path) -> None:
+    worker = Board(tmp_path, 0)
+    worker.end(HELD, "preempted")
+    assert HELD in Board(tmp_path).failures()
+    worker.end(HELD)
+    assert not Board(tmp_path).failures()
+
+
+def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
+    capsys: Any, runs: FakeRuns, tmp_path: Path
+) -> None:
+    training = RunFolder(tmp_path / "training", "x")
+    execute, tries = runs.execute, []
+
+    def busy(run: FakeRun, models: Any) -> Any:
+        if run.run_id == HELD:
+            tries.append(run)
+            if len(tries) == 1:
+                raise RunHeldError("its training is held", training.path)
+        return execute(run, models)
+
+    looks = iter([True] * 5 + [False])
+    runs.execute = busy  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, runs)
+        patch.setattr(RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks))
+        ended = run_command(capsys, *GRID)
+    assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
+
+
+def test_workers_leave_what_is_timed_to_their_command(runs: FakeRuns, tmp_path: Path) -> None:
+    jobs = [Job(run.config, runs=[run], timed=timed) for run, timed in made_runs(runs)]
+    with on_board(Board(tmp_path, 0)):
+        attempts.run_all(jobs, ModelPool())
+    assert runs.executed == ["tiny-roe-toy_math-0"] and Board(tmp_path).total() == 1
+    with on_board(Board(tmp_path)):
+        outcomes, failures = attempts.run_all(jobs, ModelPool())
+    assert len(outcomes) == 2 and not failures and runs.executed[1:] == ["tiny-roe-toy_math-1"]
+
+
+def made_runs(runs: FakeRuns) -> list[tuple[Any, bool]]:
+    config = Config(method=get_method("roe").Config(name="roe"))
+    return [(runs.prepare(replace(config, seed=seed)), timed) for seed, timed in ((0, False), (1, True))]
 
 
 def test_the_time_left_counts_what_this_command_makes(

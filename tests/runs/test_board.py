@@ -17,7 +17,8 @@ def test_workers_and_their_command_read_what_each_worker_wrote(tmp_path: Path) -
     starter.end("ignored")
     assert starter.total() == 4
     assert starter.stored() == {"old"} and starter.made() == {"new", "broken"}
-    assert starter.failures() == first.failures() == {"broken": "worker 1: no space\nleft"}
+    told = f"no space\nleft\n(worker 1: {tmp_path}/worker-1.log)"
+    assert starter.failures() == first.failures() == {"broken": told}
     assert second.failures() == {}, "its own failures are known to it"
 
 

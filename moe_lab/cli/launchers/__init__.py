@@ -40,11 +40,11 @@ def launched(configs: Sequence[Config], argv: list[str]) -> Iterator[None]:
     folder.mkdir(parents=True)
     board = Board(folder)
     engine = import_module(f"moe_lab.cli.launchers.{config.launcher.name}")
-    codes = engine.run_workers(board, config.launcher, [word for word in argv if not OURS.match(word)])
+    codes = engine.run_workers(board, config, [word for word in argv if not OURS.match(word)])
     print_failed(board, codes)
     with on_board(board):
         yield
-    if not any(codes):
+    if not any(codes) and not board.failures():
         shutil.rmtree(folder)
 
 
@@ -56,6 +56,12 @@ def _check(configs: Sequence[Config]) -> None:
             )
     if configs[0].rerun:
         raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
+    for config in configs:
+        if config.model.device_map or config.device.startswith("cuda:"):
+            raise ConfigError(
+                "Each worker has one GPU: leave device=cuda:<index> and model.device_map out, or launcher=. "
+                "CUDA_VISIBLE_DEVICES says which GPUs workers share."
+            )
     if num_processes() > 1:
         raise ConfigError(
             "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out."

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from moe_lab.cli.launchers.watch import watch
-from moe_lab.config.schema import LauncherConfig
+from moe_lab.config.schema import Config
 from moe_lab.runs.board import Board, log_file
 
 WITHOUT_GPU = 2
@@ -16,13 +16,13 @@ WITHOUT_GPU = 2
 Worker = subprocess.Popen[bytes]
 
 
-def run_workers(board: Board, launcher: LauncherConfig, argv: list[str]) -> list[int]:
+def run_workers(board: Board, config: Config, argv: list[str]) -> list[int]:
     """Start the workers, show how far they are, and wait for them. Returns their exit codes.
 
     An interruption ends them, too, and is raised.
     """
-    gpus = num_gpus()
-    count = launcher.workers or gpus or WITHOUT_GPU
+    gpus = 0 if config.device == "cpu" else num_gpus()
+    count = config.launcher.workers or gpus or WITHOUT_GPU
     workers = [start(board, number, argv, environment(number, count, gpus)) for number in range(count)]
     try:
         watch(board, count, lambda: any(worker.poll() is None for worker in workers))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.cli.launchers.watch import watch
-from moe_lab.config.schema import LauncherConfig
+from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.errors import ConfigError
 from moe_lab.runs.board import Board
 
@@ -15,12 +15,13 @@ WITHOUT_GPU = 2
 """Workers where no number is given and the cluster has no GPU."""
 
 
-def run_workers(board: Board, launcher: LauncherConfig, argv: list[str]) -> list[int]:
+def run_workers(board: Board, config: Config, argv: list[str]) -> list[int]:
     """Start the workers, show how far they are, and wait for them. Returns their exit codes.
 
     An interruption cancels them, and is raised. Raises ConfigError where Ray is not installed, has no cluster at the
     address, or refuses a parameter.
     """
+    launcher = config.launcher
     ray = _connected(launcher)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))

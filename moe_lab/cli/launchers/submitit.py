@@ -11,12 +11,14 @@ from typing import Any
 
 from moe_lab.cli.launchers.watch import watch
 from moe_lab.cli.worker import work_logged
-from moe_lab.config.schema import LauncherConfig
+from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.errors import ConfigError
 from moe_lab.runs.board import Board
 
 WORKERS = 2
 """Where no number is given."""
+REQUEUES = 1000
+"""How often a job may reach its time limit."""
 
 
 class Requeued:
@@ -35,14 +37,14 @@ class Requeued:
         return DelayedSubmission(self, number)
 
 
-def run_workers(board: Board, launcher: LauncherConfig, argv: list[str]) -> list[int]:
+def run_workers(board: Board, config: Config, argv: list[str]) -> list[int]:
     """Queue the workers, show how far they are, and wait for them. Returns their exit codes.
 
     An interruption cancels them, and is raised. Raises ConfigError where submitit is not installed, or refuses a
     parameter.
     """
-    executor = _executor(board, launcher)
-    jobs = executor.map_array(Requeued(board.folder, argv), range(launcher.workers or WORKERS))
+    executor = _executor(board, config.launcher)
+    jobs = executor.map_array(Requeued(board.folder, argv), range(config.launcher.workers or WORKERS))
     try:
         watch(board, len(jobs), lambda: not all(job.done() for job in jobs))
     except BaseException:
@@ -58,7 +60,9 @@ def _executor(board: Board, launcher: LauncherConfig) -> Any:
     except ImportError as error:
         raise ConfigError("launcher=submitit needs submitit: pip install 'moe-lab[submitit]'") from error
     try:
-        executor = submitit.AutoExecutor(folder=board.folder / "jobs", cluster=launcher.cluster)
+        executor = submitit.AutoExecutor(
+            board.folder / "jobs", launcher.cluster, slurm_max_num_timeout=REQUEUES
+        )
         executor.update_parameters(name="moe_lab", **launcher.parameters)
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"launcher=submitit: {error}") from error

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 LEAST_SPAN = 0.05
-"""Of a linear axis, in its own unit: accuracies, bits and nats that differ by 0.001 lie close together."""
+"""Of a linear axis of measurements, in its unit: accuracies, bits and nats that differ by 0.001 lie close together."""
 MARGIN = 0.98
 """Share of the available width that a title or legend may take."""
 
 
 def fit(figure: Figure) -> None:
-    """Widen axes with less than LEAST_SPAN, and wrap titles that are wider than the figure or their panel."""
+    """Widen vertical axes with less than LEAST_SPAN, and wrap titles that are wider than the figure or their panel."""
     for axis in figure.axes:
         if axis.get_subplotspec() is not None and axis.has_data():
-            _widen(axis)
+            _widen_y(axis)
     figure.draw_without_rendering()  # places the panels
     for text in figure.texts:
         _wrap(text, figure.bbox.width)
@@ -35,10 +35,13 @@ def too_wide(legend: Legend, figure: Figure) -> bool:
     return bool(legend.get_window_extent().width > MARGIN * figure.bbox.width)
 
 
-def _widen(axis: Axes) -> None:
+def widen_x(axis: Axes) -> None:
+    """Widen the horizontal axis of a drawn panel whose measurements lie across; others hold settings and stay."""
+    axis.set_xlim(_widened(*axis.get_xlim()))
+
+
+def _widen_y(axis: Axes) -> None:
     """Limits that are set by hand stay."""
-    if axis.get_xscale() == "linear" and axis.get_autoscalex_on():
-        axis.set_xlim(_widened(*axis.get_xlim()))
     if axis.get_yscale() == "linear" and axis.get_autoscaley_on():
         axis.set_ylim(_widened(*axis.get_ylim()))
 

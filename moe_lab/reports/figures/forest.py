@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_lab.reports.figures.fitting import widen_x
 from moe_lab.reports.figures.quantity import quantity
 from moe_lab.reports.figures.style import BLUE, GREY, ORANGE, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import averages
@@ -64,3 +65,4 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], settings: Sequence[str
     )
     axis.set_yticks(range(len(settings)), settings)
     axis.set_ylim(len(settings) - 0.4, -0.6)
+    widen_x(axis)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_lab.reports.figures.fitting import widen_x
 from moe_lab.reports.figures.quantity import quantity
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, panel_per, write_figure
 from moe_lab.reports.papers.average import shown_cells
@@ -84,3 +85,4 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str])
     axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
     axis.set_yticks(range(len(labels)), labels)
     axis.set_ylim(len(labels) - 0.4, -0.6)
+    widen_x(axis)

@@ -63,6 +63,16 @@ def _unmatched(record: dict[str, Any], published: dict[str, Any]) -> Row:
     return Row(cell, NOT_AT_SCALE, f"scale {record['scale']} has no such cell")
 
 
+def _intervals(score: dict[str, Any]) -> str:
+    """The interval over documents, then that over seeds."""
+    texts = {
+        name: " to ".join(map(number, score[key]))
+        for name, key in (("", "interval"), ("seeds ", "seed_interval"))
+        if score[key] is not None
+    }
+    return ", ".join(f"{name}{text}" for name, text in texts.items())
+
+
 def latex_row(row: Row, axes: Sequence[str]) -> dict[str, str]:
     """A line of the LaTeX table of a measured row."""
     score, published = row.score, row.cell["published"]
@@ -70,7 +80,7 @@ def latex_row(row: Row, axes: Sequence[str]) -> dict[str, str]:
     return {
         **{axis.rpartition(".")[2]: row.cell["coordinates"].get(axis, "-") for axis in axes},
         "measured": number(score["value"]),
-        "95% interval": "" if score["interval"] is None else " to ".join(map(number, score["interval"])),
+        "95% interval": _intervals(score),
         "documents": "" if score["n"] is None else str(score["n"]),
         "difference to base": number(score["difference"], True),
         "published": "" if published is None else f"{published['fraction']:.4g}",

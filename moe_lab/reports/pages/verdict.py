@@ -37,8 +37,8 @@ def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts on scores of one page; none on those that are not compared with the untouched model.
 
     McNemar's p, or that of a mean over seeds, decides where there is one, corrected by Holm for the number of such
-    comparisons; else whether the interval of the difference leaves out 0. An unchanged score without an interval is not
-    told from chance.
+    comparisons. A mean over seeds without a p is not told from chance. Of another score the interval of the difference
+    decides: it is told from chance where the interval leaves out 0.
     """
     found = [one for one in compared if one.score.difference is not None]
     scores = corrected([one.score for one in found])
@@ -78,6 +78,8 @@ def _told(score: Score) -> bool:
         return False
     if score.p_holm is not None:
         return score.p_holm < ALPHA
+    if score.seeds > 1:
+        return False
     bounds = score.difference_interval
     return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
 

@@ -1,10 +1,11 @@
 """The table of an experiment as CSV: one line per cell, numbers as they are stored.
 
 `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over
-documents, `seed_low` and `seed_high` that over seeds; `p_holm` is `p_mcnemar`, or the `p_seeds` of a mean over seeds,
-corrected for all comparisons of the table; `without_neighbour` counts the questions of a C3PO run that had no
-neighbour; `run_id` lists the runs of all seeds, `study` is the folder of the study that tuned them. Averages come
-last. Runs that a run is compared with beside base (`compared` of results.json) have columns of their own.
+documents (of a number of one training over its held-out rows), `seed_low` and `seed_high` that over seeds; `p_holm` is
+`p_mcnemar`, or the `p_seeds` of a mean over seeds, corrected for all comparisons of the table; `without_neighbour`
+counts the questions of a C3PO run that had no neighbour; `run_id` lists the runs of all seeds, `study` is the folder of
+the study that tuned them. Averages come last. Runs that a run is compared with beside base (`compared` of results.json)
+have columns of their own.
 """
 
 from __future__ import annotations

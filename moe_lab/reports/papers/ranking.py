@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
+from moe_lab.reports.papers.told_apart import bounds_text, seed_bounds_text
 from moe_lab.reports.papers.training_scores import LOSS, NO_TASK, training_of
 from moe_lab.reports.scores import Score, pair
 from moe_lab.results.significance import ALPHA, holm, p_over_seeds
@@ -16,11 +17,11 @@ from moe_lab.results.statistics import Interval, bootstrap_interval, over_seeds
 Design = tuple[str, ...]
 """The coordinates of a design."""
 EXPLAINED = (
-    "Ranked by the loss on held-out rows, in nats per token. Differences to the first are paired: by seed where "
-    "there are several (Student's interval), else by row; one seed says nothing of another. Designs that are not "
-    "told from the first share its rank: the p of Student's paired test over seeds, corrected by Holm for the "
-    "table, is 0.05 or more. Without several seeds nothing is told. The first is chosen by the same numbers, so its "
-    "lead is too large on average."
+    "Ranked by the loss on held-out rows, in nats per token. Its interval is over rows, or behind the word seeds over "
+    "seeds. Differences to the first are paired: by seed where there are several (Student's interval), else by row; "
+    "one seed says nothing of another. Designs that are not told from the first share its rank: the p of Student's "
+    "paired test over seeds, corrected by Holm for the table, is 0.05 or more. Without several seeds nothing is told. "
+    "The first is chosen by the same numbers, so its lead is too large on average."
 )
 
 
@@ -77,12 +78,12 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[st
         texts = [
             str(rank),
             one.name,
-            f"{one.loss.value:.4f}{spread}{_bounds(one.loss.interval)}",
+            f"{one.loss.value:.4f}{spread}{_loss_bounds(one.loss)}",
             _difference_text(one),
         ]
         if scored:
             value = one.accuracy
-            texts += ["" if value is None else f"{value.value:.4f}{_bounds(value.interval)}"]
+            texts += ["" if value is None else f"{value.value:.4f}{bounds_text(value.interval)}"]
             texts += ["" if one.chance is None else f"{one.chance:.3g}"]
         lines.append(f"| {' | '.join(texts)} |")
     return [*lines, ""]
@@ -92,7 +93,7 @@ def _difference_text(one: Ranked) -> str:
     """The difference to the first, bold where it is told from chance; empty without one."""
     if one.difference is None:
         return ""
-    text = f"{one.difference:+.4f}{_bounds(one.interval)}"
+    text = f"{one.difference:+.4f}{bounds_text(one.interval)}"
     p = "" if one.p is None else f" (Holm {one.p:.3g})"
     return (f"**{text}**" if one.told else text) + p
 
@@ -129,21 +130,24 @@ def _ranked(
 def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interval | None, float | None]:
     """The loss minus that of another design on the same rows, its interval, and the p over seeds.
 
-    None where they have other rows or seeds.
+    None where their seeds or their numbers of rows differ.
     """
-    own, other = (
-        [training_of(each)["validation"]["row_losses"] for each in one.results] for one in (cell, best)
-    )
-    if [len(rows) for rows in own] != [len(rows) for rows in other]:
+    own, other = _rows_by_seed(cell), _rows_by_seed(best)
+    if {seed: len(rows) for seed, rows in own.items()} != {seed: len(rows) for seed, rows in other.items()}:
         return None, None, None
     by_seed = [
-        [mine - theirs for mine, theirs in zip(*rows, strict=True)] for rows in zip(own, other, strict=True)
+        [mine - theirs for mine, theirs in zip(rows, other[seed], strict=True)] for seed, rows in own.items()
     ]
     means = [sum(rows) / len(rows) for rows in by_seed]
     if len(means) == 1:
         return means[0], bootstrap_interval(by_seed[0]), None
     spread = over_seeds(means)
     return spread["mean"], pair(spread["ci95"]), p_over_seeds(means)
+
+
+def _rows_by_seed(cell: TableCell) -> dict[int, list[float]]:
+    """The losses on the held-out rows of each seed's training."""
+    return {each["moe_lab"]["seed"]: training_of(each)["validation"]["row_losses"] for each in cell.results}
 
 
 def _design(experiment: Experiment, cell: TableCell) -> Design:
@@ -156,5 +160,6 @@ def _value(score: Score | None) -> float:
     return score.value
 
 
-def _bounds(bounds: Interval | None) -> str:
-    return "" if bounds is None else f" [{bounds[0]:.4f}, {bounds[1]:.4f}]"
+def _loss_bounds(loss: Score) -> str:
+    """The interval over rows of one seed, or over seeds."""
+    return bounds_text(loss.interval) + seed_bounds_text(loss.seed_interval)

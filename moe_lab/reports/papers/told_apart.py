@@ -13,8 +13,9 @@ Place = tuple[tuple[str, ...], str | None]
 
 
 OVER_SEEDS = (
-    "; of a mean over seeds it is the larger p of two: Student's paired test over the seeds, and the score test over "
-    "the documents, which expert metrics do not have"
+    "; of a mean over seeds it is the larger p of two: Student's paired test over the seeds, and the randomization "
+    "test over the documents, which expert metrics and scores that are no mean over documents do not have; there is "
+    "no p where all seeds have the same difference"
 )
 
 

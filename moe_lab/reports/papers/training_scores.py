@@ -18,7 +18,7 @@ TRAINING = "training."
 LOSS = "training.validation_loss"
 NO_TASK = "-"
 """Their coordinate on the axis of tasks."""
-ROWS = "lower is better; intervals over rows, or over seeds (Student's)"
+ROWS = "lower is better; intervals over rows, behind `seeds` over seeds (Student's)"
 METRICS = {
     LOSS: ("validation", "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
     "training.leak": (
@@ -34,7 +34,7 @@ def training_score(results: Sequence[dict[str, Any]], metric: str) -> Score | No
     """The score of a model, or the mean over models that differ in the seed; None without a result of a training.
 
     One model has an interval over held-out rows. Several have their standard deviation over seeds, and Student's
-    interval over seeds. Raises ConfigError.
+    interval over seeds alone. Raises ConfigError.
     """
     if metric not in METRICS:
         raise ConfigError(f"metric: {metric} is no number of a training. Choices: {', '.join(METRICS)}.")
@@ -54,7 +54,7 @@ def training_score(results: Sequence[dict[str, Any]], metric: str) -> Score | No
     spread = over_seeds(values)
     run_ids = " ".join(each["moe_lab"]["run_id"] for each in trained)
     return replace(
-        score, run_id=run_ids, value=spread["mean"], std=spread["std"], interval=pair(spread["ci95"])
+        score, run_id=run_ids, value=spread["mean"], std=spread["std"], seed_interval=pair(spread["ci95"])
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from moe_lab.errors import RunHeldError
 from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.request_log import ResponseLog, adopt_answers
@@ -139,6 +140,9 @@ def _run_log(run: Run) -> Iterator[None]:
     try:
         yield
         logger.info("finished")
+    except RunHeldError as error:
+        logger.info("left for later: %s", error)
+        raise
     except BaseException:
         logger.exception("stopped")
         raise

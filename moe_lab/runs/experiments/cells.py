@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
 
 OURS = ("experiment", "scale", "mode")
+TIMED = ("overhead",)
+"""Figures of the time and the power that a run takes."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
             if name not in known:
                 known[name] = job_after(study(), config) if with_profile else job_of(config)
                 known[name].group = known[name].group or composed.experiment.name
+                known[name].timed |= composed.experiment.figure in TIMED
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
             if isinstance(error, ModelError | TaskError):

@@ -24,7 +24,7 @@ from moe_lab.reports.papers.table_files import (
     write_index,
 )
 from moe_lab.results.folder import check_writable
-from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all
+from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, prepare_cells
@@ -95,6 +95,8 @@ def report_experiments(config: Config, cell: Cell) -> int:
 def _run(config: Config, cell: Cell) -> int:
     prepared = _prepare(config, cell)
     failures = _make_tables(prepared, config, only_stored=False)
+    if is_worker():
+        return worker_exit_code(failures)
     errors = prepared.errors
     if errors and not prepared.jobs:
         return exit_code(errors[0])

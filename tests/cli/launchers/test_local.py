@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from moe_lab.cli.launchers import local
-from moe_lab.config.schema import LauncherConfig
+from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.runs.board import Board
 from tests.support.command import run_command
 
+CONFIG = Config(launcher=LauncherConfig(name="local", workers=2))
 GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "limit=3")
 
 
@@ -107,7 +108,7 @@ def fake_workers(monkeypatch: pytest.MonkeyPatch, codes: list[int | None]) -> li
 
 
 def run_two(folder: Path) -> list[int]:
-    return local.run_workers(Board(folder), LauncherConfig(name="local", workers=2), [])
+    return local.run_workers(Board(folder), CONFIG, [])
 
 
 def test_an_interruption_ends_the_workers(monkeypatch, tmp_path):

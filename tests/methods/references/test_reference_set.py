@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.reference_set import load_or_build, wrong_answers
 from moe_lab.models.load import load_model
@@ -298,7 +299,12 @@ def _build_and_count(config: Config, log: Any) -> None:
         return original(portion, lm)
 
     reference_files.answered = note
-    build(config)
+    while True:
+        try:
+            build(config)
+            return
+        except RunHeldError:  # as runs.attempts does
+            time.sleep(0.05)
 
 
 @pytest.mark.slow

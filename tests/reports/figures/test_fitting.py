@@ -7,7 +7,7 @@ from itertools import pairwise
 import matplotlib
 import pytest
 
-from moe_lab.reports.figures.fitting import LEAST_SPAN, fit
+from moe_lab.reports.figures.fitting import LEAST_SPAN, fit, widen_x
 from moe_lab.reports.figures.style import RC, legend_below, panels
 
 LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
@@ -68,6 +68,17 @@ def test_limits_that_are_given_and_logarithms_stay():
     before = axes[1].get_ylim()
     fit(figure)
     assert axes[0].get_ylim() == (0.6, 0.4999) and axes[1].get_ylim() == before
+
+
+def test_settings_across_fill_the_width_and_measurements_across_do_not():
+    """A sweep up to a temperature of 0.01 is not squeezed."""
+    figure, axes = panels(2)
+    for axis in axes:
+        axis.plot([0.0, 0.01], [0.5, 0.501])
+    widen_x(axes[1])
+    fit(figure)
+    (low, high), (left, right) = (axis.get_xlim() for axis in axes)
+    assert high - low == pytest.approx(0.011) and right - left == pytest.approx(LEAST_SPAN)
 
 
 def test_an_inverted_axis_stays_inverted():

@@ -50,3 +50,11 @@ def test_latex_keeps_the_setting_n_beside_the_documents():
         "0.5000",
         "0.4000 to 0.6000",
     )
+
+
+def test_latex_names_an_interval_over_seeds():
+    cell = CELL | {"score": CELL["score"] | {"seed_interval": (0.3, 0.7)}}
+    [row, _] = rows_of(RECORD | {"cells": [cell]})
+    assert latex_row(row, [])["95% interval"] == "0.4000 to 0.6000, seeds 0.3000 to 0.7000"
+    row.score["interval"] = None
+    assert latex_row(row, [])["95% interval"] == "seeds 0.3000 to 0.7000"

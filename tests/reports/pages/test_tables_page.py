@@ -133,6 +133,14 @@ def test_designs_are_ranked(tmp_path):
     assert [row.xpath("td/@data-value") for row in rows] == [["2.5", "", "0.4"], ["3.25", "0.75", "0.9"]]
 
 
+def test_the_ranking_names_an_interval_over_seeds(tmp_path):
+    write_record(experiment(), "paper", design_cells("2/8", [[1.0, 3.0], [1.1, 3.1], [1.3, 3.3]]), tmp_path)
+    [cell] = tree(write_tables_page(tmp_path)).xpath(
+        "//table[starts-with(string(caption), 'Ranked by the loss')]/tbody/tr/td[3]"
+    )
+    assert " ".join(cell.text_content().split()) == "2.1333 ± 0.1528 seeds [1.7539, 2.5128]"
+
+
 def test_a_difference_of_an_expert_metric_has_no_verdict():
     """More collaboration is neither better nor worse."""
     difference = {"load_balance/all": {"difference": 0.1, "ci95": [0.05, 0.15]}}

@@ -51,6 +51,12 @@ def test_the_sentences_can_be_quoted():
         ({"p_mcnemar": None, "difference_interval": (0.01, 0.05)}, False, BETTER),
         ({"p_mcnemar": None, "difference_interval": (-0.05, -0.01), "difference": -0.03}, True, BETTER),
         ({"p_mcnemar": None, "difference_interval": None}, False, NOT_TOLD),
+        ({"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3}, False, NOT_TOLD),
+        (
+            {"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3, "p_seeds": 0.04},
+            False,
+            BETTER,
+        ),
         ({"p_mcnemar": None, "difference": 0.0, "difference_interval": (0.0, 0.0)}, False, NOT_TOLD),
     ],
 )
@@ -62,7 +68,7 @@ def test_other_metrics_are_no_percentages():
     ppl = replace(
         SCORE, metric="word_perplexity,none", value=3.25, baseline=3.5, difference=-0.25, flips=None
     )
-    ppl = replace(ppl, p_mcnemar=None, difference_interval=(-0.4, -0.1), marks=(), seeds=3)
+    ppl = replace(ppl, p_seeds=0.01, p_mcnemar=None, difference_interval=(-0.4, -0.1), marks=(), seeds=3)
     text = verdict("x", ppl, lower_is_better=True).text
     assert "3.2500 against 3.5000" in text and "over 3 seeds" in text
     assert text.endswith("It is better, and the difference can be told from chance.")

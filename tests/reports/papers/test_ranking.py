@@ -49,6 +49,19 @@ def test_seeds_are_paired() -> None:
     assert second.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
 
 
+def test_seeds_are_paired_by_number_and_not_by_place() -> None:
+    first = design_cells("2/8", [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]])
+    second = design_cells("4/16", [[2.1, 2.1], [2.7, 2.7], [3.3, 3.3]])
+    for cell in second:
+        cell.results.reverse()
+    _, found = ranking(experiment(), [*first, *second])
+    assert found.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
+    for cell in second:
+        cell.results[0]["moe_lab"]["seed"] = 7
+    _, found = ranking(experiment(), [*first, *second])
+    assert (found.difference, found.interval, found.p) == (None, None, None)
+
+
 def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
     """Broken by a rank by the order of the means, or by p without correction: 0.016 of three comparisons is 0.03."""
     seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]

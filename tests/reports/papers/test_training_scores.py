@@ -32,7 +32,21 @@ def test_several_seeds_have_students_interval_over_seeds() -> None:
     assert score is not None and score.seeds == 3
     assert (score.value, score.std) == (pytest.approx(6.4 / 3), pytest.approx(0.152753, abs=1e-6))
     half = 4.302653 * 0.152753 / 3**0.5
-    assert score.interval == pytest.approx((6.4 / 3 - half, 6.4 / 3 + half), abs=1e-5)
+    assert score.seed_interval == pytest.approx((6.4 / 3 - half, 6.4 / 3 + half), abs=1e-5)
+    assert score.interval is None, "rows are not its sample"
+
+
+def test_an_interval_over_seeds_is_shown_as_one() -> None:
+    cells = design_cells("2/8", [[1.0, 3.0], [1.1, 3.1], [1.3, 3.3]])
+    shown = "2.1333 ± 0.1528 seeds [1.7539, 2.5128]"
+    text = markdown(experiment(), "paper", cells)
+    assert f"| {shown} |" in text, "in the ranking"
+    assert text.count(shown) == 2
+    loss = next(
+        line for line in csv.DictReader(io.StringIO(csv_text(experiment(), cells))) if line["metric"] == LOSS
+    )
+    assert (loss["low"], loss["high"]) == ("", "")
+    assert float(loss["seed_low"]) == pytest.approx(1.7539, abs=1e-4)
 
 
 def test_a_leak_is_that_of_expert_choice_alone() -> None:

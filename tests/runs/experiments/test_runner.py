@@ -562,8 +562,11 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     assert len(runs.executed) == 2 + 2 * 3, "base has no randomness: one run"
     [table] = tables.glob("paper-table_t-tiny-seeds-3-????????.md")
     text = table.read_text()
-    assert "0.5000 ± 0.1000 [0.2000, 0.8000]" in text and "standard deviation over seeds" in text
-    assert "+0.1000 [-0.2500, +0.7500]" in text and "(p=" not in text, "no McNemar over several runs"
+    assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
+    assert "standard deviation behind ±" in text
+    assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, (
+        "all seeds have the same difference"
+    )
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)

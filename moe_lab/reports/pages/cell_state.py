@@ -36,6 +36,8 @@ def state_of(cell: Mapping[str, Any], scale: str) -> tuple[str, str]:
     if score is None or score["value"] is None:
         if cell["problem"]:
             return FAILED, cell["problem"]
+        if cell.get("absent"):
+            return NOT_RUN, cell["absent"]
         if score is not None:
             return FAILED, "the run has no such metric"
         missing = (

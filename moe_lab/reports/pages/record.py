@@ -163,6 +163,7 @@ def _stated(each: Stated) -> dict[str, Any]:
         "compared": {},
         "published": _published(each.published),
         "problem": None,
+        "absent": each.why_absent,
         "runs": [],
         "studies": [],
     }

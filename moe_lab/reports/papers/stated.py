@@ -33,6 +33,13 @@ class Stated:
     def quantity(self) -> str:
         return self.published.cell["quantity"]
 
+    @property
+    def why_absent(self) -> str:
+        """Why nothing is measured, where the figure has data; else empty."""
+        if self.measured is not None or not self.where:
+            return ""
+        return ABSENT.get(self.quantity, "the figure's data lack it")
+
 
 def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Stated]:
     """The stated numbers of an experiment, one line for each model and task of its figure in `folder`."""
@@ -66,7 +73,7 @@ def stated_lines(stated: Sequence[Stated]) -> list[str]:
 
 def _text(stated: Stated) -> str:
     if stated.measured is None:
-        return "not measured here" if stated.where else "not run"
+        return f"not measured: {stated.why_absent}" if stated.where else "not run"
     percent = stated.published.unit == "percent"
     return f"{stated.measured * (100 if percent else 1):.3g} {stated.published.unit}"
 
@@ -152,3 +159,9 @@ QUANTITIES: dict[str, dict[str, Quantity]] = {
     },
 }
 """By kind of figure and by name."""
+
+ABSENT = {
+    "power, n=64 over n=1": "no power meter on this device",
+    "top 8 afterwards among the first 20": "the model's layers have fewer than 20 experts",
+}
+"""Why the data of a figure may lack a quantity."""

@@ -44,3 +44,8 @@ def test_states(scale, score, published, problem, state):
 def test_an_incomplete_average_says_so():
     cell = {"score": None, "published": PUBLISHED, "problem": None, "average": True}
     assert state_of(cell, "paper") == (NOT_RUN, "not all cells of the average are measured")
+
+
+def test_a_stated_number_says_why_it_is_not_measured():
+    cell = {"score": None, "published": PUBLISHED, "problem": None, "average": False, "absent": "no power meter"}
+    assert state_of(cell, "paper") == (NOT_RUN, "no power meter")

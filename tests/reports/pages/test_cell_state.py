@@ -47,5 +47,11 @@ def test_an_incomplete_average_says_so():
 
 
 def test_a_stated_number_says_why_it_is_not_measured():
-    cell = {"score": None, "published": PUBLISHED, "problem": None, "average": False, "absent": "no power meter"}
+    cell = {
+        "score": None,
+        "published": PUBLISHED,
+        "problem": None,
+        "average": False,
+        "absent": "no power meter",
+    }
     assert state_of(cell, "paper") == (NOT_RUN, "no power meter")

@@ -107,7 +107,10 @@ def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
     text = "\n".join(stated_lines(stated_of("roe/figure4", power, tmp_path)))
     place = "Section 3.3 (A100)"
     assert f"| memory, n=64 over n=1 | tiny, t | 12 percent | 12 percent | {place} |" in text
-    assert f"| power, n=64 over n=1 | tiny, t | not measured: no power meter on this device | 20 percent | {place} |" in text
+    assert (
+        f"| power, n=64 over n=1 | tiny, t | not measured: no power meter on this device | 20 percent | {place} |"
+        in text
+    )
     [experiment] = find_experiments("roe/figure5")
     not_run = stated_lines(stated_numbers(experiment, "tiny", tmp_path))
     assert "| equivalent size of OLMoE-7B | - | not run | 10.5 billion parameters |" in "\n".join(not_run)

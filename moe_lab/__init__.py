@@ -6,6 +6,7 @@ The names below are the public Python interface. Each is imported when it is use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.version import __version__ as __version__
 from moe_lab.models.registration import register_models
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from moe_lab.api.run import run as run
     from moe_lab.routing.record import record as record
     from moe_lab.routing.replay import replay as replay
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "C3PO": "moe_lab.api.c3po",

@@ -67,7 +67,7 @@ def imports_of(name: str, file: Path) -> Iterator[Import]:
         for target in targets:
             inner = target.removeprefix("moe_lab").removeprefix(".")
             known = inner if inner in modules() else inner.rpartition(".")[0]
-            if known and known != name:  # moe_lab itself has the version only
+            if known and known != name:
                 yield Import(name, known, f"moe_lab/{file.relative_to(PACKAGE)}:{node.lineno}")
 
 
@@ -103,6 +103,20 @@ def test_no_import_runs_upward():
         if FLOORS.index(found.source.split(".")[0]) < FLOORS.index(found.target.split(".")[0])
     ]
     assert not upward, "\n".join(upward)
+
+
+def test_no_module_uses_the_python_interface():
+    """`from moe_lab import RoE` is for others; within the package it would run upward, whatever it names."""
+    names = {path.stem for path in PACKAGE.iterdir()}
+    used = [
+        f"{name} imports {alias.name}"
+        for name, file in modules().items()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "moe_lab"
+        for alias in node.names
+        if alias.name not in names
+    ]
+    assert not used, "\n".join(used)
 
 
 def test_no_files_import_each_other():

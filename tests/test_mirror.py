@@ -15,7 +15,7 @@ UNTESTED = {
     "cli/doctor": "model report",
     "cli": "help_options prefetch worker",
     "cli/launchers": "ray",
-    "config": "catalog compose hydra_errors paths schema validators",
+    "config": "catalog compose hydra_errors paths schema validators version",
     "engine": "engine hf kv_engine recurrent_engine tokenization",
     "engine/forward": "batch ensemble forward layers observer token_hash",
     "engine/generation": "prefill prefix_cache",

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from moe_lab import __version__
+from moe_lab.config.version import __version__
 from moe_lab.errors import ConfigError, Terminated, exit_code, print_error
 
 if TYPE_CHECKING:

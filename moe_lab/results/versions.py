@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from moe_lab import __version__
+from moe_lab.config.version import __version__
 
 SCHEMA_VERSION = 1
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")

@@ -147,7 +147,8 @@ class _Attempts:
         if not (stored and self.board is not None):  # workers have told of it
             self._announce(step)
         try:
-            outcome = step.make(self.models, logged=self.board is None or step.name not in self.board.made())
+            logged = not stored or self.board is None or step.name not in self.board.made()
+            outcome = step.make(self.models, logged)
         except RunHeldError:
             raise
         except (Exception, KeyboardInterrupt) as error:

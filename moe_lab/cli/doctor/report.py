@@ -9,12 +9,12 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from moe_lab import __version__
 from moe_lab.cli.doctor.inputs import code_execution, command_needs, task_state
 from moe_lab.config.catalog import option_files
 from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.schema import Config
+from moe_lab.config.version import __version__
 from moe_lab.models.hub.offline import go_offline
 from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments.cells import experiment_configs

@@ -103,6 +103,23 @@ def test_a_batch_is_generated_as_its_prompts_alone(roe, tokenizer, options):
         assert together[0] != together[1]
 
 
+def test_adaptive_computation_of_all_tokens_is_roe_and_of_none_is_the_model(olmoe, tokenizer):
+    def texts(**keys):
+        roe = RoE(olmoe, tokenizer, n=N, temperature=2.0, seed=SEED, **keys)
+        return roe.generate(PROMPTS, max_new_tokens=8), roe.loglikelihood("hello", [" a cat", "b"]), roe
+
+    full, full_scores, _ = texts()
+    plain, plain_scores, _ = texts(adaptive="margin", bands=[(0.0, N)])
+    every, scores, _ = texts(adaptive="margin", bands=[(2.0, N)])
+    assert full != plain and every == full and scores == rounding.approx(full_scores, tokens=6)
+    inputs = left_padded(tokenizer, PROMPTS)
+    ids = olmoe.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=256)
+    assert [tokenizer.decode(new, skip_special_tokens=True) for new in new_of(ids, inputs)] == plain
+    _, some_scores, some = texts(adaptive="entropy", bands=[(5.2, N)])
+    assert some.lm.cost["band_0"] > 0 and some.lm.cost["band_1"] > 0
+    assert some_scores not in (full_scores, plain_scores)
+
+
 def test_equal_calls_give_equal_samples_and_other_seeds_others(olmoe, tokenizer):
     def sampled(seed):
         roe = RoE(olmoe, tokenizer, n=2, temperature=0.5, seed=seed)

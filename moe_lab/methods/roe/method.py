@@ -16,6 +16,7 @@ from moe_lab.config.validators import at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
+from moe_lab.methods.roe.bands import adaptive_block, adaptive_footnotes, bands_of, check_bands
 from moe_lab.methods.roe.profile import Profile, read_profile
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class RoE(Method):
         weights: str = "clean"
         aggregate: str = "probabilities"
         include_clean: bool = True
+        adaptive: str | None = None
+        """What decides how many samples a token takes: "margin" or "entropy" of the clean sample; None: all take n."""
+        bands: list[list[int | float]] | None = None
+        """With `adaptive`: [bound, samples] of each band, the most unsure first."""
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
@@ -71,6 +76,7 @@ class RoE(Method):
                 raise ConfigError(
                     "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
                 )
+            check_bands(self)
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 
@@ -126,13 +132,15 @@ class RoE(Method):
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`temperature` and `skip_layers` resolved to one temperature per layer."""
-        resolved = {
+        """`temperature` and `skip_layers` resolved to one temperature per layer. `adaptive` and `bands` where given."""
+        resolved: dict[str, Any] = {
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
             "study": self.profile.study if self.profile else None,
         }
-        replaced = ("temperature", "skip_layers")
+        if self.config.adaptive is not None:
+            resolved |= {"adaptive": self.config.adaptive, "bands": bands_of(self.config)}
+        replaced = ("temperature", "skip_layers", "adaptive", "bands")
         return {
             key: value for key, value in super().identity(facts).items() if key not in replaced
         } | resolved
@@ -150,6 +158,7 @@ class RoE(Method):
 
     def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
+        from moe_lab.engine.forward.adaptive import Adaptive
         from moe_lab.engine.forward.ensemble import Ensemble
         from moe_lab.routing import GumbelTopK
 
@@ -163,6 +172,7 @@ class RoE(Method):
             include_clean=settings.include_clean,
             cache=settings.cache,
             prefill=settings.prefill,
+            adaptive=Adaptive(settings.adaptive, bands_of(settings)) if settings.adaptive else None,
         )
 
     def report(
@@ -178,12 +188,14 @@ class RoE(Method):
                 "prefill": self.config.prefill,
                 "weights": self.config.weights,
                 "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
-            },
+            }
+            | adaptive_block(self.config, counters),
         }
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        return ["changed: noisy routing decisions whose experts are not the clean ones."]
+        changed = "changed: noisy routing decisions whose experts are not the clean ones."
+        return [changed, *adaptive_footnotes(block["roe"])]
 
 
 def _check_noise_on_logits(facts: ModelFacts) -> None:

@@ -70,6 +70,17 @@ def test_what_does_not_fit_the_model_is_refused(keys, says):
         roe(**keys).check(FACTS)
 
 
+def test_runs_without_bands_keep_their_identity():
+    assert {"adaptive", "bands"}.isdisjoint(roe().identity(FACTS))
+    assert roe(adaptive="margin", bands=[[0.5, 4]]).identity(FACTS)["bands"] == [(0.5, 4)]
+
+
+def test_the_ensemble_has_the_bands():
+    adaptive = roe(adaptive="entropy", bands=[[2, 8], [0.5, 4]]).ensemble([0.1] * 5, 0, seed=0).adaptive
+    assert (adaptive.measure, adaptive.bands) == ("entropy", [(2.0, 8), (0.5, 4)])
+    assert roe().ensemble([0.1] * 5, 0, seed=0).adaptive is None
+
+
 def test_report():
     block = roe(n=4).report(FACTS, {"changed_decisions": 3, "noisy_decisions": 12}, {})["roe"]
     assert block == {

@@ -42,12 +42,12 @@ class Adaptive:
     def samples_of(self, measures: dict[str, Tensor]) -> Tensor:
         """int64 [M]: the routing samples of each logit position, at least 1. The positions are counted in `tokens`."""
         value_M = measures[self.measure]
-        samples_M = torch.ones_like(value_M, dtype=torch.long)
-        for bound, samples in reversed(self.bands):  # each band lies within the one behind it
-            samples_M[value_M < bound if self.measure == MARGIN else value_M >= bound] = samples
-        for band, samples in enumerate([*(samples for _, samples in self.bands), 1]):
-            self.tokens[band] += int((samples_M == samples).sum())
-        return samples_M
+        band_M = torch.full_like(value_M, len(self.bands), dtype=torch.long)
+        for band, (bound, _) in reversed(list(enumerate(self.bands))):
+            band_M[value_M < bound if self.measure == MARGIN else value_M >= bound] = band
+        counts = torch.bincount(band_M, minlength=len(self.tokens)).tolist()
+        self.tokens = [so_far + count for so_far, count in zip(self.tokens, counts, strict=True)]
+        return torch.tensor([*(samples for _, samples in self.bands), 1], device=band_M.device)[band_M]
 
     def uncounted(self) -> Adaptive:
         """The same bands, whose tokens are counted apart."""

@@ -31,20 +31,20 @@ def check_bands(config: Any) -> None:
         )
     if not config.bands or not all(_is_band(band, config.n) for band in config.bands):
         raise ConfigError(
-            f"method.bands={config.bands}: must be a list of [bound, samples], with bounds of at least 0 and from 2 to "
+            f"method.bands={config.bands}: must be a list of [bound, samples], with bounds of at least 0 and from 1 to "
             f"method.n={config.n} samples, e.g. {_EXAMPLE}."
         )
     rising = config.adaptive == "margin"
-    for (bound, samples), (next_bound, next_samples) in pairwise(config.bands):
-        if samples <= next_samples or (bound >= next_bound if rising else bound <= next_bound):
+    for (bound, _), (next_bound, _) in pairwise(config.bands):
+        if bound >= next_bound if rising else bound <= next_bound:
             raise ConfigError(
                 f"method.bands={config.bands}: the most unsure band comes first, so with method.adaptive="
-                f"{config.adaptive} bounds {'rise' if rising else 'fall'} and samples fall from band to band."
+                f"{config.adaptive} bounds {'rise' if rising else 'fall'} from band to band."
             )
 
 
 def _is_band(band: Sequence[float], n: int) -> bool:
-    return len(band) == 2 and 0 <= band[0] < math.inf and 2 <= band[1] <= n and float(band[1]).is_integer()
+    return len(band) == 2 and 0 <= band[0] < math.inf and 1 <= band[1] <= n and float(band[1]).is_integer()
 
 
 def bands_of(config: Any) -> list[tuple[float, int]]:

@@ -1,7 +1,7 @@
 """Adaptive computation in generation: noisy samples of the newest token, for sequences whose clean sample is unsure.
 
-B = sequences of a batch, T = cached slots, A = unfinished sequences, U = those of them with n samples, V = vocabulary,
-D = hidden size.
+B = sequences of a batch, T = cached slots, A = unfinished sequences, U = unsure ones among them, R = the most noisy
+samples of a sequence, M = sequences with n samples, V = vocabulary, D = hidden size.
 """
 
 from __future__ import annotations
@@ -61,60 +61,64 @@ class AdaptiveStep:
         assert self.ensemble.adaptive is not None
         samples_A = self.ensemble.adaptive.samples_of(unsureness(logits_AV))
         scores_AV = logits_AV.clone()
-        counts = sorted(set(samples_A.tolist()) - {1})
-        if not counts:
+        unsure_U = (samples_A > 1).nonzero()[:, 0]
+        if not len(unsure_U):
             return scores_AV
+        unsure = [states[u] for u in unsure_U.tolist()]
+        noisy_U = samples_A[unsure_U] - 1
         with self.clean.without_hooks(), self.noisy.routed(self.ensemble.routing):
-            for n in counts:
-                unsure_U = (samples_A == n).nonzero()[:, 0]
-                sequence_U = sequence_A[unsure_U]
-                noisy_UmV = self._noisy_logits(
-                    n, [states[u] for u in unsure_U.tolist()], sequence_U, cache, real_BT, fork_AD[unsure_U]
-                )
-                logits_UnV = torch.cat([logits_AV[unsure_U, None], noisy_UmV], dim=1)
-                scores_AV[unsure_U] = self.ensemble.first(n).next_scores(logits_UnV)
+            logits = self._noisy_logits(
+                unsure, noisy_U, sequence_A[unsure_U], cache, real_BT, fork_AD[unsure_U]
+            )
+        for n in set(samples_A.tolist()) - {1}:
+            same = (noisy_U == n - 1).nonzero()[:, 0]
+            noisy_MmV = torch.stack([logits[u] for u in same.tolist()])
+            logits_MnV = torch.cat([logits_AV[unsure_U[same], None], noisy_MmV], dim=1)
+            scores_AV[unsure_U[same]] = self.ensemble.first(n).next_scores(logits_MnV)
         return scores_AV
 
     def _noisy_logits(
         self,
-        n: int,
         states: list[GenerationState],
+        noisy_U: Tensor,
         sequence_U: Tensor,
         cache: KVCache,
         real_BT: Tensor,
         fork_UD: Tensor,
-    ) -> Tensor:
-        """Logits [U, n - 1, V] of the noisy samples."""
-        U, noisy, device = len(states), n - 1, fork_UD.device
+    ) -> tuple[Tensor, ...]:
+        """Logits of the noisy samples of each sequence, `noisy_U` many, in one pass: each [samples, V]."""
+        device = fork_UD.device
+        U, R = len(states), int(noisy_U.max())
         history_UT = real_BT[sequence_U]
         history_UT[:, -1] = False  # a sample attends to itself instead of the newest token
-        itself = torch.eye(noisy, dtype=torch.bool, device=device).expand(U, -1, -1)
-        visible = torch.cat([history_UT[:, None].expand(-1, noisy, -1), itself], dim=-1)
+        itself = torch.eye(R, dtype=torch.bool, device=device).expand(U, -1, -1)
+        visible = torch.cat([history_UT[:, None].expand(-1, R, -1), itself], dim=-1)
+        real_UR = torch.arange(R, device=device) < noisy_U[:, None]
 
         def spread(values: list[int]) -> Tensor:
-            """int64 [U (n - 1)], each value once for every noisy sample."""
-            return torch.tensor(values, device=device).repeat_interleave(noisy)
+            """int64, each value once for every noisy sample."""
+            return torch.tensor(values, device=device).repeat_interleave(noisy_U)
 
-        index = torch.arange(U * noisy, device=device)
-        position = spread([state.position for state in states])
+        position = [state.position for state in states]
+        index = real_UR.reshape(-1).nonzero()[:, 0]
         assert self.ensemble.routing is not None
         self.ensemble.routing.expect(
             NoisyTokens(
                 index=index,
                 document=spread([state.noise_key for state in states]),
                 repeat=spread([state.sample_index for state in states]),
-                row=torch.arange(1, n, device=device).repeat(U),
-                position=position,
+                row=index % R + 1,
+                position=spread(position),
             )
         )
         logits = self.noisy(
             SuffixBatch(
-                hidden_BSD=fork_UD[:, None].expand(-1, noisy, -1),
-                position_BS=position.view(U, noisy),
+                hidden_BSD=fork_UD[:, None].expand(-1, R, -1),
+                position_BS=torch.tensor(position, device=device)[:, None].expand(-1, R),
                 masks=LayerMasks(visible, self.noisy.model.dtype),
                 layers=[SelectedKVLayer(layer, sequence_U) for layer in cache.layers],
                 logits_at=index,
-                count=U * noisy,
+                count=len(index),
             )
         )
-        return logits.view(U, noisy, -1)
+        return logits.split(noisy_U.tolist())

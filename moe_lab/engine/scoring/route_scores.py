@@ -28,19 +28,20 @@ class RouteScores:
     """The scores of T tokens, on the CPU."""
 
     log_probs_Tn: Tensor
-    """float32: of the token, under each route. Routes that take the router's own experts have its value."""
+    """float32: of the token, under each route. A route that is not changed has the router's own value."""
     changed_Tn: Tensor
     """bool: whether the route has other experts than the router's own in any layer; False for sample 0."""
     ensemble_T: Tensor
-    """float32: of the token, under the ensemble of all samples."""
+    """float32: of the token, under the ensemble of all samples; the router's own value where no route is changed."""
     confidence_T: Tensor
     """float32: the probability of the most probable token under the router's own route."""
 
-    @staticmethod
-    def joined(parts: Sequence[RouteScores]) -> RouteScores:
-        """The scores of several pieces of a text, in their order."""
+    @classmethod
+    def joined(cls, parts: Sequence[RouteScores], n: int) -> RouteScores:
+        """The scores of the pieces of a text, in their order; those of no token where there is no piece."""
+        none = cls(torch.empty(0, n), torch.empty(0, n, dtype=torch.bool), torch.empty(0), torch.empty(0))
         names = ("log_probs_Tn", "changed_Tn", "ensemble_T", "confidence_T")
-        return RouteScores(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        return cls(*(torch.cat([getattr(part, name) for part in (none, *parts)]) for name in names))
 
 
 def score_routes(
@@ -101,6 +102,8 @@ class Proposals(GumbelTopK):
             confidence_T[here] = (logits_MnV[:, 0].amax(dim=-1) - norm_Mn[:, 0]).exp()[at_P].cpu()
         if log_probs_Tn.isnan().any():
             raise RoutingError(NAN)
-        log_probs_Tn = torch.where(changed_Tn, log_probs_Tn, log_probs_Tn[:, :1])
+        own_T = log_probs_Tn[:, 0]
+        log_probs_Tn = torch.where(changed_Tn, log_probs_Tn, own_T[:, None])
+        ensemble_T = torch.where(changed_Tn.any(dim=-1), ensemble_T, own_T)
         columns = (log_probs_Tn, changed_Tn, ensemble_T, confidence_T)
         return [RouteScores(*own) for own in zip(*(column.split(sizes) for column in columns), strict=True)]

@@ -150,6 +150,7 @@ def test_without_noise_every_route_is_the_routers_own(olmoe):
     for routes in routes_of(olmoe, Ensemble(5, routing, first_noisy=1), some_requests()):
         assert not routes.changed_Tn.any()
         assert (routes.log_probs_Tn == routes.log_probs_Tn[:, :1]).all()
+        assert (routes.ensemble_T == routes.log_probs_Tn[:, 0]).all()
 
 
 def test_numbers_that_do_not_exist_are_refused(olmoe):

@@ -30,20 +30,19 @@ def print_counterfactual(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     rows = []
     for block, label, (_, folder) in zip(blocks, labels, runs, strict=True):
         found = stored_counterfactual(folder, block["run_id"], block["model"].get("commit"))
-        name = block["task"]["name"]
-        task = name if isinstance(name, str) else ",".join(name)
+        asked = block["task"]["name"]
+        task = asked if isinstance(asked, str) else ",".join(asked)
         rows += [
             (block["model"]["name"], label, task, *_cells(band))
             for band in (shown_bands(found) if found else [])
         ]
     if not rows:
         return
-    model, label, task, band, tokens, router, mean, roe, best, limits, worst, better = map(
-        list, zip(*rows, strict=True)
-    )
+    columns = [list(cells) for cells in zip(*rows, strict=True)]
+    models, settled, tasks, band, tokens, router, mean, roe, best, limits, worst, better = columns
     stacks = [
-        names({"model": model, "settings": label}),
-        names({"task": task}),
+        names({"model": models, "settings": settled}),
+        names({"task": tasks}),
         [*names({"confidence": band}), *numbers({"tokens": tokens})],
         numbers({"router": router}),
         numbers({"a route": mean, "RoE": roe}),

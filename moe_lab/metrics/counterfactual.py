@@ -78,6 +78,7 @@ def summary(tokens: ScoredTokens) -> dict[str, Any]:
         "changed": documents.mean(changed_Tr.mean(axis=1)),
         "log_prob": {name: _mean(value_T) for name, value_T in ({"router": own_T} | of_T).items()},
         "gain": {name: documents.mean(value_T - own_T) for name, value_T in of_T.items()},
+        "chance": documents.mean(of_T["best"] - of_T["mean"]),
         "has_better": documents.mean((of_T["best"] > own_T).astype(np.float64)),
         "better": documents.mean(wins_Tr.sum(axis=1), changed_Tr.sum(axis=1)),
         "best_of": best_of(gain_Tr),

@@ -59,6 +59,9 @@ def test_summaries_equal_loops_over_tokens() -> None:
         assert_same(found["gain"][name], by_document(tokens, gain))
         difference = found["log_prob"][name] - found["log_prob"]["router"]
         assert difference == pytest.approx(found["gain"][name]["value"])
+    assert_same(
+        found["chance"], by_document(tokens, lambda row, changed: max(row[1:]) - sum(row[1:]) / len(row[1:]))
+    )
     assert_same(found["has_better"], by_document(tokens, lambda row, changed: max(row[1:]) > row[0]))
     wins = by_document(
         tokens,

@@ -17,7 +17,7 @@ def counterfactual_scores(results: dict[str, Any], folder: Path) -> dict[str, fl
     found = stored_counterfactual(folder, block["run_id"], block["model"].get("commit"))
     scores: dict[str, float] = {}
     for band in shown_bands(found) if found else []:
-        values = band["gain"] | {"better": band["better"]}
+        values = band["gain"] | {"chance": band["chance"], "better": band["better"]}
         scores |= {
             f"counterfactual/{name}/{band['confidence']}": one["value"]
             for name, one in values.items()

@@ -14,11 +14,12 @@ from moe_lab.reports.terminal.stacks import names, numbers, print_stacked, stack
 EXPLAINED = {
     "confidence": "probability of the router's most probable token.",
     "router": "mean log-probability of the text's tokens, in nats.",
+    "better": "share of changed routes that are better than the router's; 0.5 by chance.",
     "a route": "its mean over the routes that noise proposes, minus the router's.",
     "RoE": "the same of the mean over all routes.",
     "best route": "the same of the best; it is chosen by the token: an upper bound.",
-    "worst": "the same of the worst. Noise that knows nothing gives as much as it takes.",
-    "better": "share of changed routes that are better; 0.5 by chance.",
+    "by chance": "the same, if the router chose no better than noise: best minus a route.",
+    "worst": "the same of the worst route.",
 }
 """What a column shows (docs/counterfactual.md)."""
 
@@ -39,15 +40,15 @@ def print_counterfactual(runs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     if not rows:
         return
     columns = [list(cells) for cells in zip(*rows, strict=True)]
-    models, settled, tasks, band, tokens, router, mean, roe, best, limits, worst, better = columns
+    models, settled, tasks, band, tokens, router, better, mean, roe, best, limits, chance, worst = columns
     stacks = [
         names({"model": models, "settings": settled}),
         names({"task": tasks}),
         [*names({"confidence": band}), *numbers({"tokens": tokens})],
-        numbers({"router": router}),
+        numbers({"router": router, "better": better}),
         numbers({"a route": mean, "RoE": roe}),
         numbers({"best route": best, INTERVAL: limits}),
-        numbers({"worst": worst, "better": better}),
+        numbers({"by chance": chance, "worst": worst}),
     ]
     print()
     print_stacked(stacked_table("Counterfactual routes", stacks), EXPLAINED)
@@ -60,10 +61,11 @@ def _cells(band: dict[str, Any]) -> tuple[str, ...]:
         band["confidence"],
         count(band["tokens"]),
         number(band["log_prob"]["router"]),
+        number(band["better"]["value"]),
         gain["mean"],
         gain["roe"],
         gain["best"],
         limits,
+        number(band["chance"]["value"], sign=True),
         gain["worst"],
-        number(band["better"]["value"]),
     )

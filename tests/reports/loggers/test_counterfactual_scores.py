@@ -13,7 +13,7 @@ def test_gains_and_better_routes_by_band(tmp_path: Path) -> None:
     assert counterfactual_scores(RESULTS, tmp_path) == {}
     content = write_routes(tmp_path, RESULTS)
     scores = counterfactual_scores(RESULTS, tmp_path)
-    assert len(scores) == 3 * 5
+    assert len(scores) == 3 * 6
     assert scores["counterfactual/best/all"] == content["all"]["gain"]["best"]["value"]
     assert scores["counterfactual/roe/0.4 to 0.6"] == content["bands"][2]["gain"]["roe"]["value"]
     assert scores["counterfactual/better/0.9 to 1"] == content["bands"][5]["better"]["value"]

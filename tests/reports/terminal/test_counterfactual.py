@@ -23,9 +23,11 @@ def test_a_row_for_all_tokens_and_for_each_band(tmp_path: Path, capsys: pytest.C
         [first] = [i for i, row in enumerate(rows) if row[: len(name.split())] == name.split()]
         gain = {which: number(one["value"], sign=True) for which, one in band["gain"].items()}
         router = number(band["log_prob"]["router"])
-        assert rows[first][len(name.split()) :] == [router, gain["mean"], gain["best"], gain["worst"]]
-        assert rows[first + 1][:2] == [str(band["tokens"]), gain["roe"]]
-        assert rows[first + 1][-1] == number(band["better"]["value"])
+        chance = number(band["chance"]["value"], sign=True)
+        assert rows[first][len(name.split()) :] == [router, gain["mean"], gain["best"], chance]
+        better = number(band["better"]["value"])
+        assert rows[first + 1][:3] == [str(band["tokens"]), better, gain["roe"]]
+        assert rows[first + 1][-1] == gain["worst"]
     assert "0.8 to 0.9" not in out
 
 

@@ -17,9 +17,9 @@ from moe_lab.runs.checks import (
     check_code_execution,
     check_generation,
     check_metric,
-    check_metrics,
     check_router,
 )
+from moe_lab.runs.metric_checks import check_metrics
 from moe_lab.runs.run import Run
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def _baseline_config(config: Config) -> Config:
         seeds=1,
         rerun=False,
         baseline=False,
+        metrics="none" if config.metrics == "counterfactual" else config.metrics,
         overrides=["method=base", *kept],
     )
 

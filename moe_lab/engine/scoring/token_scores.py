@@ -6,7 +6,8 @@ M = logit positions, n = routing samples, V = vocabulary, P = tokens to score.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.errors import RoutingError
+
+NAN = "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
 
 Scores = list[tuple[float, bool]]
 """Per continuation: its log-likelihood, and whether greedy decoding generates it."""
@@ -65,7 +68,7 @@ class TokenScores:
     def summed(self) -> list[Scores]:
         """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""
         if self._picked_P.isnan().any():
-            raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
+            raise RoutingError(NAN)
         picked = self._picked_P.tolist()
         greedy = (self._greedy_M[self._place_P] == self._target_P).tolist()
         scores: list[Scores] = []
@@ -93,6 +96,34 @@ def read_scores(ensemble: Ensemble, trees: Sequence[TokenTree], logits: Iterable
         scores.put(ensemble, torch.arange(done, done + len(logits_MnV)), logits_MnV)
         done += len(logits_MnV)
     return scores.summed()
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """The logits of one pass, and P tokens that are scored with them."""
+
+    tokens: Tensor
+    """int64 [P]: indices of the tokens among all that are scored, tree by tree and continuation by continuation."""
+    logits_MnV: Tensor
+    at_P: Tensor
+    """The logit position of each token."""
+    target_P: Tensor
+    """The token itself."""
+
+
+def scored_parts(trees: Sequence[TokenTree], logits: Iterable[Tensor]) -> Iterator[ScoredPart]:
+    """The tokens of the trees' continuations, pass by pass.
+
+    Args:
+        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
+    """
+    places, targets = _targets(trees)
+    done = 0
+    for logits_MnV in logits:
+        here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
+        device = logits_MnV.device
+        yield ScoredPart(here, logits_MnV, (places[here] - done).to(device), targets[here].to(device))
+        done += len(logits_MnV)
 
 
 def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:

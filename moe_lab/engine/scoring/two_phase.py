@@ -9,7 +9,8 @@ V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ from moe_lab.engine.scoring.chunks import CachedActivations, Chunk, passes, toge
 from moe_lab.engine.scoring.scoring import Batch, Budget, ScoringRequest, batches
 from moe_lab.engine.scoring.token_scores import Scores, TokenScores, TreeScores
 from moe_lab.routing.gumbel_top_k import NoisyTokens
+
+T = TypeVar("T")
+Read = Callable[[Ensemble, list[TokenTree], Iterable[Tensor]], list[T]]
+"""(ensemble, trees, logits [M, n, V] of the trees' logit nodes in parts) -> a value per tree. A part is computed when
+it is asked for."""
 
 
 class TwoPhaseScorer:
@@ -56,18 +62,53 @@ class TwoPhaseScorer:
         on_scores: Callable[[int, Scores], None],
     ) -> None:
         """As `scoring.score`."""
+        self._first_phase(
+            requests,
+            budget,
+            lambda activations: self._sample(ensemble, requests, activations, budget, on_scores),
+        )
+
+    def read(
+        self,
+        ensemble: Ensemble,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        read: Read[T],
+        on_read: Callable[[int, T], None],
+    ) -> None:
+        """Both phases with n samples of every token; `on_read(index, value)` gets what `read` makes of the logits."""
+
+        def on_activations(activations: dict[int, CachedActivations]) -> None:
+            samples = {i: torch.full((len(own.position_M),), ensemble.n) for i, own in activations.items()}
+            with self.noisy.routed(ensemble.routing):
+                for indices in together(activations, samples, budget):
+                    trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
+                    chunks = passes([(activations[i], samples[i]) for i in indices], ensemble.n, budget)
+                    values = read(ensemble, trees, (self._logits(ensemble, own) for own in chunks))
+                    for i, value in zip(indices, values, strict=True):
+                        on_read(i, value)
+
+        self._first_phase(requests, budget, on_activations)
+
+    def _first_phase(
+        self,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        on_activations: Callable[[dict[int, CachedActivations]], None],
+    ) -> None:
+        """Hands over the activations of all requests, those in the store first."""
         cached: dict[int, CachedActivations] = {}
         if self.store is not None:
             found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
             cached = {i: activations for i, activations in found.items() if activations is not None}
-            self._sample(ensemble, requests, cached, budget, on_scores)
+            on_activations(cached)
         first_phase = self._read(requests, [i for i in range(len(requests)) if i not in cached], budget)
         while True:
             with self.clean:
                 activations = next(first_phase, None)
             if activations is None:
                 return
-            self._sample(ensemble, requests, activations, budget, on_scores)
+            on_activations(activations)
 
     def _read(
         self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget

@@ -33,6 +33,8 @@ class RoE(LanguageModel):
         weights: whether combine weights come from "clean" or "perturbed" router logits.
         aggregate: what is averaged: "probabilities" or "logits".
         include_clean: whether sample 0 is part of the average.
+        noise: "gumbel", independent in all samples, or "antithetic" in samples 2j-1 and 2j.
+        noise_scale: "constant", or "margin": temperatures are multiplied by the router's margin, per token and layer.
         seed: key of the routing noise and of sampled tokens. Equal calls give equal results.
 
     Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
@@ -51,6 +53,8 @@ class RoE(LanguageModel):
         weights: str = "clean",
         aggregate: str = "probabilities",
         include_clean: bool = True,
+        noise: str = "gumbel",
+        noise_scale: str = "constant",
         seed: int = 0,
     ):
         config = Method.Config(
@@ -62,6 +66,8 @@ class RoE(LanguageModel):
             weights=weights,
             aggregate=aggregate,
             include_clean=include_clean,
+            noise=noise,
+            noise_scale=noise_scale,
         )
         method, facts = Method(config), loaded_model(model, tokenizer).facts
         method.check(facts)

@@ -34,6 +34,7 @@ def gumbel(
     layer: int,
     positions: Sequence[int] | Tensor,
     n_experts: int,
+    antithetic: bool = False,
 ) -> Tensor:
     """Keyed Gumbel(0, 1) noise, float32 [positions, n_experts] (equation 1 of the RoE paper).
 
@@ -45,6 +46,8 @@ def gumbel(
         layer: number of the MoE layer, from 0.
         positions: indices of the input tokens in the unpadded sequence.
         n_experts: number of experts of the layer.
+        antithetic: whether rows 2j-1 and 2j share their uniform number: row 2j has the noise `-log(-log(1 - u))` with
+            the u of row 2j-1. Odd rows do not change.
 
     The hash works on 64-bit integers that wrap around. With `mix` the finalizer of SplitMix64
     (`z ^= z >>> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >>> 27; z *= 0x94D049BB133111EB; z ^= z >>> 31`), it starts at 0
@@ -55,7 +58,7 @@ def gumbel(
     position_T = torch.as_tensor(positions, dtype=torch.int64)
     document_T, repeat_T, row_T = (torch.full_like(position_T, value) for value in (document, repeat, row))
     layer_L = torch.tensor([layer], device=position_T.device)
-    return gumbel_for_tokens(seed, document_T, repeat_T, row_T, position_T, layer_L, n_experts)[0]
+    return gumbel_for_tokens(seed, document_T, repeat_T, row_T, position_T, layer_L, n_experts, antithetic)[0]
 
 
 def gumbel_for_tokens(
@@ -66,15 +69,19 @@ def gumbel_for_tokens(
     position_T: Tensor,
     layer_L: Tensor,
     n_experts: int,
+    antithetic: bool = False,
 ) -> Tensor:
     """`gumbel` for T tokens, each with its own key, and L layers at once: float32 [L, T, n_experts]."""
+    mirrored_T = (row_T > 0) & (row_T % 2 == 0) & antithetic
+    row_T = row_T - mirrored_T.long()
     hash_T = _absorb(torch.zeros_like(document_T), torch.full_like(document_T, seed))
     for value_T in (document_T, repeat_T, row_T):
         hash_T = _absorb(hash_T, value_T)
     hash_LT = _absorb(_absorb(hash_T[None], layer_L[:, None]), position_T[None])
     expert_E = torch.arange(n_experts, device=document_T.device)
-    bits_LTE = _absorb(hash_LT[..., None], expert_E)
-    uniform_LTE = (_shift(bits_LTE, 11).double() + 0.5) * 2.0**-53
+    k_LTE = _shift(_absorb(hash_LT[..., None], expert_E), 11)
+    k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
+    uniform_LTE = (k_LTE.double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform_LTE)).float()
 
 

@@ -29,7 +29,11 @@ _CHOICES = {
     "prefill": ("noisy", "clean"),
     "weights": ("clean", "perturbed"),
     "aggregate": ("probabilities", "logits"),
+    "noise": ("gumbel", "antithetic"),
+    "noise_scale": ("constant", "margin"),
 }
+_LATER = {"noise": "gumbel", "noise_scale": "constant"}
+"""Keys that are part of a run's identity at other values only: results that are older than the key keep their ids."""
 
 
 class RoE(Method):
@@ -56,6 +60,10 @@ class RoE(Method):
         weights: str = "clean"
         aggregate: str = "probabilities"
         include_clean: bool = True
+        noise: str = "gumbel"
+        """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
+        noise_scale: str = "constant"
+        """With margin, temperatures are multiplied by the router's own margin (`choice_margin`)."""
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
@@ -134,7 +142,9 @@ class RoE(Method):
         }
         replaced = ("temperature", "skip_layers")
         return {
-            key: value for key, value in super().identity(facts).items() if key not in replaced
+            key: value
+            for key, value in super().identity(facts).items()
+            if key not in replaced and not (key in _LATER and value == _LATER[key])
         } | resolved
 
     @contextmanager
@@ -154,10 +164,16 @@ class RoE(Method):
         from moe_lab.routing import GumbelTopK
 
         settings = self.config
-        routing = GumbelTopK(temperatures, seed, settings.weights == "perturbed") if settings.n > 1 else None
+        routing = GumbelTopK(
+            temperatures,
+            seed,
+            settings.weights == "perturbed",
+            antithetic=settings.noise == "antithetic",
+            margin_scaled=settings.noise_scale == "margin",
+        )
         return Ensemble(
             n=settings.n,
-            routing=routing,
+            routing=routing if settings.n > 1 else None,
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WITHOUT_FLOAT64 = frozenset({"mps"})
+"""Types of devices that have no float64. Their noise is computed in float32 (`_gumbel_in_float32`)."""
+
 _GOLDEN = (
     -7046029254386353131
 )  # 0x9E3779B97F4A7C15, the odd integer nearest to 2**64 / golden ratio, as int64
@@ -53,7 +56,8 @@ def gumbel(
     (`z ^= z >>> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >>> 27; z *= 0x94D049BB133111EB; z ^= z >>> 31`), it starts at 0
     and takes in seed, document, repeat, row, layer, position and expert, in this order, by
     `h = mix((h ^ value) + 0x9E3779B97F4A7C15)`. The upper 53 bits k of the result give the uniform number
-    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64.
+    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in
+    float64. Where the device has none, it is computed in float32 and differs by at most 3e-7 * max(1, |noise|).
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
     document_T, repeat_T, row_T = (torch.full_like(position_T, value) for value in (document, repeat, row))
@@ -81,8 +85,20 @@ def gumbel_for_tokens(
     expert_E = torch.arange(n_experts, device=document_T.device)
     k_LTE = _shift(_absorb(hash_LT[..., None], expert_E), 11)
     k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
+    if document_T.device.type in WITHOUT_FLOAT64:
+        return _gumbel_in_float32(k_LTE)
     uniform_LTE = (k_LTE.double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform_LTE)).float()
+
+
+def _gumbel_in_float32(k: Tensor) -> Tensor:
+    """`-log(-log(u))` of `u = (k + 0.5) / 2**53` in float32 alone, to 3e-7 * max(1, |value|).
+
+    Where u is above 1/2, float32 has no digits left for it. There 1 - u is computed, whose k is 2**53 - 1 - k.
+    """
+    small = k < 2**52
+    part = (torch.where(small, k, 2**53 - 1 - k).float() + 0.5) * 2.0**-53
+    return -torch.log(torch.where(small, -torch.log(part), -torch.log1p(-part)))
 
 
 def _absorb(hash_: Tensor, value: Tensor) -> Tensor:

@@ -119,6 +119,8 @@ ROE_CHANGES: dict[str, dict[str, Any]] = {
     "weights": {"weights": "perturbed"},
     "aggregate": {"aggregate": "logits"},
     "include_clean": {"include_clean": False},
+    "noise": {"noise": "antithetic"},
+    "noise_scale": {"noise_scale": "margin"},
 }
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from moe_lab.results.paired import paired
 from moe_lab.results.samples import Values, aggregation, metric_values
-from moe_lab.results.statistics import Aggregate, interval_of_difference, paired
+from moe_lab.results.statistics import Aggregate, interval_of_difference
 
 SCORES = "scores"
 Samples = dict[str, list[dict[str, Any]]]

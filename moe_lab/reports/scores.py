@@ -52,6 +52,8 @@ class Score:
     difference_interval: tuple[float, float] | None = None
     difference_seed_interval: tuple[float, float] | None = None
     p_mcnemar: float | None = None
+    p_randomization: float | None = None
+    """Of a score of one run that is not made of 0 and 1."""
     p_seeds: float | None = None
     """Of a mean over seeds: the larger p of the tests over seeds and over documents, so that both must tell it."""
     p_holm: float | None = None
@@ -62,8 +64,9 @@ class Score:
 
     @property
     def p(self) -> float | None:
-        """The p of its difference: McNemar's, or that of a mean over seeds."""
-        return self.p_mcnemar if self.p_mcnemar is not None else self.p_seeds
+        """The p of its difference: McNemar's, the randomization test's, or that of a mean over seeds."""
+        tests = (self.p_mcnemar, self.p_randomization, self.p_seeds)
+        return next((p for p in tests if p is not None), None)
 
 
 def scores_of(results: dict[str, Any], metric: str | None = None) -> list[Score]:
@@ -182,6 +185,7 @@ def _named_score(results: dict[str, Any], block: dict[str, Any], name: str, metr
         difference=(won - lost) / total,
         difference_interval=tango(won, lost, total) if total > 1 else None,
         p_mcnemar=mcnemar(won, lost),
+        p_randomization=None,
         flips=(won, lost),
     )
 
@@ -207,6 +211,7 @@ def _score(results: dict[str, Any], block: dict[str, Any], task: str, metric: st
         difference=_number(paired.get("difference")),
         difference_interval=pair(paired.get("ci95")),
         p_mcnemar=_number(paired.get("p_mcnemar")),
+        p_randomization=_number(paired.get("p_randomization")),
         flips=None if paired.get("to_right") is None else (paired["to_right"], paired["to_wrong"]),
         marks=marks_of(block, task, metric),
     )

@@ -64,11 +64,13 @@ def randomization_test(
 
     Under the null hypothesis each document's two values may be swapped. p is the share of random swaps whose
     difference is at least as far from 0 as the observed one, which counts as one of them. For 0/1 scores McNemar's
-    test is the exact form of it.
+    test is the exact form of it. Perplexities are tested by their log-likelihoods.
 
     Args:
         aggregate: the function from the documents' values to the score; None is the mean.
     """
+    if aggregate is not None and (both := log_likelihoods(values, baseline, aggregate)):
+        return randomization_test(*both)
     differences = (
         _swapped_sums(values, baseline)
         if aggregate is None
@@ -77,6 +79,24 @@ def randomization_test(
     observed, swapped = abs(differences[0]), np.abs(differences[1:])
     rounding = 1e-12 * max(observed, float(swapped.max(initial=0.0)))
     return float((1 + np.sum(~(swapped < observed - rounding))) / len(differences))  # 1 where a value is NaN
+
+
+def log_likelihoods(
+    values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate
+) -> tuple[list[float], list[float]] | None:
+    """The documents' log-likelihoods, where `aggregate` is a perplexity of lm-eval; else None.
+
+    The sum of both runs' log-likelihoods stays the same whatever is swapped, and both have the same words. The distance
+    of two perplexities then grows with that of the log-likelihoods, so that a test of either has the same p.
+    """
+    name = getattr(aggregate, "__name__", "")
+    if name == "perplexity":
+        return list(values), list(baseline)
+    if name not in ("weighted_perplexity", "bits_per_byte"):
+        return None
+    if any(mine[1] != theirs[1] for mine, theirs in zip(values, baseline, strict=True)):
+        return None
+    return [likelihood for likelihood, _ in values], [likelihood for likelihood, _ in baseline]
 
 
 def _swapped_sums(values: Sequence[Any], baseline: Sequence[Any]) -> np.ndarray:

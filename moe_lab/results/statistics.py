@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 2
+VERSION = 3
 """Version of the methods here. Intervals of another version are computed again from the stored answers."""
 LEVEL = 0.95
 RESAMPLES = 2000
@@ -51,42 +51,6 @@ def interval_of_mean(samples: Sequence[Sequence[Any]], aggregate: Aggregate | No
 def bootstrap_interval(values: Any) -> Interval:
     """95% expanded percentile interval of the mean of at least two documents' values."""
     return _percentiles(_resampled_means(values), len(values))
-
-
-def paired(
-    values: Sequence[Any],
-    baseline: Sequence[Any],
-    aggregate: Aggregate | None = None,
-    *,
-    lower_is_better: bool = False,
-) -> dict[str, Any]:
-    """The difference `values` minus `baseline` over the same documents, in the same order.
-
-    Returns {"n", "difference", "ci95", "p_mcnemar", "to_right", "to_wrong"}. For 0/1 scores `p_mcnemar` is the exact p
-    of McNemar's test and the last two count the documents that changed, 0 being right with `lower_is_better`; for other
-    scores they are null.
-    """
-    if len(values) != len(baseline):
-        raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
-    mean = aggregate or _mean
-    ci = interval_of_difference([values], [baseline], aggregate)
-    result: dict[str, Any] = {
-        "n": len(values),
-        "difference": float(mean(list(values))) - float(mean(list(baseline))),
-        "ci95": list(ci) if ci else None,
-        "p_mcnemar": None,
-        "to_right": None,
-        "to_wrong": None,
-    }
-    if aggregate is None and is_binary(values) and is_binary(baseline):
-        right, wrong = (
-            sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
-            for pair in ((values, baseline), (baseline, values))
-        )
-        if lower_is_better:
-            right, wrong = wrong, right
-        result |= {"p_mcnemar": mcnemar(right, wrong), "to_right": right, "to_wrong": wrong}
-    return result
 
 
 def interval_of_difference(
@@ -242,7 +206,3 @@ def _normal_quantile() -> float:
     from scipy.stats import norm
 
     return float(norm.ppf((1 + LEVEL) / 2))
-
-
-def _mean(values: list[Any]) -> float:
-    return float(np.mean(values))

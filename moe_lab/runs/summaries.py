@@ -13,7 +13,7 @@ import numpy as np
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.folder import version_marks
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
-from moe_lab.results.significance import p_over_documents, p_over_seeds
+from moe_lab.results.significance import log_likelihoods, p_over_documents, p_over_seeds
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,
@@ -132,13 +132,27 @@ def _difference(
         "mean": mean,
         "difference": float(np.mean(scores)) - mean,
         "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
-        "difference_p_documents": None if aggregate else p_over_documents(_by_document(by_document, values)),
+        "difference_p_documents": _p_over_documents(by_document, values, aggregate),
     }
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
     return difference | {
         "difference_ci95_seeds": over_seeds(by_seed)["ci95"],
         "difference_p_seeds": p_over_seeds(by_seed),
     }
+
+
+def _p_over_documents(
+    values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
+) -> float | None:
+    """Of a perplexity it is that of its log-likelihoods. None for another score that is no mean over documents."""
+    if aggregate is not None:
+        first = values[0]
+        both = [log_likelihoods(run, first, aggregate) for run in (*values, *others)]
+        if any(one is None for one in both):
+            return None
+        runs = [one[0] for one in both if one is not None]
+        values, others = runs[: len(values)], runs[len(values) :]
+    return p_over_documents(_by_document(values, others))
 
 
 def _by_document(values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> list[float]:

@@ -22,7 +22,6 @@ from moe_lab.results.statistics import (
     interval_of_mean,
     interval_of_mean_of_tasks,
     over_seeds,
-    paired,
 )
 
 Experiment = Callable[[np.random.Generator, int], tuple[float, Interval]]
@@ -54,15 +53,15 @@ def paired_accuracy(random: np.random.Generator, n: int) -> tuple[float, Interva
 
 def paired_continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     base = random.gamma(2.0, 5.0, n)
-    return 0.1, paired((base + random.normal(0.1, 1, n)).tolist(), base.tolist())["ci95"]
+    return 0.1, interval_of_difference([(base + random.normal(0.1, 1, n)).tolist()], [base.tolist()])
 
 
 def paired_perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     words = random.integers(20, 200, n)
     base = words * random.normal(2, 0.4, n)
     changed = base + words * random.normal(-0.02, 0.1, n)
-    pairs = [[(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base)]
-    return math.exp(1.98) - math.exp(2), paired(*pairs, weighted_perplexity)["ci95"]
+    mine, theirs = ([(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base))
+    return math.exp(1.98) - math.exp(2), interval_of_difference([mine], [theirs], weighted_perplexity)
 
 
 def _over_seeds(random: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, float]:

@@ -12,6 +12,7 @@ from moe_lab.results.significance import (
     SLOW_SWAPS,
     SWAPS,
     holm,
+    log_likelihoods,
     p_over_documents,
     p_over_seeds,
     randomization_test,
@@ -63,18 +64,44 @@ def test_for_right_and_wrong_it_is_mcnemars() -> None:
 
 
 def test_a_score_that_is_no_mean() -> None:
+    random = np.random.default_rng(2)
+    baseline = list(random.normal(0, 1, 31))
+    assert randomization_test([value + 1 for value in baseline], baseline, np.median) == 1 / (SLOW_SWAPS + 1)
+    assert randomization_test(baseline, baseline, np.median) == 1.0
+    assert randomization_test(baseline[1:] + baseline[:1], baseline, np.median) > 0.05
+
+
+@pytest.mark.parametrize("name", ["weighted_perplexity", "bits_per_byte", "perplexity"])
+def test_a_perplexity_is_tested_as_all_its_swaps_are(name: str) -> None:
+    """The p of the log-likelihoods is that of the perplexities themselves, over all swaps of nine documents."""
+    from lm_eval.api.registry import aggregation_registry
+
+    aggregate = aggregation_registry[name]
+    random = np.random.default_rng(4)
+    words = random.integers(5, 40, 9)
+    runs = [-words * random.normal(level, 0.1, 9) for level in (1.5, 1.47)]
+    if name == "perplexity":
+        mine, theirs = (list(run / 20) for run in runs)
+    else:
+        mine, theirs = (list(zip(run.tolist(), words.tolist(), strict=True)) for run in runs)
+    differences = []
+    for swap in product((0, 1), repeat=9):
+        sides = [
+            [(one, other)[side ^ swapped] for one, other, swapped in zip(mine, theirs, swap, strict=True)]
+            for side in (0, 1)
+        ]
+        differences.append(abs(aggregate(sides[0]) - aggregate(sides[1])))
+    p = np.mean(np.asarray(differences) >= differences[0] * (1 - 1e-9))
+    assert 0.01 < p < 0.5
+    found = randomization_test(mine, theirs, aggregate)
+    assert found == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
+
+
+def test_a_perplexity_over_other_words_has_no_log_likelihoods() -> None:
     from lm_eval.api.metrics import weighted_perplexity
 
-    random = np.random.default_rng(2)
-    words = random.integers(5, 40, 30)
-    baseline = [(-1.5 * count, count) for count in words]
-    better = [
-        (-1.4 * count + noise, count) for count, noise in zip(words, random.normal(0, 0.1, 30), strict=True)
-    ]
-    assert randomization_test(better, baseline, weighted_perplexity) == 1 / (SLOW_SWAPS + 1)
-    assert randomization_test(baseline, baseline, weighted_perplexity) == 1.0
-    other = baseline[1:] + baseline[:1]
-    assert randomization_test(other, baseline, weighted_perplexity) > 0.05
+    assert log_likelihoods([(-1.0, 2)], [(-1.0, 3)], weighted_perplexity) is None
+    assert log_likelihoods([(-1.0, 2)], [(-1.0, 2)], max) is None
 
 
 def test_it_is_seeded() -> None:

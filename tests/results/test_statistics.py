@@ -12,7 +12,6 @@ from moe_lab.results.statistics import (
     is_binary,
     mcnemar,
     over_seeds,
-    paired,
     tango,
 )
 
@@ -55,7 +54,7 @@ def test_bootstrap_uses_the_tasks_own_aggregation() -> None:
 
 def test_too_few_documents_have_no_interval() -> None:
     assert interval([1.0]) is None
-    assert paired([1.0], [0.0])["ci95"] is None
+    assert interval_of_difference([[1.0]], [[0.0]]) is None
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,6 @@ def test_too_few_documents_have_no_interval() -> None:
 )
 def test_mcnemar(gained: int, lost: int, p: float) -> None:
     assert mcnemar(gained, lost) == pytest.approx(p, abs=1e-6)
-    values = [1.0] * gained + [0.0] * lost + [1.0, 0.0]
-    before = [0.0] * gained + [1.0] * lost + [1.0, 0.0]
-    assert paired(values, before)["p_mcnemar"] == mcnemar(gained, lost)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def test_tango(gained: int, lost: int, n: int, low: float, high: float) -> None:
     assert tango(gained, lost, n) == pytest.approx((low, high), abs=5e-4)
     values = [1.0] * gained + [0.0] * (n - gained)
     before = [0.0] * gained + [1.0] * lost + [0.0] * (n - gained - lost)
-    assert paired(values, before)["ci95"] == pytest.approx(tango(gained, lost, n), abs=1e-12)
+    assert interval_of_difference([values], [before]) == pytest.approx(tango(gained, lost, n), abs=1e-12)
     swapped = tango(lost, gained, n)
     assert swapped == pytest.approx((-tango(gained, lost, n)[1], -tango(gained, lost, n)[0]), abs=1e-9)
 
@@ -108,38 +104,6 @@ def test_tango_inverts_the_score_test(gained: int, lost: int, n: int) -> None:
         best = q[np.nanargmax(sum(terms))]
         statistic = (gained - lost - n * d) / np.sqrt(n * (2 * best + d - d**2))
         assert side * statistic == pytest.approx(1.959964, rel=1e-3)
-
-
-def test_paired_difference() -> None:
-    values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
-    result = paired(values, before)
-    assert result["n"] == 100 and result["difference"] == pytest.approx(0.1)
-    assert result["p_mcnemar"] == pytest.approx(2 * 0.5**10)
-    low, high = result["ci95"]
-    assert 0.03 < low < 0.1 < high < 0.18
-    same = paired(values, values)
-    unchanged = {"to_right": 0, "to_wrong": 0}
-    assert same.pop("ci95") == pytest.approx(tango(0, 0, 100))
-    assert same == {"n": 100, "difference": 0.0, "p_mcnemar": 1.0} | unchanged
-
-
-def test_flips_are_counted_both_ways() -> None:
-    result = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0])
-    assert (result["to_right"], result["to_wrong"]) == (2, 1)
-    lower = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0], lower_is_better=True)
-    assert lower == result | {"to_right": result["to_wrong"], "to_wrong": result["to_right"]}
-    assert paired([0.5, 0.1], [0.2, 0.3])["to_right"] is None
-
-
-def test_pairing_is_tighter_than_two_intervals() -> None:
-    noise = np.random.default_rng(1).normal(0, 5, size=200)
-    result = paired(list(noise + 1), list(noise))
-    assert result["ci95"] == pytest.approx([1, 1]) and result["p_mcnemar"] is None
-
-
-def test_unequal_documents_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be paired"):
-        paired([1.0, 0.0], [1.0])
 
 
 def test_over_seeds() -> None:
@@ -180,10 +144,8 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
     rows = [list(base + 0.5 + random.normal(0, 0.1, size=200)) for _ in range(3)]
     found = interval_of_difference(rows, [list(base)])
     assert found is not None and found[0] < 0.5 < found[1] and found[1] - found[0] < 0.05
-    assert interval_of_difference(rows[:1], [list(base)]) == tuple(paired(rows[0], list(base))["ci95"])
     by_median = interval_of_difference(rows, [list(base)], lambda values: float(np.median(values)))
     assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
-    assert interval_of_difference([[1.0]], [[0.0]]) is None
     others = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
     shifted = interval_of_difference(rows, others)
     assert shifted == pytest.approx((found[0] - 0.1, found[1] - 0.1))

@@ -74,14 +74,14 @@ def _verdict(score: Mapping[str, Any], evaluations: Mapping[str, Any], several: 
         baseline=score["a"],
         difference=score["difference"],
         difference_interval=None if score["ci95"] is None else tuple(score["ci95"]),
-        p_mcnemar=score["p"],
+        p_mcnemar=None if flips is None else score["p"],
+        p_randomization=score["p"] if flips is None else None,
         p_holm=score["p_holm"],
         flips=flips,
         marks=tuple(other["marks"]),
     )
-    test = "McNemar's" if flips is not None else "randomization test's"
     name = f"{_name(other)} on {score['task']}"
-    return made_verdict(name, compared, score["verdict"], several, _name(evaluations["a"]), test)
+    return made_verdict(name, compared, score["verdict"], several, _name(evaluations["a"]))
 
 
 def _flips(

@@ -71,10 +71,15 @@ def plain(value: float | None) -> str:
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals (four digits for a large number), with a minus sign; empty for a number that does not exist."""
+    """Four decimals, with a minus sign; two digits of what they would round to 0, four of a large number.
+
+    Empty for a number that does not exist.
+    """
     if value is None:
         return ""
-    return f"{value:{'+' if sign else ''}{'.4f' if abs(value) < 1000 else '.4g'}}".replace("-", "\u2212")
+    size = abs(value)
+    digits = ".1e" if 0 < size < 0.00005 else ".4f" if size < 1000 else ".4g"
+    return f"{value:{'+' if sign else ''}{digits}}".replace("-", "\u2212")
 
 
 def interval(bounds: Any, sign: bool = False) -> str:

@@ -139,7 +139,7 @@ def _row(score: Score, label: str) -> dict[str, Any]:
         "difference": number(score.difference, True).replace("\u2212", "-"),
         "difference low": number(below, True).replace("\u2212", "-"),
         "difference high": number(above, True).replace("\u2212", "-"),
-        "p": "" if score.p_mcnemar is None else f"{score.p_mcnemar:.3g}",
+        "p": "" if score.p is None else f"{score.p:.3g}",
         "marks": " ".join(score.marks),
     }
 

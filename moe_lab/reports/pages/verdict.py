@@ -36,9 +36,8 @@ class Verdict:
 def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts on scores of one page; none on those that are not compared with the untouched model.
 
-    McNemar's p, or that of a mean over seeds, decides where there is one, corrected by Holm for the number of such
-    comparisons. A mean over seeds without a p is not told from chance. Of another score the interval of the difference
-    decides: it is told from chance where the interval leaves out 0.
+    The p of each decides, corrected by Holm for their number. A mean over seeds without a p is not told from chance.
+    Expert metrics of one run have no p: the interval of the difference decides, which leaves out 0 where it is told.
     """
     found = [one for one in compared if one.score.difference is not None]
     scores = corrected([one.score for one in found])
@@ -60,16 +59,14 @@ def made_verdict(
     outcome: str,
     several: bool,
     against: str = UNTOUCHED,
-    test: str = "McNemar's",
 ) -> Verdict:
     """A verdict with its sentences.
 
     Args:
         several: whether the page has several p, so that Holm's stands beside each.
         against: what the score's baseline is.
-        test: the test that its p is of.
     """
-    text = f"{name}: {_numbers(score, several, against, test)} {_conclusion(score, outcome)}"
+    text = f"{name}: {_numbers(score, several, against)} {_conclusion(score, outcome)}"
     return Verdict(name, score, outcome, text)
 
 
@@ -84,7 +81,7 @@ def _told(score: Score) -> bool:
     return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
 
 
-def _numbers(score: Score, several: bool, against: str, test: str) -> str:
+def _numbers(score: Score, several: bool, against: str) -> str:
     """Both scores, the difference with its interval, and where it comes from."""
     rate = score.flips is not None
     show = percent if rate else number
@@ -99,10 +96,15 @@ def _numbers(score: Score, several: bool, against: str, test: str) -> str:
     if score.flips is not None:
         text += f". {_turned(score.flips[0], 'right')} and {score.flips[1]:,} wrong"
     if score.p is not None:
-        test = test if score.p_seeds is None else "over seeds and documents,"
         by_holm = f", {score.p_holm:.2g} by Holm" if several and score.p_holm is not None else ""
-        text += f" ({test} p = {score.p:.2g}{by_holm})"
+        text += f" ({_test(score)} p = {score.p:.2g}{by_holm})"
     return text + "."
+
+
+def _test(score: Score) -> str:
+    if score.p_mcnemar is not None:
+        return "McNemar's"
+    return "randomization test's" if score.p_randomization is not None else "over seeds and documents,"
 
 
 def _turned(count: int, side: str) -> str:

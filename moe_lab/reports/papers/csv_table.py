@@ -2,7 +2,8 @@
 
 `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over
 documents (of a number of one training over its held-out rows), `seed_low` and `seed_high` that over seeds; `p_holm` is
-`p_mcnemar`, or the `p_seeds` of a mean over seeds, corrected for all comparisons of the table; `without_neighbour`
+`p_mcnemar`, the `p_randomization` of a score that is not made of 0 and 1, or the `p_seeds` of a mean over seeds,
+corrected for all comparisons of the table; `without_neighbour`
 counts the questions of a C3PO run that had no neighbour; `run_id` lists the runs of all seeds, `study` is the folder of
 the study that tuned them. Averages come last. Runs that a run is compared with beside base (`compared` of results.json)
 have columns of their own.
@@ -28,6 +29,7 @@ COMPARED_COLUMNS = (
     "difference_seed_low",
     "difference_seed_high",
     "p_mcnemar",
+    "p_randomization",
     "p_seeds",
     "p_holm",
 )
@@ -80,7 +82,8 @@ def _comparison(score: Score | None) -> dict[str, Any]:
         return {}
     intervals = (score.difference_interval, score.difference_seed_interval)
     limits = [limit for one in intervals for limit in one or (None, None)]
-    numbers = (score.difference, *limits, score.p_mcnemar, score.p_seeds, score.p_holm)
+    tests = (score.p_mcnemar, score.p_randomization, score.p_seeds, score.p_holm)
+    numbers = (score.difference, *limits, *tests)
     return dict(zip(COMPARED_COLUMNS, numbers, strict=True))
 
 

@@ -15,8 +15,9 @@ from moe_lab.results.statistics import Interval, interval_of_mean_of_tasks, over
 def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
 
-    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. McNemar's test compares two runs, so `p_mcnemar` is
-    None; `p_seeds` is the larger p of the tests over seeds and over documents. Expert metrics have the first alone.
+    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p_mcnemar` and `p_randomization` compare two runs
+    and are None; `p_seeds` is the larger p of the tests over seeds and over documents. Expert metrics have the first
+    alone.
     """
     first = scores[0]
     mean = summary.get(first.task, {}).get(first.metric, {})
@@ -42,6 +43,7 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         difference_interval=pair(mean.get("difference_ci95_documents")),
         difference_seed_interval=pair(moved["ci95"]),
         p_mcnemar=None,
+        p_randomization=None,
         p_seeds=None if tests[1] is None else max(p for p in tests if p is not None),
         flips=None,
         marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
@@ -72,6 +74,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
             [score.difference for score in known], [score.difference_interval for score in known]
         ),
         p_mcnemar=None,
+        p_randomization=None,
         p_seeds=None,
         flips=None,
         marks=tuple(dict.fromkeys(mark for score in known for mark in score.marks)),

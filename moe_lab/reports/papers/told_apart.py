@@ -14,7 +14,7 @@ Place = tuple[tuple[str, ...], str | None]
 
 OVER_SEEDS = (
     "; of a mean over seeds it is the larger p of two: Student's paired test over the seeds, and the randomization "
-    "test over the documents, which expert metrics and scores that are no mean over documents do not have; there is "
+    "test over the documents, which expert metrics do not have; there is "
     "no p where all seeds have the same difference"
 )
 
@@ -44,10 +44,12 @@ def correction_note(scores: Iterable[Score]) -> list[str]:
     tests = count_tests(scores)
     if not tests:
         return []
-    of_seeds = any(score.p_seeds is not None for score in scores)
-    own = "p" if of_seeds else "McNemar's p"
-    how = own if tests == 1 else f"{own}, corrected by Holm for the table's {tests} comparisons,"
-    what = "p is of McNemar's test" + (OVER_SEEDS if of_seeds else "")
+    what = "p is of McNemar's test"
+    if any(score.p_randomization is not None for score in scores):
+        what += ", or of the randomization test where scores are not 0 or 1"
+    if any(score.p_seeds is not None for score in scores):
+        what += OVER_SEEDS
+    how = "p" if tests == 1 else f"p, corrected by Holm for the table's {tests} comparisons,"
     return [f"{what}. Bold differences are told from chance: {how} is below {ALPHA}.", ""]
 
 

@@ -59,8 +59,8 @@ def explained(other: str) -> dict[str, str]:
         "n": "documents.",
         "value": "the metric; rates are fractions.",
         "difference": f"value minus that of {other} on the same documents.",
-        P: f"McNemar's exact test; below {ALPHA} the difference is told from chance.",
-        HOLM: f"McNemar's, corrected for all rows; below {ALPHA} it is told from chance.",
+        P: f"McNemar's test or, not of 0 and 1, by randomization; below {ALPHA} told from chance.",
+        HOLM: f"the same, corrected for all rows; below {ALPHA} it is told from chance.",
         "flips": f"+ wrong in {other} and right here, - the other way round.",
     }
 
@@ -116,8 +116,8 @@ def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = 
 
 
 def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
-    several = sum(row.p_mcnemar is not None for row in rows) > 1
-    p_values = [row.p_holm if several else row.p_mcnemar for row in rows]
+    several = sum(row.p is not None for row in rows) > 1
+    p_values = [row.p_holm if several else row.p for row in rows]
     flips = ["-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
     difference = {
         "difference": [number(row.difference, sign=True) for row in rows],

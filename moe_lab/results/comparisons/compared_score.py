@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moe_lab.results.significance import ALPHA, randomization_test
-from moe_lab.results.statistics import Aggregate, Interval, paired
+from moe_lab.results.paired import paired
+from moe_lab.results.significance import ALPHA
+from moe_lab.results.statistics import Aggregate, Interval
 
 MCNEMAR, RANDOMIZATION = "McNemar", "randomization"
 
@@ -79,7 +80,7 @@ def compared_score(
     mine, theirs = [value for value, _ in values], [value for _, value in values]
     found = paired(theirs, mine, aggregate, lower_is_better=higher_is_better is False)
     binary = found["to_right"] is not None
-    p = found["p_mcnemar"] if binary else randomization_test(theirs, mine, aggregate)
+    p = found["p_mcnemar" if binary else "p_randomization"]
     score = aggregate or (lambda each: float(sum(each)) / len(each))
     return ComparedScore(
         other=other,

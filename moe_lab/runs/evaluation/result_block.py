@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.results.paired import paired
 from moe_lab.results.samples import Values, aggregation, metric_values, reported
-from moe_lab.results.statistics import VERSION, interval, paired
+from moe_lab.results.statistics import VERSION, interval
 from moe_lab.results.versions import SCHEMA_VERSION, versions
 
 if TYPE_CHECKING:

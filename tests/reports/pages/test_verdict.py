@@ -49,6 +49,8 @@ def test_the_sentences_can_be_quoted():
         ({"p_mcnemar": 0.01, "difference": -0.03}, False, WORSE),
         ({"p_mcnemar": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_TOLD),
         ({"p_mcnemar": None, "difference_interval": (0.01, 0.05)}, False, BETTER),
+        ({"p_mcnemar": None, "p_randomization": 0.04}, False, BETTER),
+        ({"p_mcnemar": None, "p_randomization": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_TOLD),
         ({"p_mcnemar": None, "difference_interval": (-0.05, -0.01), "difference": -0.03}, True, BETTER),
         ({"p_mcnemar": None, "difference_interval": None}, False, NOT_TOLD),
         ({"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3}, False, NOT_TOLD),

@@ -64,7 +64,7 @@ def test_bold_is_what_is_told_from_chance():
 def test_one_comparison_needs_no_correction():
     text = markdown(TABLE, "paper", [cell("one", 0.04)])
     assert "**+0.1000 [+0.0500, +0.1500]** (p=0.04) |" in text
-    assert "Bold differences are told from chance: McNemar's p is below 0.05." in text
+    assert "Bold differences are told from chance: p is below 0.05." in text
     assert "Bold" not in markdown(TABLE, "paper", [cell("one", None)])
 
 

@@ -1,0 +1,71 @@
+"""Breaks if two runs on the same documents are not compared document by document, by the test of their scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
+
+from moe_lab.results.paired import paired
+from moe_lab.results.significance import randomization_test
+from moe_lab.results.statistics import mcnemar, tango
+
+
+def test_paired_difference() -> None:
+    values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
+    result = paired(values, before)
+    assert result["n"] == 100 and result["difference"] == pytest.approx(0.1)
+    assert result["p_mcnemar"] == pytest.approx(2 * 0.5**10)
+    low, high = result["ci95"]
+    assert 0.03 < low < 0.1 < high < 0.18
+    assert result["p_randomization"] is None
+    same = paired(values, values)
+    unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0}
+    assert same.pop("ci95") == pytest.approx(tango(0, 0, 100))
+    assert same == {"n": 100, "difference": 0.0, "p_mcnemar": 1.0} | unchanged
+
+
+def test_flips_are_counted_both_ways() -> None:
+    result = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0])
+    assert (result["to_right"], result["to_wrong"]) == (2, 1)
+    lower = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0], lower_is_better=True)
+    assert lower == result | {"to_right": result["to_wrong"], "to_wrong": result["to_right"]}
+    assert paired([0.5, 0.1], [0.2, 0.3])["to_right"] is None
+
+
+def test_pairing_is_tighter_than_two_intervals() -> None:
+    noise = np.random.default_rng(1).normal(0, 5, size=200)
+    result = paired(list(noise + 1), list(noise))
+    assert result["ci95"] == pytest.approx([1, 1]) and result["p_mcnemar"] is None
+
+
+def test_unequal_documents_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired([1.0, 0.0], [1.0])
+
+
+def test_the_p_of_right_and_wrong_is_mcnemars() -> None:
+    values, before = [1.0] * 8 + [0.0] * 2 + [1.0, 0.0], [0.0] * 8 + [1.0] * 2 + [1.0, 0.0]
+    assert paired(values, before)["p_mcnemar"] == mcnemar(8, 2)
+
+
+def test_the_p_of_other_scores_is_that_of_random_swaps() -> None:
+    random = np.random.default_rng(0)
+    before = list(random.normal(0, 1, 40))
+    values = [value + change for value, change in zip(before, random.normal(0.1, 0.3, 40), strict=True)]
+    found = paired(values, before)
+    assert (found["p_mcnemar"], found["to_right"]) == (None, None)
+    assert found["p_randomization"] == randomization_test(values, before)
+
+
+def test_a_perplexity_is_told_where_nearly_all_documents_agree() -> None:
+    random = np.random.default_rng(3)
+    words = random.integers(5, 40, 50).tolist()
+    before = [(-1.5 * count, count) for count in words]
+    better = [(-1.49 * count, count) for count in words]
+    for aggregate in (weighted_perplexity, bits_per_byte):
+        assert paired(better, before, aggregate)["p_randomization"] == 1e-4
+    noise = [
+        (-1.5 * count + change, count) for count, change in zip(words, random.normal(0, 1, 50), strict=True)
+    ]
+    assert paired(noise, before, weighted_perplexity)["p_randomization"] > 0.05

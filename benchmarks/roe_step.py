@@ -45,7 +45,8 @@ def step_tokens(position: int) -> Tokens:
     """One token behind the past, different in every step so that no step is like another."""
     token = torch.randint(1, VOCAB, (1, 1))
     zero = torch.zeros(1, dtype=torch.long)
-    return Tokens(token, torch.tensor([[position]]), None, zero, noise_key_B=token[0], sample_index_B=zero)
+    at = torch.tensor([[position]])
+    return Tokens(token, at, None, zero, noise_key_B=token[0], sample_index_B=zero, most_logits=1)
 
 
 def steps(forward: EnsembleForward, cache: KVCache) -> Callable[[], None]:

@@ -17,7 +17,7 @@ UNTESTED = {
     "cli/launchers": "ray",
     "config": "catalog compose hydra_errors paths schema validators version",
     "engine": "engine hf kv_engine recurrent_engine tokenization",
-    "engine/forward": "batch ensemble forward layers observer token_hash",
+    "engine/forward": "batch ensemble layers observer token_hash",
     "engine/generation": "prefill prefix_cache",
     "engine/suffix": "recorder",
     "methods": "base hub_files prefix_tuning soft_prompt trainer training_method",

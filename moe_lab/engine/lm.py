@@ -222,6 +222,16 @@ class EngineLM(CountedHF):
         """Token ids of a whole prompt. That of an empty one is the beginning-of-text token."""
         return self._encoder.prompt(text, None)
 
+    def scored_pieces(self, kind: str, request: Request) -> list[ScoringRequest]:
+        """What is scored for one request, with the key of its noise: a continuation, or a text in its windows."""
+        if kind == "loglikelihood":
+            context, continuation = self.encode_pair(*request.args)
+            return [ScoringRequest(context, [continuation], document_key(context))]
+        return [
+            ScoringRequest(context, [continuation], document_key([*context, *continuation]))
+            for context, continuation in self._encoder.windows(request.args[0])
+        ]
+
     def count_tokens(self, kind: str, request: Request) -> int:
         """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""
         if kind == "loglikelihood":
@@ -262,11 +272,9 @@ class EngineLM(CountedHF):
         windows: list[ScoringRequest] = []
         text_of: list[int] = []
         for i, request in enumerate(requests):
-            for context, continuation in self._encoder.windows(request.args[0]):
-                windows.append(
-                    ScoringRequest(context, [continuation], document_key([*context, *continuation]))
-                )
-                text_of.append(i)
+            own = self.scored_pieces("loglikelihood_rolling", request)
+            windows += own
+            text_of += [i] * len(own)
         missing = Counter(text_of)
         total = [0.0] * len(requests)
         for i in set(range(len(requests))) - set(missing):

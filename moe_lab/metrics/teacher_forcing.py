@@ -146,6 +146,7 @@ def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
         logit_positions_M=torch.zeros(0, dtype=torch.long),
         noise_key_B=torch.zeros(B, dtype=torch.long),
         sample_index_B=torch.zeros(B, dtype=torch.long),
+        most_logits=0,
         real_BS=real_BS.to(device),
         names_BS=names_BS,
     )

@@ -19,9 +19,9 @@ from moe_lab.engine.forward.observer import Observer
 from moe_lab.metrics.by_document import without_arrays
 from moe_lab.metrics.entropies import entropies_of
 from moe_lab.metrics.metric import Selections
+from moe_lab.metrics.ratio import ratio
 from moe_lab.metrics.registry import intervention_metrics
 from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
-from moe_lab.results.statistics import LEVEL
 
 
 def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     pairs_GLEE, experts = counted.pairs_GLEE, counted.experts_of_layers
 
     def lost(policy: Observer) -> dict[str, Any]:
-        return _share(right_N - right_tokens(model, rows, policy), answers_N)
+        return ratio(right_N - right_tokens(model, rows, policy), answers_N)
 
     counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
     selections = Selections(counts_LE, experts, [counted.top_k[layer] for layer in sorted(counted.top_k)])
@@ -45,26 +45,8 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
         "rows": len(rows),
         "tokens": counted.tokens,
         "answer_tokens": int(answers_N.sum()),
-        "accuracy": _share(right_N, answers_N),
+        "accuracy": ratio(right_N, answers_N),
         **without_arrays(entropies_of(pairs_GLEE, experts))[0],
         **changed,
         "seconds": time.perf_counter() - start,
     }
-
-
-def _share(of_N: np.ndarray, tokens_N: np.ndarray) -> dict[str, Any]:
-    """The share of tokens over all rows, with the interval of a ratio over sampled rows (Cochran, 1977, 6.4).
-
-    The interval is Student's with the standard error of the rows' residuals.
-    """
-    total, N = int(tokens_N.sum()), len(tokens_N)
-    if not total:
-        return {"value": None, "ci95": None}
-    share = float(of_N.sum() / total)
-    if N < 2:
-        return {"value": share, "ci95": None}
-    from scipy.stats import t
-
-    error = float(np.std(of_N - share * tokens_N, ddof=1)) * N**0.5 / total
-    half = float(t.ppf((1 + LEVEL) / 2, N - 1)) * error
-    return {"value": share, "ci95": [share - half, share + half]}

@@ -71,6 +71,8 @@ class GumbelTopK:
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the noisy tokens of the next forward pass; None: no token."""
         self._told, self._tokens, self._noise_LNE = True, tokens, None
+        if tokens is not None:
+            self._decided += len(tokens.index) * len(self._noisy_layers)
 
     @property
     def decisions(self) -> tuple[int, int]:
@@ -124,7 +126,6 @@ class GumbelTopK:
         differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
         device = index_NK.device
         self._changed[device] = self._changed.get(device, 0) + differs_N.sum()
-        self._decided += differs_N.numel()
 
 
 def choice_margin(scores_NE: Tensor, index_NK: Tensor) -> Tensor:

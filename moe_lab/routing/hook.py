@@ -109,15 +109,15 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
     """Call `policy` at every routing decision of `model` inside the context.
 
     Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on exit, also after an
-    exception.
+    exception. A pass without gradients waits for no device.
 
     Args:
         first: the first MoE layer with the policy. Earlier layers need not run.
 
     Raises:
         ModelError: the model has no supported router, or one that decides for several tokens at once.
-        RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN.
-            Both messages name the module.
+        RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN,
+            which is found on exit, with gradients at once. Both messages name the module.
     """
     routers = require_routers(model)[first:]
     if reason := why_fixed(model):
@@ -132,6 +132,11 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
     handles.append(model.register_forward_hook(watch.finish))
     try:
         yield routers
+    except RoutingError:  # NaN logits of a router may be what others call NaN
+        watch.check_nan()
+        raise
+    else:
+        watch.check_nan()
     finally:
         for handle in handles:
             handle.remove()
@@ -142,30 +147,38 @@ class _Watch:
 
     def __init__(self, routers: list[Router]):
         self.routers = routers
+        self.called: set[int] = set()
         self.nan: dict[int, Tensor] = {}
+        """By layer: whether logits of any pass were NaN. It stays on the router's device until it is asked for."""
 
     def start(self, model: nn.Module, args: tuple) -> None:
-        self.nan.clear()
+        self.called.clear()
 
     def decide(self, router: Router, policy: Policy) -> Decide:
         def decide(routing: Routing) -> Routing | None:
-            self.nan[router.layer] = routing.logits_TE.isnan().any()
+            nan = routing.logits_TE.isnan().any()
+            self.called.add(router.layer)
+            self.nan[router.layer] = self.nan[router.layer] | nan if router.layer in self.nan else nan
             return policy(router, routing)
 
         return decide
 
     def finish(self, model: nn.Module, args: tuple, output: object) -> None:
         for router in self.routers:
-            if router.layer not in self.nan:
+            if router.layer not in self.called:
                 raise RoutingError(
                     f"The router {router.name} was bypassed: the model ran without calling it (fused or quantized "
                     "kernels do this), so no routing method can act.\n"
                     "Load the model unquantized and with model.experts_implementation=grouped_mm, or use method=base."
                 )
-        nan_L = torch.stack([self.nan[router.layer].cpu() for router in self.routers]).tolist()
-        if any(nan_L):
-            router = self.routers[nan_L.index(True)]
-            raise RoutingError(
-                f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
-                "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
-            )
+        if torch.is_grad_enabled():
+            self.check_nan()
+
+    def check_nan(self) -> None:
+        """Raise RoutingError if a router's logits were NaN. Waits for the device."""
+        for router in self.routers:
+            if self.nan.get(router.layer):
+                raise RoutingError(
+                    f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
+                    "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
+                )

@@ -28,46 +28,6 @@ def check_router(method: Method, facts: ModelFacts) -> None:
         )
 
 
-def check_metrics(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError if expert metrics are not defined: for a method that mixes routings, or without an accuracy.
-
-    Raises ModelError for a model without experts.
-    """
-    if config.metrics == "none":
-        return
-    from moe_lab.tasks.judges.lm_eval_hooks import is_judged
-
-    if not method.own_routing:
-        raise ConfigError(
-            f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
-            "other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r."
-        )
-    if facts.fixed_routing:
-        raise ConfigError(
-            f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does not "
-            f"allow: {facts.fixed_routing}.\nLeave metrics=expert out."
-        )
-    if config.predict_only:
-        raise ConfigError(
-            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
-        )
-    if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
-        raise ConfigError(
-            f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
-            "Leave metrics=expert out, or take a task with right answers."
-        )
-    if config.model.tp_plan is not None:
-        raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
-    if not facts.moe_layers:
-        from moe_lab.routing.hook import no_router_message
-
-        raise ModelError(no_router_message(facts.path or facts.name, facts.family))
-    if facts.top_k >= facts.experts:
-        raise ConfigError(
-            f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
-        )
-
-
 def check_chat_template(config: Config) -> None:
     """Raise ConfigError for a chat template that the tokenizer does not have."""
     if not config.apply_chat_template:

@@ -137,7 +137,8 @@ def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def print_results(outcomes: Sequence[Outcome]) -> None:
-    """Print the tables of results and of expert metrics, each run after those that it is compared with."""
+    """Print the tables of results and of metrics, each run after those that it is compared with."""
+    from moe_lab.reports.terminal.counterfactual import print_counterfactual
     from moe_lab.reports.terminal.expert_metrics import print_expert_metrics
     from moe_lab.reports.terminal.results import print_outcomes
 
@@ -150,6 +151,9 @@ def print_results(outcomes: Sequence[Outcome]) -> None:
     folders = {run.run_id: run.folder for run in runs}
     print_expert_metrics(
         [(results, folders[results["moe_lab"]["run_id"]]) for results in beside_baselines(measured)]
+    )
+    print_counterfactual(
+        [(one.results, one.run.folder) for one in outcomes if one.run.config.metrics == "counterfactual"]
     )
 
 

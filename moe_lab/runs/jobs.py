@@ -123,13 +123,13 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
     models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
     order = sorted(
         range(len(jobs)),
-        key=lambda index: (models.index(models[index]), jobs[index].config.metrics == "none"),
+        key=lambda index: (models.index(models[index]), jobs[index].config.metrics != "expert"),
     )
     return [jobs[index] for index in order]
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
-    """All runs of the jobs, each id once. Of two with the same id, one with metrics=expert is preferred."""
+    """All runs of the jobs, each id once. Of two with the same id, one with metrics is preferred."""
     distinct: dict[str, Run] = {}
     for run in (run for job in jobs for run in job.runs):
         if run.run_id not in distinct or run.config.metrics != "none":

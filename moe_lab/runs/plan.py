@@ -88,7 +88,9 @@ class Plan:
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
         missing = state != "done"
-        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
+        again = 1 if run.config.metrics == "counterfactual" else 0
+        if run.config.metrics == "expert" and run.method.interventions:
+            again = evaluations()
         measured = run.measured and not run.config.rerun
         todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
         read = todo + (self._first(run) if missing else 0)

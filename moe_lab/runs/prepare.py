@@ -17,10 +17,10 @@ from moe_lab.runs.checks import (
     check_code_execution,
     check_generation,
     check_metric,
-    check_metrics,
     check_router,
     check_votes,
 )
+from moe_lab.runs.metric_checks import check_metrics
 from moe_lab.runs.run import Run
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _baseline_config(config: Config) -> Config:
         seeds=1,
         rerun=False,
         baseline=False,
+        metrics="none" if config.metrics == "counterfactual" else config.metrics,
         overrides=["method=base", *kept],
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
+from moe_lab.metrics.stored_counterfactual import stored_counterfactual
 from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.results.flips import FILE as FLIPS
 from moe_lab.results.folder import RunFolder, older_intervals, version_marks
@@ -56,12 +57,18 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether a result is stored with the wanted expert metrics, its flips, current intervals and all verdicts."""
+        """Whether a result is stored with the wanted metrics, its flips, current intervals and all verdicts."""
         stored = self.stored()
         if stored is None or older_intervals(stored["moe_lab"]) or not self.has_flips:
             return False
-        measured = self.config.metrics == "none" or self.stored_metrics() is not None
-        return measured and not (self.judges and waiting(stored))
+        return self.has_metrics and not (self.judges and waiting(stored))
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the wanted metrics are stored."""
+        if self.config.metrics == "counterfactual":
+            return stored_counterfactual(self.folder, self.run_id, self.facts.commit) is not None
+        return self.config.metrics == "none" or self.stored_metrics() is not None
 
     @property
     def tells_flips(self) -> bool:

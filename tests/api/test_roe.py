@@ -154,9 +154,10 @@ def test_recurrent_models_generate_and_score(tokenizer):
 def test_the_model_is_left_as_it_was(olmoe, tokenizer):
     inputs = left_padded(tokenizer, PROMPTS)
     before = olmoe.generate(**inputs, max_new_tokens=5, do_sample=False)
+    hooks = [list(module._forward_hooks) for module in olmoe.modules()]
     RoE(olmoe, tokenizer, n=4, temperature=2.0).generate(PROMPTS, max_new_tokens=5)
     assert torch.equal(olmoe.generate(**inputs, max_new_tokens=5, do_sample=False), before)
-    assert not any(module._forward_hooks for module in olmoe.modules())
+    assert [list(module._forward_hooks) for module in olmoe.modules()] == hooks
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ class Tokens:
     noise_key_B: Tensor
     """Key of each sequence's noise, its `document_key`."""
     sample_index_B: Tensor
+    most_logits: int
+    """Logit positions of the sequence that has most of them."""
     real_BS: Tensor | None = None
     """bool: True for tokens, False for padding; None: no padding."""
     names_BS: Callable[[], np.ndarray] | None = None
@@ -148,14 +150,15 @@ def collate(
     ids, positions = np.full((len(trees), width), pad), np.zeros((len(trees), width), dtype=np.int64)
     real = np.zeros((len(trees), width), dtype=bool)
     positions_M: list[int] = []
+    most_logits = 0
     for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
         here = slice(offset, offset + len(node))
         ids[b, here] = tree.ids[start : start + len(node)]
         real[b, here] = True
         positions[b, here] = tree.positions[start : start + len(node)]
-        positions_M += [
-            b * width + offset + own - start for own in tree.logit_nodes if start <= own < start + len(node)
-        ]
+        own_logits = [own - start for own in tree.logit_nodes if start <= own < start + len(node)]
+        positions_M += [b * width + offset + own for own in own_logits]
+        most_logits = max(most_logits, len(own_logits))
     padded_left = left and len({len(node) for node in nodes}) > 1
     causal = not padded_left and all(tree.is_chain for tree in trees)
     return Tokens(
@@ -165,6 +168,7 @@ def collate(
         logit_positions_M=torch.tensor(positions_M, dtype=torch.long, device=device),
         noise_key_B=torch.tensor([tree.noise_key for tree in trees], device=device),
         sample_index_B=torch.tensor([tree.sample_index for tree in trees], device=device),
+        most_logits=most_logits,
         real_BS=torch.from_numpy(real).to(device),
         names_BS=partial(_names, trees, nodes, offsets, width),
         count=sum(map(len, nodes)),

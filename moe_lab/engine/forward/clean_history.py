@@ -57,15 +57,17 @@ class Fork:
     """int64 [M, n]: flat indices into B x R of the samples of each logit position, the clean one first."""
 
 
-def fork_samples(logit_positions_M: Tensor, visible_BSK: Tensor, n: int) -> Fork:
-    """Add n - 1 noisy samples to every logit position. A sample attends to itself instead of its token."""
+def fork_samples(logit_positions_M: Tensor, most: int, visible_BSK: Tensor, n: int) -> Fork:
+    """Add n - 1 noisy samples to every logit position. A sample attends to itself instead of its token.
+
+    No shape depends on a value of the device: `most` is the number of positions of the sequence that has most of them.
+    """
     B, S, K = visible_BSK.shape
     device = logit_positions_M.device
     sequence_M, token_M = logit_positions_M // S, logit_positions_M % S
-    per_sequence_B = torch.bincount(sequence_M, minlength=B)
-    first_B = per_sequence_B.cumsum(0) - per_sequence_B
-    order_M = torch.arange(len(logit_positions_M), device=device) - first_B[sequence_M]
-    slots = int(per_sequence_B.max()) * (n - 1)
+    order_M = torch.arange(len(logit_positions_M), device=device)
+    order_M = order_M - torch.searchsorted(sequence_M, sequence_M)  # positions are ascending
+    slots = most * (n - 1)
     R = S + slots
     slot_Mn = S + order_M[:, None] * (n - 1) + torch.arange(n - 1, device=device)
     source_BR = torch.arange(S, device=device).expand(B, S)
@@ -113,7 +115,9 @@ class CleanHistory:
         self._fork = None
         if not tokens.noise or not len(tokens.logit_positions_M):
             return None
-        fork = fork_samples(tokens.logit_positions_M, tokens.visible(cache.length), self.n)
+        fork = fork_samples(
+            tokens.logit_positions_M, tokens.most_logits, tokens.visible(cache.length), self.n
+        )
         self._fork, self._masks = fork, LayerMasks(fork.visible_BRK, self.dtype)
         self._late = self.forks_late and tokens.ids_BS.shape[1] == 1
         self._per_token = PerToken(partial(gather_tokens, source_BR=fork.source_BR))

@@ -72,7 +72,7 @@ class PerToken:
     def __init__(self, change: Callable[[Tensor], Tensor], masks: bool = False):
         self.change = change
         self.names = (*_PER_TOKEN, "attention_mask") if masks else _PER_TOKEN
-        self._changed: dict[int, tuple[Tensor, Tensor]] = {}
+        self._changed: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The changed inputs of a layer. Hidden states stay.
@@ -91,9 +91,11 @@ class PerToken:
             return tuple(self._of(part) for part in value)
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in self._changed:
-            self._changed[id(value)] = value, self.change(value)
-        return self._changed[id(value)][1]
+        for known, changed in self._changed:
+            if known is value:
+                return changed
+        self._changed.append((value, self.change(value)))
+        return self._changed[-1][1]
 
 
 def gather_tokens(tensor: Tensor, source_BR: Tensor) -> Tensor:

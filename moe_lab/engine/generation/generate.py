@@ -78,6 +78,7 @@ class _Batch:
         self.prefill = prefill
         self.active = list(range(len(states)))
         self.cache, self.real_BT, self.scores_AV = prefill(states)
+        self._padded = not bool(self.real_BT.all())
 
     def run(self, decoding: Decoding, on_done: Callable[[GenerationState], None]) -> None:
         while True:
@@ -98,23 +99,24 @@ class _Batch:
     def _drop_finished(self) -> None:
         index = torch.tensor(self.active, device=self.forward.device)
         self.cache, self.real_BT = self.cache.select(index, len(self.states)), self.real_BT[index]
+        self._padded = not bool(self.real_BT.all())
         self.states = [self.states[b] for b in self.active]
         self.active = list(range(len(self.states)))
 
     def _step(self) -> Tensor:
         """float32 [A, V]: scores after the newest token of every unfinished sequence."""
         device = self.forward.device
-        active_B1 = torch.zeros(len(self.states), 1, dtype=torch.bool, device=device)
-        active_B1[self.active] = True
+        active = set(self.active)
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         tokens = Tokens(
             ids_BS=torch.tensor([[s.generated[-1]] for s in self.states], device=device),
             position_BS=torch.tensor([[s.position] for s in self.states], device=device),
-            visible_BSK=None if self._no_padding else self.real_BT[:, None],
+            visible_BSK=None if len(self.states) == 1 and not self._padded else self.real_BT[:, None],
             logit_positions_M=torch.tensor(self.active, device=device),
             noise_key_B=torch.tensor([s.noise_key for s in self.states], device=device),
             sample_index_B=torch.tensor([s.sample_index for s in self.states], device=device),
-            real_BS=active_B1,
+            most_logits=1,
+            real_BS=torch.tensor([[b in active] for b in range(len(self.states))], device=device),
             names_BS=self._names,
             count=len(self.active),
         )
@@ -124,7 +126,3 @@ class _Batch:
         names = np.zeros((len(self.states), 1), dtype=np.int64)
         names[self.active, 0] = [self.states[b].name for b in self.active]
         return names
-
-    @property
-    def _no_padding(self) -> bool:
-        return len(self.states) == 1 and bool(self.real_BT.all())

@@ -51,16 +51,23 @@ class Sampler:
         """Greedy choices between two tokens whose scores were closer than `near`."""
 
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
-        if scores_AV.isnan().any():
-            raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
+        """The next token of each sequence. Reads the device once. Raises RoutingError where scores are NaN."""
+        nan = scores_AV.isnan().any()
         if self.processors:
             scores_AV = self.processed(scores_AV, states)
         if self.sample:
-            return (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1).tolist()
-        best_A2 = scores_AV.topk(2, dim=-1)
-        difference_A = best_A2.values[:, 0] - best_A2.values[:, 1]
-        self.near_ties += int((difference_A < near(scores_AV, self.epsilon)).sum())
-        return best_A2.indices[:, 0].tolist()
+            token_A = (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1)
+            near_ties = torch.zeros_like(nan)
+        else:
+            best_A2 = scores_AV.topk(2, dim=-1)
+            token_A = best_A2.indices[:, 0]
+            difference_A = best_A2.values[:, 0] - best_A2.values[:, 1]
+            near_ties = (difference_A < near(scores_AV, self.epsilon)).sum()
+        *tokens, ties, found_nan = torch.cat([token_A, near_ties[None], nan[None]]).tolist()
+        if found_nan:
+            raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
+        self.near_ties += ties
+        return tokens
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """float32 [A, V]: the scores behind the logits processors."""

@@ -44,6 +44,8 @@ class Budget:
     """Sequences; None: as many as fit."""
 
 
+NAN = "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
+
 Scores = list[tuple[float, bool]]
 """Per continuation: its log-likelihood, and whether greedy decoding generates it."""
 
@@ -147,18 +149,42 @@ def read_scores(ensemble: Ensemble, trees: list[TokenTree], logits: Iterable[Ten
 
     Raises RoutingError where they are NaN.
     """
+    count = sum(len(continuation) for tree in trees for continuation in tree.continuations)
+    picked, greedy = torch.empty(count), torch.empty(count, dtype=torch.bool)
+    for part in scored_parts(trees, logits):
+        picked[part.tokens] = ensemble.score(part.logits_MnV, part.at_P, part.target_P).cpu()
+        greedy[part.tokens] = (ensemble.greedy(part.logits_MnV)[part.at_P] == part.target_P).cpu()
+    if picked.isnan().any():
+        raise RoutingError(NAN)
+    return _summed(trees, picked.tolist(), greedy.tolist())
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """The logits of one pass, and P tokens that are scored with them."""
+
+    tokens: Tensor
+    """int64 [P]: indices of the tokens among all that are scored, tree by tree and continuation by continuation."""
+    logits_MnV: Tensor
+    at_P: Tensor
+    """The logit position of each token."""
+    target_P: Tensor
+    """The token itself."""
+
+
+def scored_parts(trees: list[TokenTree], logits: Iterable[Tensor]) -> Iterator[ScoredPart]:
+    """The tokens of the trees' continuations, pass by pass.
+
+    Args:
+        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
+    """
     places, targets = _targets(trees)
-    picked, greedy = torch.empty(len(places)), torch.empty(0, dtype=torch.long)
+    done = 0
     for logits_MnV in logits:
-        done = len(greedy)
         here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
         device = logits_MnV.device
-        at, target = (places[here] - done).to(device), targets[here].to(device)
-        picked[here] = ensemble.score(logits_MnV, at, target).cpu()
-        greedy = torch.cat([greedy, ensemble.greedy(logits_MnV).cpu()])
-    if picked.isnan().any():
-        raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
-    return _summed(trees, picked.tolist(), (greedy[places] == targets).tolist())
+        yield ScoredPart(here, logits_MnV, (places[here] - done).to(device), targets[here].to(device))
+        done += len(logits_MnV)
 
 
 def _targets(trees: list[TokenTree]) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,9 @@ V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,12 @@ from moe_lab.routing.gumbel_top_k import NoisyTokens
 CHUNK_SAMPLES = 128
 """Noisy samples of one request in a chunk. More samples cost attention scores between samples, which are masked; fewer
 cost more copies of the prefix (measured behind 100 to 900 tokens: 128 and 256 are best)."""
+
+
+T = TypeVar("T")
+Read = Callable[[Ensemble, list[TokenTree], Iterable[Tensor]], list[T]]
+"""(ensemble, trees, logits [M, n, V] of the trees' logit nodes in parts) -> a value per tree. A part is computed when
+it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +96,50 @@ class TwoPhaseScorer:
         on_scores: Callable[[int, Scores], None],
     ) -> None:
         """As `scoring.score`."""
+
+        def on_activations(activations: dict[int, CachedActivations]) -> None:
+            if ensemble.n == 1 or (self.store is not None and ensemble.noiseless):
+                for i, cached in activations.items():
+                    on_scores(i, cached.scores)
+            else:
+                self._sample(ensemble, requests, activations, budget, read_scores, on_scores)
+
+        self._first_phase(requests, budget, on_activations)
+
+    def read(
+        self,
+        ensemble: Ensemble,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        read: Read[T],
+        on_read: Callable[[int, T], None],
+    ) -> None:
+        """Both phases; `on_read(index, value)` gets what `read` makes of a request's logits."""
+        self._first_phase(
+            requests,
+            budget,
+            lambda activations: self._sample(ensemble, requests, activations, budget, read, on_read),
+        )
+
+    def _first_phase(
+        self,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        on_activations: Callable[[dict[int, CachedActivations]], None],
+    ) -> None:
+        """Hands over the activations of all requests, those in the store first."""
         cached: dict[int, CachedActivations] = {}
         if self.store is not None:
             found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
             cached = {i: activations for i, activations in found.items() if activations is not None}
-            self._sample(ensemble, requests, cached, budget, on_scores)
+            on_activations(cached)
         first_phase = self._read(requests, [i for i in range(len(requests)) if i not in cached], budget)
         while True:
             with self.clean:
                 activations = next(first_phase, None)
             if activations is None:
                 return
-            self._sample(ensemble, requests, activations, budget, on_scores)
+            on_activations(activations)
 
     def _read(
         self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget
@@ -141,20 +180,17 @@ class TwoPhaseScorer:
         requests: Sequence[ScoringRequest],
         activations: dict[int, CachedActivations],
         budget: Budget,
-        on_scores: Callable[[int, Scores], None],
+        read: Read[T],
+        on_read: Callable[[int, T], None],
     ) -> None:
         """The second phase."""
-        if ensemble.n == 1 or (self.store is not None and ensemble.noiseless):
-            for i, cached in activations.items():
-                on_scores(i, cached.scores)
-            return
         with self.noisy.routed(ensemble.routing):
             for indices in _together(activations, ensemble.n, budget):
                 trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
                 passes = _passes([activations[i] for i in indices], ensemble.n, budget)
-                scores = read_scores(ensemble, trees, (self._logits(ensemble, chunks) for chunks in passes))
-                for i, own in zip(indices, scores, strict=True):
-                    on_scores(i, own)
+                values = read(ensemble, trees, (self._logits(ensemble, chunks) for chunks in passes))
+                for i, own in zip(indices, values, strict=True):
+                    on_read(i, own)
 
     @torch.inference_mode()
     def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:

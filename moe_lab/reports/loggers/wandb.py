@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.loggers import expert_tables, tables, training_log
+from moe_lab.reports.loggers.counterfactual_scores import counterfactual_scores
 from moe_lab.reports.loggers.logger import Logger
 from moe_lab.results.atomic import plain
 
@@ -70,6 +71,8 @@ class WandbLogger(Logger):
             if (metrics := expert_tables.expert_metrics(results, folder)) is not None:
                 run.log(expert_tables.expert_scores(metrics))
                 run.log({"expert/layers": self._table(*expert_tables.expert_layers(metrics))})
+            if routes := counterfactual_scores(results, folder):
+                run.log(routes)
 
         self._guarded(log)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe_lab.metrics.registry import METRICS, counted_metrics
+from moe_lab.metrics.stored_counterfactual import shown_bands, stored_counterfactual
 from moe_lab.metrics.stored_metrics import stored_metrics
 from moe_lab.reports.pages.page import pictures_in
 from moe_lab.reports.pages.stored_run import StoredRun
@@ -25,6 +26,8 @@ class Routing:
     """By MoE layer: the value, and the height of its bar in pixels."""
     layers: list[dict[str, Any]]
     """By MoE layer: the value and interval of each counted expert metric, in bits."""
+    bands: list[dict[str, Any]]
+    """The counterfactual routes of all tokens, and of those of each band of the router's confidence."""
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in the run's folder."""
 
@@ -38,11 +41,12 @@ def routing_of(run: StoredRun, label: str) -> Routing | None:
     temperatures = report.get("temperatures") or []
     most = max(temperatures, default=0) or 1
     metrics = stored_metrics(run.folder, run.run_id, block["model"].get("commit"))
+    routes = stored_counterfactual(run.folder, run.run_id, block["model"].get("commit"))
     pictures = pictures_in(run.folder)
-    if not facts and metrics is None and not pictures:
+    if not facts and metrics is None and routes is None and not pictures:
         return None
     bars = [{"value": value, "height": round(BAR_HEIGHT * value / most, 1)} for value in temperatures]
-    return Routing(label, facts, bars, _layers(metrics), pictures)
+    return Routing(label, facts, bars, _layers(metrics), shown_bands(routes) if routes else [], pictures)
 
 
 def _layers(metrics: dict[str, Any] | None) -> list[dict[str, Any]]:

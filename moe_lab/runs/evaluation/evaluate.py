@@ -20,6 +20,7 @@ from moe_lab.results.request_log import ResponseLog, adopt_answers
 from moe_lab.results.run_log import RunLog
 from moe_lab.results.versions import decisive_versions
 from moe_lab.runs.evaluation.cost import cost_block
+from moe_lab.runs.evaluation.counterfactual import write_counterfactual
 from moe_lab.runs.evaluation.flips import store_flips, unstored_flips
 from moe_lab.runs.evaluation.judges_block import judges_block
 from moe_lab.runs.evaluation.result_block import moe_lab_block
@@ -38,7 +39,7 @@ logger = logging.getLogger("moe_lab")
 def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
 
-    `before` as in `moe_lab_block`. Returns the content of results.json; expert metrics and flips are made after it. The
+    `before` as in `moe_lab_block`. Returns the content of results.json; metrics and flips are made after it. The
     run is held.
     """
     with _run_log(run), naming(run.folder.name):
@@ -89,14 +90,16 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         write_expert_metrics(
             run, routes, samples, partial(_evaluate_policy, run, models), partial(ask_again, run, models)
         )
+    if run.config.metrics == "counterfactual" and (again or not run.has_metrics):
+        write_counterfactual(run, models)
     if flips is not None:
         store_flips(run, models, answers_header(run), flips)
     return results
 
 
 def _routes(run: Run) -> Routes | None:
-    """What sees the routing of all answers to come, where metrics are made of it."""
-    if run.config.metrics == "none":
+    """What sees the routing of all answers to come, where expert metrics are made of it."""
+    if run.config.metrics != "expert":
         return None
     from moe_lab.metrics.routes import Routes
 

@@ -80,10 +80,10 @@ def _check_metrics(composed: Composed, scale: str) -> None:
     """Raise ConfigError for a table of expert metrics if none of its cells measures them."""
     experiment, configs = composed.experiment, [config for _, config in composed.cells]
     shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
-    if shown and configs and all(config.metrics == "none" for config in configs):
+    if shown and configs and all(config.metrics != "expert" for config in configs):
         raise ConfigError(
-            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which metrics=none does not "
-            "measure. Leave metrics=none out."
+            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which "
+            f"metrics={configs[0].metrics} does not measure. Leave it out."
         )
 
 

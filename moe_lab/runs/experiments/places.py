@@ -109,7 +109,7 @@ def table_cells(
             | ({experiment.average: NO_TASK} if experiment.average and metric.startswith(TRAINING) else {}),
         )
         for name, metric in experiment.metrics(scale).items()
-        if one.config.metrics != "none" or not metric.startswith(EXPERT)
+        if one.config.metrics == "expert" or not metric.startswith(EXPERT)
     ]
 
 
@@ -125,4 +125,6 @@ def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
 
 def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:
     run = outcome.run
-    return None if run.config.metrics == "none" else stored_metrics(run.folder, run.run_id, run.facts.commit)
+    return (
+        stored_metrics(run.folder, run.run_id, run.facts.commit) if run.config.metrics == "expert" else None
+    )

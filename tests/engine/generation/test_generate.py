@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 
+from moe_lab.engine.forward.clean_history import LATE
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generation.generate import generate
@@ -18,7 +20,8 @@ from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import roe_reference as reference
 from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
-from tests.support.models import make_model
+from tests.support.host_reads import HostReads
+from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
@@ -154,3 +157,25 @@ def test_nan_is_an_error_not_an_answer():
         model.lm_head.weight[0, 0] = float("nan")
     with pytest.raises(RoutingError, match="NaN"):
         answers_of(model, [[1, 2, 3]], Budget(100), 2)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "family", by_family(sorted(LATE - {"jetmoe"}))
+)  # JetMoE's own code reads sizes of experts
+def test_a_step_reads_the_device_once(family, count, monkeypatch):
+    """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
+    model, reads = small_model(family), HostReads()
+    model.set_experts_implementation("grouped_mm")
+    ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))
+    extend = Decoding.extend
+    steps: list[int] = []
+
+    def counted(self, states, scores_AV):
+        steps.append(reads.count)
+        extend(self, states, scores_AV)
+
+    monkeypatch.setattr(Decoding, "extend", counted)
+    with reads:
+        answers_of(model, prompts_for(random.Random(2), count), Budget(4000), 6, ensemble)
+    assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads.places[steps[1] :]

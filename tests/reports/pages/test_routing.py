@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moe_lab.reports.pages.routing import BAR_HEIGHT, routing_of
+from tests.support.counterfactual import write_routes
 from tests.support.stored_runs import pair_of_runs
 
 ROE = {"n": 8, "temperatures": [0.0, 0.1, 0.2], "cache": "clean", "changed_fraction": 0.25}
@@ -28,3 +29,12 @@ def test_figures_of_the_run_stand_in_it(tmp_path):
 def test_temperatures_of_zero_have_bars_without_height(tmp_path):
     _, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE | {"temperatures": [0.0, 0.0]})
     assert [bar["height"] for bar in routing_of(own, "roe").temperatures] == [0.0, 0.0]
+
+
+def test_counterfactual_routes_stand_by_confidence(tmp_path):
+    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
+    content = write_routes(own.folder, own.results)
+    bands = routing_of(own, "roe").bands
+    assert [band["confidence"] for band in bands] == ["all", "0.4 to 0.6", "0.9 to 1"]
+    assert bands[0]["gain"] == content["all"]["gain"]
+    assert routing_of(base, "base") is None

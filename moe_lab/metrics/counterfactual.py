@@ -1,0 +1,118 @@
+"""How much better than the router's own route the routes are that noise proposes, by the router's confidence.
+
+The routes of a token take k experts in every MoE layer; they are scored by the probability of the token that stands in
+the text (arXiv 2605.07260).
+
+T = tokens, n = routes (0 is the router's own), N = documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from moe_lab.metrics.ratio import ratio
+
+BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+"""Bounds of the bands: the probability of the most probable token under the router's own route."""
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """The tokens of all documents."""
+
+    log_probs_Tn: np.ndarray
+    """Of the text's token, under each route."""
+    changed_Tn: np.ndarray
+    """bool: whether the route has other experts than the router's own."""
+    ensemble_T: np.ndarray
+    """Log-probability of the text's token under the mean over all routes."""
+    confidence_T: np.ndarray
+    document_T: np.ndarray
+    """int64, from 0."""
+
+    def where(self, chosen_T: np.ndarray) -> ScoredTokens:
+        return ScoredTokens(
+            self.log_probs_Tn[chosen_T],
+            self.changed_Tn[chosen_T],
+            self.ensemble_T[chosen_T],
+            self.confidence_T[chosen_T],
+            self.document_T[chosen_T],
+        )
+
+
+def counterfactual(tokens: ScoredTokens) -> dict[str, Any]:
+    """{"all", "bands"}: the summary of all tokens, and of those of each band with its bounds `from` and `to`.
+
+    A band holds its lower bound, the last one its upper bound too.
+    """
+    band_T = np.clip(np.searchsorted(BANDS, tokens.confidence_T, side="right") - 1, 0, len(BANDS) - 2)
+    bands = [
+        {"from": low, "to": high} | summary(tokens.where(band_T == number))
+        for number, (low, high) in enumerate(pairwise(BANDS))
+    ]
+    return {"all": summary(tokens), "bands": bands}
+
+
+def summary(tokens: ScoredTokens) -> dict[str, Any]:
+    """Means over tokens in nats, with 95% intervals over documents (docs/counterfactual.md)."""
+    proposed_Tr = tokens.log_probs_Tn[:, 1:].astype(np.float64)
+    changed_Tr = tokens.changed_Tn[:, 1:]
+    own_T = tokens.log_probs_Tn[:, 0].astype(np.float64)
+    of_T = {
+        "mean": proposed_Tr.mean(axis=1),
+        "roe": tokens.ensemble_T.astype(np.float64),
+        "best": proposed_Tr.max(axis=1),
+        "worst": proposed_Tr.min(axis=1),
+    }
+    gain_Tr = proposed_Tr - own_T[:, None]
+    wins_Tr = np.where(changed_Tr, (gain_Tr > 0) + 0.5 * (gain_Tr == 0), 0.0)
+    documents = _Documents(tokens.document_T)
+    return {
+        "tokens": len(own_T),
+        "documents": documents.count,
+        "changed": documents.mean(changed_Tr.mean(axis=1)),
+        "log_prob": {name: _mean(value_T) for name, value_T in ({"router": own_T} | of_T).items()},
+        "gain": {name: documents.mean(value_T - own_T) for name, value_T in of_T.items()},
+        "chance": documents.mean(of_T["best"] - of_T["mean"]),
+        "has_better": documents.mean((of_T["best"] > own_T).astype(np.float64)),
+        "better": documents.mean(wins_Tr.sum(axis=1), changed_Tr.sum(axis=1)),
+        "best_of": best_of(gain_Tr),
+    }
+
+
+def best_of(gain_Tr: np.ndarray) -> dict[str, float | None]:
+    """{m: mean over tokens of the expected best of m of the r proposals, drawn without replacement}, m = 1, 2, 4 ... r.
+
+    The j-th smallest of r values is the largest of m drawn ones with probability C(j - 1, m - 1) / C(r, m).
+    """
+    r = gain_Tr.shape[1]
+    sizes = [*(2**power for power in range(r.bit_length()) if 2**power < r), r]
+    if not len(gain_Tr):
+        return dict.fromkeys(map(str, sizes))
+    ascending_r = np.sort(gain_Tr, axis=1).mean(axis=0)
+    return {
+        str(m): float(ascending_r @ np.array([comb(j, m - 1) / comb(r, m) for j in range(r)])) for m in sizes
+    }
+
+
+class _Documents:
+    """Sums by document."""
+
+    def __init__(self, document_T: np.ndarray):
+        known, self._place_T = np.unique(document_T, return_inverse=True)
+        self.count = len(known)
+
+    def mean(self, value_T: np.ndarray, weight_T: np.ndarray | None = None) -> dict[str, Any]:
+        """The sum of the values over that of the weights, which are 1 by default, as `ratio`."""
+        weight_T = np.ones(len(value_T)) if weight_T is None else weight_T
+        sums = [np.bincount(self._place_T, each, minlength=self.count) for each in (value_T, weight_T)]
+        return ratio(sums[0], sums[1])
+
+
+def _mean(value_T: np.ndarray) -> float | None:
+    return float(value_T.mean()) if len(value_T) else None

@@ -1,0 +1,94 @@
+"""`metrics=counterfactual`: the routes that a run's noise proposes for the tokens of its texts, and the files of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moe_lab.metrics.counterfactual import ScoredTokens, counterfactual
+from moe_lab.metrics.stored_counterfactual import ARRAYS, FILE, SCHEMA_VERSION
+from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.results.versions import versions
+from moe_lab.runs.evaluation.run_lm_eval import load_for
+
+if TYPE_CHECKING:
+    from moe_lab.engine.hf import Request
+    from moe_lab.engine.scoring.route_scores import RouteScores
+    from moe_lab.models.pool import ModelPool
+    from moe_lab.runs.run import Run
+
+
+def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
+    """Score the routes of all tokens and write the run's files, counterfactual.json last. Returns its content.
+
+    lm-eval has built the requests of the run's tasks. The model is loaded; stored answers are not used.
+    """
+    from moe_lab.engine.text_routes import text_routes
+
+    print(f"{run.folder.name}: the routes of each token", file=sys.stderr)
+    start = time.perf_counter()
+    requests = given_texts(run)
+    with run.method.open(*load_for(run, models, None)) as lm:
+        tokens = _tokens(text_routes(lm, requests))
+        ensemble = lm.ensemble
+    assert ensemble.routing is not None
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "commit": run.facts.commit,
+        "versions": versions(),
+        "n": ensemble.n,
+        "temperatures": ensemble.routing.temperatures,
+        "documents": len(requests),
+        **counterfactual(tokens),
+        "cost": {"seconds": time.perf_counter() - start},
+    }
+    _write_arrays(run, tokens)
+    write_json(run.folder / FILE, content)
+    return content
+
+
+def given_texts(run: Run) -> list[tuple[str, Request]]:
+    """For each document its text, or its right answer behind its prompt: the kind of request, and the request."""
+    from moe_lab.engine.hf import Request
+    from moe_lab.tasks.requests import right_request
+
+    found = []
+    for task in run.tasks["tasks"].values():
+        rolling = task.get_config("output_type") == "loglikelihood_rolling"
+        documents: dict[Any, list[Any]] = {}
+        for instance in task.instances:
+            documents.setdefault(instance.doc_id, []).append(instance)
+        for instances in documents.values():
+            request = Request(right_request(run.config, task, instances))
+            found.append(("loglikelihood_rolling" if rolling else "loglikelihood", request))
+    return found
+
+
+def _tokens(routes: list[RouteScores]) -> ScoredTokens:
+    sizes = [len(one.confidence_T) for one in routes]
+    return ScoredTokens(
+        log_probs_Tn=np.concatenate([one.log_probs_Tn.numpy() for one in routes]),
+        changed_Tn=np.concatenate([one.changed_Tn.numpy() for one in routes]),
+        ensemble_T=np.concatenate([one.ensemble_T.numpy() for one in routes]),
+        confidence_T=np.concatenate([one.confidence_T.numpy() for one in routes]),
+        document_T=np.repeat(np.arange(len(routes)), sizes),
+    )
+
+
+def _write_arrays(run: Run, tokens: ScoredTokens) -> None:
+    from safetensors.numpy import save
+
+    arrays = {
+        "log_probs": tokens.log_probs_Tn,
+        "changed": tokens.changed_Tn,
+        "ensemble": tokens.ensemble_T,
+        "confidence": tokens.confidence_T,
+        "document": tokens.document_T,
+    }
+    write_atomically(
+        run.folder / ARRAYS, save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    )

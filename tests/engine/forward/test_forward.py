@@ -1,0 +1,57 @@
+"""Breaks if a pass of routing samples cannot be compiled as one graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moe_lab.engine.forward.batch import Tokens, TokenTree, collate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.routing import GumbelTopK
+from tests.support.models import make_model
+from tests.support.rounding import assert_close
+
+STEPS = 4
+"""The third step and later ones run what the first two have compiled: with a fixed and with any length of the cache."""
+
+
+def step_logits(model, compiled):
+    """Logits of two prompts of different lengths and of `STEPS` tokens behind them, and the graphs that were made."""
+    ensemble = Ensemble(4, GumbelTopK([0.0, 0.5], seed=0), first_noisy=1)
+    found, graphs = [], []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with EnsembleForward(model, ensemble) as forward:
+        cache = forward.new_cache(32)
+        trees = [TokenTree(prompt, [[0]], noise_key=len(prompt)) for prompt in ([1, 2, 3, 4], [5, 6])]
+        forward(collate(trees, 0, forward.device, left=True), cache)
+        if compiled:
+            forward.model = torch.compile(model, fullgraph=True, backend=backend)
+        for step in range(STEPS):
+            tokens = Tokens(
+                ids_BS=torch.tensor([[7 + step], [90 + step]]),
+                position_BS=torch.tensor([[4 + step], [2 + step]]),
+                visible_BSK=(torch.arange(5 + step) > torch.tensor([[-1], [1]]))[:, None],
+                logit_positions_M=torch.arange(2),
+                noise_key_B=torch.tensor([4, 2]),
+                sample_index_B=torch.zeros(2, dtype=torch.long),
+                most_logits=1,
+            )
+            found.append(forward(tokens, cache))
+    return torch.stack(found), len(graphs), ensemble.routing.decisions
+
+
+@pytest.mark.slow
+def test_a_step_is_one_graph():
+    """`fullgraph=True` raises at a break, such as a value that the host reads."""
+    model = make_model("olmoe", num_hidden_layers=2)
+    model.set_experts_implementation("grouped_mm")
+    expected, _, decisions = step_logits(model, compiled=False)
+    found, graphs, counted = step_logits(model, compiled=True)
+    assert graphs == 2
+    assert counted == decisions and decisions[0] > 0
+    assert_close(found, expected)

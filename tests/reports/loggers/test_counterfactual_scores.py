@@ -1,0 +1,19 @@
+"""Breaks if routes reach a logger under another band's name, or a run without them logs any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moe_lab.reports.loggers.counterfactual_scores import counterfactual_scores
+from tests.support.counterfactual import write_routes
+from tests.support.stored_results import RESULTS
+
+
+def test_gains_and_better_routes_by_band(tmp_path: Path) -> None:
+    assert counterfactual_scores(RESULTS, tmp_path) == {}
+    content = write_routes(tmp_path, RESULTS)
+    scores = counterfactual_scores(RESULTS, tmp_path)
+    assert len(scores) == 3 * 6
+    assert scores["counterfactual/best/all"] == content["all"]["gain"]["best"]["value"]
+    assert scores["counterfactual/roe/0.4 to 0.6"] == content["bands"][2]["gain"]["roe"]["value"]
+    assert scores["counterfactual/better/0.9 to 1"] == content["bands"][5]["better"]["value"]

@@ -38,6 +38,8 @@ class RoE(LanguageModel):
             probabilities of the clean sample) or "entropy" (in nats); None: every token takes n. With cache="clean".
         bands: with `adaptive`, (bound, samples) of each band, the most unsure first: [(0.2, 32), (0.6, 8)]. A token
             takes the samples of the first band that it is in, and the clean sample alone if it is in none.
+        noise: "gumbel", independent in all samples, or "antithetic" in samples 2j-1 and 2j.
+        noise_scale: "constant", or "margin": temperatures are multiplied by the router's margin, per token and layer.
         seed: key of the routing noise and of sampled tokens. Equal calls give equal results.
 
     Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
@@ -58,6 +60,8 @@ class RoE(LanguageModel):
         include_clean: bool = True,
         adaptive: str | None = None,
         bands: Sequence[tuple[float, int]] | None = None,
+        noise: str = "gumbel",
+        noise_scale: str = "constant",
         seed: int = 0,
     ):
         config = Method.Config(
@@ -71,6 +75,8 @@ class RoE(LanguageModel):
             include_clean=include_clean,
             adaptive=adaptive,
             bands=None if bands is None else [list(band) for band in bands],
+            noise=noise,
+            noise_scale=noise_scale,
         )
         method, facts = Method(config), loaded_model(model, tokenizer).facts
         method.check(facts)

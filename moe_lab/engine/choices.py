@@ -110,7 +110,7 @@ class _Seen(GumbelTopK):
     """Counts the noisy samples that take each expert at one position, from the first MoE layer on that they pass."""
 
     def __init__(self, of: GumbelTopK, position: int, first: int):
-        super().__init__(of.temperatures, of.seed, of.perturbed_weights)
+        super().__init__(**of.settings)
         self.position, self.first = position, first
         self.counts: dict[int, Counter[int]] = {}
 

@@ -62,6 +62,21 @@ def test_next_tokens_are_those_of_a_slow_reference(family, roe):
     rounding.assert_close(roe.next_token_logprobs(torch.tensor(texts[1])), found[1])
 
 
+@pytest.mark.parametrize("n", [4, 5])
+def test_antithetic_and_margin_scaled_noise_is_that_of_a_slow_reference(tokenizer, n):
+    model, double = model_and_reference("olmoe")
+    ids = [7, 9, 1, 30, 2]
+    expected = {}
+    for keys in ({}, {"antithetic": True}, {"margin": True}, {"antithetic": True, "margin": True}):
+        noise = "antithetic" if "antithetic" in keys else "gumbel"
+        scale = "margin" if "margin" in keys else "constant"
+        roe = RoE(model, tokenizer, n=n, temperature=1.0, seed=SEED, noise=noise, noise_scale=scale)
+        probs = roe_reference.next_token_probs(double, ids, ids, n, roe.temperatures, SEED, **keys)
+        rounding.assert_close(roe.next_token_logprobs([ids])[0], probs.log().float())
+        expected[noise, scale] = tuple(probs.tolist())
+    assert len(set(expected.values())) == 4
+
+
 def test_log_likelihoods_are_those_of_a_slow_reference(family, roe, tokenizer):
     double = model_and_reference(family)[1]
     context, continuation = tokenizer.encode("what is"), tokenizer.encode(" a cat")

@@ -122,6 +122,8 @@ ROE_CHANGES: dict[str, dict[str, Any]] = {
     "include_clean": {"include_clean": False},
     "adaptive": {"adaptive": "margin", "bands": [[0.2, 2]]},
     "bands": {"adaptive": "margin", "bands": [[0.3, 2]]},
+    "noise": {"noise": "antithetic"},
+    "noise_scale": {"noise_scale": "margin"},
 }
 
 

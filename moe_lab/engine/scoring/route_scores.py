@@ -8,7 +8,6 @@ T = scored tokens, n = routing samples (sample 0 is the router's own route), M =
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,7 +70,7 @@ class Proposals(GumbelTopK):
     """
 
     def __init__(self, of: GumbelTopK):
-        self.__dict__.update(copy.deepcopy(vars(of)))  # every setting of the noise
+        super().__init__(**of.settings)
         self.changed_N = torch.zeros(0, dtype=torch.bool)
 
     def expect(self, tokens: NoisyTokens | None) -> None:

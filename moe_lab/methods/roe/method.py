@@ -30,7 +30,11 @@ _CHOICES = {
     "prefill": ("noisy", "clean"),
     "weights": ("clean", "perturbed"),
     "aggregate": ("probabilities", "logits"),
+    "noise": ("gumbel", "antithetic"),
+    "noise_scale": ("constant", "margin"),
 }
+_LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant"}
+"""Keys that are part of a run's identity at other values only: results that are older than the key keep their ids."""
 
 
 class RoE(Method):
@@ -61,6 +65,10 @@ class RoE(Method):
         """What decides how many samples a token takes: "margin" or "entropy" of the clean sample; None: all take n."""
         bands: list[list[int | float]] | None = None
         """With `adaptive`: [bound, samples] of each band, the most unsure first."""
+        noise: str = "gumbel"
+        """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
+        noise_scale: str = "constant"
+        """With margin, temperatures are multiplied by the router's own margin (`choice_margin`)."""
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
@@ -132,17 +140,19 @@ class RoE(Method):
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`temperature` and `skip_layers` resolved to one temperature per layer. `adaptive` and `bands` where given."""
+        """`temperature` and `skip_layers` resolved to one temperature per layer."""
         resolved: dict[str, Any] = {
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
             "study": self.profile.study if self.profile else None,
         }
-        if self.config.adaptive is not None:
-            resolved |= {"adaptive": self.config.adaptive, "bands": bands_of(self.config)}
-        replaced = ("temperature", "skip_layers", "adaptive", "bands")
+        if self.config.bands is not None:
+            resolved["bands"] = bands_of(self.config)
+        replaced = ("temperature", "skip_layers")
         return {
-            key: value for key, value in super().identity(facts).items() if key not in replaced
+            key: value
+            for key, value in super().identity(facts).items()
+            if key not in replaced and not (key in _LATER and value == _LATER[key])
         } | resolved
 
     @contextmanager
@@ -163,10 +173,16 @@ class RoE(Method):
         from moe_lab.routing import GumbelTopK
 
         settings = self.config
-        routing = GumbelTopK(temperatures, seed, settings.weights == "perturbed") if settings.n > 1 else None
+        routing = GumbelTopK(
+            temperatures,
+            seed,
+            settings.weights == "perturbed",
+            antithetic=settings.noise == "antithetic",
+            margin_scaled=settings.noise_scale == "margin",
+        )
         return Ensemble(
             n=settings.n,
-            routing=routing,
+            routing=routing if settings.n > 1 else None,
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,

@@ -93,7 +93,7 @@ def test_every_route_has_the_value_of_its_experts_in_an_untouched_model(monkeypa
     model = make_model("olmoe", num_experts=5, num_experts_per_tok=K, num_hidden_layers=3)
     subsets = [frozenset(one) for one in combinations(range(5), K)]
 
-    def forced(seed, document, repeat, row, position, layer_L, n_experts):
+    def forced(seed, document, repeat, row, position, layer_L, n_experts, antithetic):
         noise = torch.tensor([[1e4 * (e in subset) for e in range(n_experts)] for subset in subsets])
         return noise[row - 1].expand(len(layer_L), -1, -1)
 

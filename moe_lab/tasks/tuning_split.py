@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from moe_lab.errors import TaskError
 
@@ -101,18 +102,23 @@ IDENTIFIERS = ("task_id",)
 """Columns that identify a document across data sets: HumanEval and HumanEval+ have the same problems."""
 
 
+_hashes: WeakKeyDictionary[Any, list[frozenset[str]]] = WeakKeyDictionary()
+
+
 def document_hashes(task: Any) -> list[frozenset[str]]:
-    """Hashes of each document that `task` evaluates, of 16 hexadecimal digits.
+    """Hashes of each document that `task` evaluates, of 16 hexadecimal digits. Computed once for a task.
 
     Two documents that share a hash are the same: they agree in prompt and choices (or the answer, if the prompt is
     empty), in the row of the data set, which several tasks may share, or in an identifier.
     """
-    columns = _shown_columns(task)
-    rows = _rows(task) or task.task_docs
-    return [
-        frozenset({_hash(_only(document, columns)), _hash(row), *_identifiers(row)})
-        for document, row in zip(task.task_docs, rows, strict=True)
-    ]
+    if task not in _hashes:
+        columns = _shown_columns(task)
+        rows = _rows(task) or task.task_docs
+        _hashes[task] = [
+            frozenset({_hash(_only(document, columns)), _hash(row), *_identifiers(row)})
+            for document, row in zip(task.task_docs, rows, strict=True)
+        ]
+    return _hashes[task]
 
 
 def _rows(task: Any) -> Any:

@@ -1,0 +1,68 @@
+"""A grid of eight equal runs made by two workers of one thread each, against one process of one thread.
+
+    python -m benchmarks.workers
+
+Whole commands on the benchmark's model, in turns, imports and loading included: each worker has its own. It needs two idle
+cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.bench_model import make_model, make_tokenizer
+
+PROMISED = 1.7
+RUNS = 8
+
+
+def seconds(model: Path, documents: int, workers: int) -> float:
+    """Seconds of the whole command."""
+    launcher = ["launcher=local", f"launcher.workers={workers}"] if workers > 1 else []
+    with tempfile.TemporaryDirectory() as output:
+        start = time.perf_counter()
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "moe_lab", "-m", "method=roe", "method.n=8", "task=toy_text"),
+                *(f"seed={','.join(map(str, range(RUNS)))}", f"limit={documents}", f"model.path={model}"),
+                *("device=cpu", "baseline=false", f"output_dir={output}", *launcher),
+            ],
+            check=True,
+            capture_output=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        taken = time.perf_counter() - start
+        assert len(list(Path(output).glob("runs/*/results.json"))) == RUNS
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--documents", type=int, default=32)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model().save_pretrained(model)
+        make_tokenizer([]).save_pretrained(model)
+        turns = [
+            [seconds(model, options.documents, workers) for workers in (1, 2)] for _ in range(options.rounds)
+        ]
+    one, two = (statistics.median(times) for times in zip(*turns, strict=True))
+    met = "yes" if one / two >= PROMISED else "no"
+    print(f"| {RUNS} runs | one process | two workers | times faster | promised: {PROMISED} |")
+    print("|---|---:|---:|---:|---|")
+    print(f"| RoE n=8, {options.documents} texts | {one:.0f} s | {two:.0f} s | {one / two:.2f} | {met} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -70,8 +70,7 @@ class RunFolder:
 
     def is_held(self) -> bool:
         """Whether a living process holds the run."""
-        file = self.path / ".lock"
-        return file.exists() and is_locked(file)
+        return is_locked(self.path / ".lock")
 
     def check_free(self) -> None:
         """Raise RunHeldError if a living process holds the run."""

@@ -1,25 +1,66 @@
-"""Locks between processes: a file is locked until its process releases it or ends."""
+"""Locks between processes: a file is locked until its process releases it or ends.
+
+With `MOE_LAB_LEASES=1` in the environment, for file systems whose locks do not hold between machines, a lock is a lease
+instead: a file beside it that its holder refreshes. Another process takes it over once it has seen no refresh for
+`LEASE_SECONDS`.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, LeaseCompromise, SoftFileLease, Timeout
+
+LEASES = "MOE_LAB_LEASES"
+LEASE_SECONDS = 45.0
+HEARTBEAT_SECONDS = 5.0
+
+_watched: dict[Path, SoftFileLease] = {}
+"""Leases of other processes. A lease that expires is recognized by the object that has watched it."""
 
 
-def acquire(file: Path) -> FileLock | None:
+def lock_on(file: Path) -> BaseFileLock:
+    """The lock on a file, not acquired."""
+    if not os.environ.get(LEASES):
+        return FileLock(file, is_singleton=False)
+    return SoftFileLease(
+        _lease(file),
+        lease_duration=LEASE_SECONDS,
+        heartbeat_interval=HEARTBEAT_SECONDS,
+        on_compromise=_end_this_process,
+    )
+
+
+def acquire(file: Path) -> BaseFileLock | None:
     """Acquire the lock on a file; None if another process has it. Raises OSError if the file cannot be locked."""
-    lock = FileLock(file, is_singleton=False)
+    lock = _watched.pop(file, None) or lock_on(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        if isinstance(lock, SoftFileLease):
+            _watched[file] = lock
         return None
     return lock
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a living process has the lock."""
+    """Whether a living process has the lock. Makes no file."""
+    if not (_lease(file) if os.environ.get(LEASES) else file).exists():
+        return False
     lock = acquire(file)
     if lock is not None:
         lock.release()
     return lock is None
+
+
+def _lease(file: Path) -> Path:
+    return file.with_name(f"{file.name}.lease")
+
+
+def _end_this_process(lost: LeaseCompromise) -> None:
+    """What a lost lease protects may be another's by now: stop as by SIGTERM, with everything stored so far."""
+    print(f"The lease on a run was lost ({lost}). The same command continues.", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGTERM)

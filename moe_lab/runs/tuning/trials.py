@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import optuna
-from filelock import FileLock
+from filelock import BaseFileLock
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
-from moe_lab.results.lock import acquire, is_locked
+from moe_lab.results.lock import acquire, is_locked, lock_on
 from moe_lab.results.stored_files import damaged, tidy
 from moe_lab.runs.tuning.search import Search
 
@@ -57,7 +57,7 @@ class Trials:
 
     def __init__(self, folder: Path, search: Search, seed: int):
         self.folder, self.search, self.seed = folder, search, seed
-        self._lock = FileLock(folder / ".lock", is_singleton=False)
+        self._lock = lock_on(folder / ".lock")
 
     def __enter__(self) -> Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -174,7 +174,7 @@ class Trials:
             seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
         )
 
-    def _register(self) -> tuple[int, FileLock]:
+    def _register(self) -> tuple[int, BaseFileLock]:
         for worker in range(MAX_WORKERS):
             lock = acquire(self._worker_file(worker))
             if lock is not None:
@@ -182,7 +182,8 @@ class Trials:
         raise RuntimeError(f"{self.folder}: more than {MAX_WORKERS} processes share this study.")
 
     def _workers(self) -> list[int]:
-        return [int(file.stem) for file in (self.folder / ".workers").glob("*.lock")]
+        files = (self.folder / ".workers").glob("*.lock*")
+        return sorted({int(file.name.partition(".")[0]) for file in files})
 
     def _alive(self, worker: int) -> bool:
         return is_locked(self._worker_file(worker))

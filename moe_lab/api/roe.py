@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from moe_lab.api.language_model import LanguageModel
 from moe_lab.api.loaded import loaded_model
@@ -74,7 +74,7 @@ class RoE(LanguageModel):
             aggregate=aggregate,
             include_clean=include_clean,
             adaptive=adaptive,
-            bands=None if bands is None else [list(band) for band in bands],
+            bands=cast("list[list[int | float]] | None", bands),
             noise=noise,
             noise_scale=noise_scale,
         )

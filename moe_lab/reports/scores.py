@@ -17,7 +17,7 @@ MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
-    "other-profile": "other-profile: the temperatures were tuned for another model, another n or other noise.",
+    "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
@@ -160,7 +160,7 @@ def _tuned_elsewhere(block: dict[str, Any]) -> bool:
     if "tuning" not in block:
         return False
     tuned, config = block["tuning"], block["method"]["config"]
-    settings = {"n": None, "noise": "gumbel", "noise_scale": "constant"}
+    settings = {"n": None, "noise": "gumbel", "noise_scale": "constant", "adaptive": None, "bands": None}
     other = any(tuned.get(key, default) != config.get(key, default) for key, default in settings.items())
     return other or tuned["model"] != block["model"]["name"]
 

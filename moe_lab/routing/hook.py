@@ -132,7 +132,7 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
     handles.append(model.register_forward_hook(watch.finish))
     try:
         yield routers
-    except RoutingError:  # NaN logits of a router may be what others call NaN
+    except Exception:  # NaN logits of a router may be its cause
         watch.check_nan()
         raise
     else:

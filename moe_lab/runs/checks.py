@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, TaskError
+from moe_lab.methods.roe.method import RoE
 from moe_lab.tasks.generation import MAX_NEW_TOKENS
 
 if TYPE_CHECKING:
@@ -101,8 +102,9 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
 
 
 def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
-    """Raise ConfigError for a vote between equal answers: greedy ones of a method without randomness."""
-    if config.task.self_consistency is None or method.random:
+    """Raise ConfigError for a vote between equal answers: greedy ones of a method, or of a RoE, without randomness."""
+    noiseless = isinstance(method, RoE) and (method.config.n == 1 or method.config.temperature == 0)
+    if config.task.self_consistency is None or (method.random and not noiseless):
         return
     for name, task in tasks["tasks"].items():
         if not task.get_config("generation_kwargs")["do_sample"]:

@@ -31,11 +31,11 @@ def _check_counterfactual(method: Method, config: Config, tasks: TaskDict) -> No
             "proposes none. Use method=roe."
         )
     settings = method.config
-    wanted = {"cache": "clean", "weights": "clean"}
+    wanted = {"cache": "clean", "weights": "clean", "adaptive": None, "include_clean": True}
     if other := [key for key, value in wanted.items() if getattr(settings, key) != value]:
         raise ConfigError(
-            f"metrics=counterfactual compares routes that differ from the router's in one token's experts alone, which "
-            f"method.{other[0]}={getattr(settings, other[0])} does not keep. Leave it out."
+            "metrics=counterfactual compares n routes of every token, the router's among them, that differ in this "
+            f"token's experts alone. method.{other[0]}={getattr(settings, other[0])} computes others. Leave it out."
         )
     if settings.n == 1:
         raise ConfigError("metrics=counterfactual: method.n=1 proposes no route. Raise it.")

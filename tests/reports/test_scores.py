@@ -75,6 +75,7 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(mine | {"tuning": tuned | {"model": "olmoe"}}) == ("other-profile",)
     assert marks_of(mine | {"tuning": tuned | {"noise": "gumbel", "noise_scale": "constant"}}) == ()
     assert marks_of(mine | {"tuning": tuned | {"noise_scale": "margin"}}) == ("other-profile",)
+    assert marks_of(mine | {"tuning": tuned | {"bands": [[0.2, 4]]}}) == ("other-profile",)
     assert marks_of(mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}) == ("other-profile",)
 
 

@@ -107,6 +107,18 @@ def test_nan_is_named_by_layer():
         logits(model)
 
 
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, RoutingError])
+def test_nan_is_named_where_it_ends_in_another_error(error: type[Exception]) -> None:
+    model = make_model("olmoe")
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate.weight[3, 3] = float("nan")
+    named = pytest.raises(RoutingError, match="MoE layer 1")
+    with named as raised, torch.inference_mode(), routed(model, lambda router, routing: None):
+        logits(model)
+        raise error("the tokens are NaN")
+    assert isinstance(raised.value.__context__, error)
+
+
 def test_record_leaves_out_padding(moe_model):
     mask = torch.ones_like(IDS)
     mask[0, :4] = 0

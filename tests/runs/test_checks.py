@@ -49,12 +49,22 @@ def test_what_is_honoured_passes():
     check(temperature=0, repetition_penalty=1.1, until="x")
 
 
-@pytest.mark.parametrize(("method", "sampled", "refused"), [("base", 0, 1), ("base", 1, 0), ("roe", 0, 0)])
-def test_a_vote_between_equal_answers_is_refused(method, sampled, refused):
-    config = Config(task=TaskConfig(self_consistency=3), method=get_method(method).Config())
+@pytest.mark.parametrize(
+    ("method", "keys", "sampled", "refused"),
+    [
+        ("base", {}, 0, 1),
+        ("base", {}, 1, 0),
+        ("roe", {}, 0, 0),
+        ("roe", {"n": 1}, 0, 1),
+        ("roe", {"n": 1}, 1, 0),
+        ("roe", {"temperature": 0}, 0, 1),
+    ],
+)
+def test_a_vote_between_equal_answers_is_refused(method, keys, sampled, refused):
+    config = Config(task=TaskConfig(self_consistency=3), method=get_method(method).Config(**keys))
     task = SimpleNamespace(get_config={"generation_kwargs": {"do_sample": bool(sampled)}}.get)
     found = get_method(method)(config.method)
-    with pytest.raises(ConfigError, match="all answers of method=base") if refused else nullcontext():
+    with pytest.raises(ConfigError, match=f"all answers of method={method}") if refused else nullcontext():
         check_votes(found, config, {"tasks": {"x": task}})
     check_votes(found, Config(method=config.method), {"tasks": {"x": SimpleNamespace()}})
 

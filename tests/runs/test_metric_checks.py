@@ -16,8 +16,13 @@ ROE = ["method=roe", "task=toy_text"]
     [
         (["method=base", "task=toy_text"], "Use method=roe"),
         (["method=icl", "task=toy_choice"], "method=icl proposes none"),
-        ([*ROE, "method.cache=standard"], "method.cache=standard does not keep"),
-        ([*ROE, "method.weights=perturbed"], "method.weights=perturbed does not keep"),
+        ([*ROE, "method.cache=standard"], "method.cache=standard computes others"),
+        ([*ROE, "method.weights=perturbed"], "method.weights=perturbed computes others"),
+        ([*ROE, "method.include_clean=false"], "method.include_clean=False computes others"),
+        (
+            [*ROE, "method.adaptive=margin", "method.bands=[[0.5,8]]"],
+            "method.adaptive=margin computes others",
+        ),
         ([*ROE, "method.n=1"], "method.n=1 proposes no route"),
         (["method=roe"], "toy_math are generated"),
         (["method=roe", "task=lm_eval", "task.name=[toy_text,toy_math]"], "toy_math are generated"),

@@ -45,6 +45,7 @@ class Adaptive:
         band_M = torch.full_like(value_M, len(self.bands), dtype=torch.long)
         for band, (bound, _) in reversed(list(enumerate(self.bands))):
             band_M[value_M < bound if self.measure == MARGIN else value_M >= bound] = band
+        band_M[value_M.isnan()] = 0  # so that the noisy pass names the router whose logits are NaN
         counts = torch.bincount(band_M, minlength=len(self.tokens)).tolist()
         self.tokens = [so_far + count for so_far, count in zip(self.tokens, counts, strict=True)]
         return torch.tensor([*(samples for _, samples in self.bands), 1], device=band_M.device)[band_M]

@@ -29,7 +29,7 @@ def check_bands(config: Any) -> None:
             f"method.adaptive={config.adaptive} needs method.cache=clean: with method.cache={config.cache} every row "
             "reads every token, whatever the clean one says."
         )
-    if not config.bands or not all(_is_band(band, config.n) for band in config.bands):
+    if not _is_list(config.bands) or not all(_is_band(band, config.n) for band in config.bands):
         raise ConfigError(
             f"method.bands={config.bands}: must be a list of [bound, samples], with bounds of at least 0 and from 1 to "
             f"method.n={config.n} samples, e.g. {_EXAMPLE}."
@@ -43,8 +43,16 @@ def check_bands(config: Any) -> None:
             )
 
 
-def _is_band(band: Sequence[float], n: int) -> bool:
-    return len(band) == 2 and 0 <= band[0] < math.inf and 1 <= band[1] <= n and float(band[1]).is_integer()
+def _is_list(bands: Any) -> bool:
+    return isinstance(bands, Sequence) and not isinstance(bands, str) and len(bands) > 0
+
+
+def _is_band(band: Any, n: int) -> bool:
+    if not isinstance(band, Sequence) or len(band) != 2:
+        return False
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in band):
+        return False
+    return 0 <= band[0] < math.inf and 1 <= band[1] <= n and float(band[1]).is_integer()
 
 
 def bands_of(config: Any) -> list[tuple[float, int]]:

@@ -44,7 +44,9 @@ class Profile:
     """One per MoE layer."""
     noise: str = "gumbel"
     noise_scale: str = "constant"
-    """Both as in `RoE.Config`."""
+    adaptive: str | None = None
+    bands: list[list[int | float]] | None = None
+    """All four as in `RoE.Config`."""
     references: dict[str, Any] | None = None
     """Of a perplexity over the untouched model's own solutions: `asked`, `correct`, and the `folder` of them."""
 
@@ -59,6 +61,8 @@ class Profile:
             "n",
             "noise",
             "noise_scale",
+            "adaptive",
+            "bands",
             "trials",
             "trial",
             "score",

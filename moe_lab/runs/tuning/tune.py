@@ -169,6 +169,8 @@ def write_trials(study: Study, trials: Trials) -> None:
         n=study.config.method.n,
         noise=study.config.method.noise,
         noise_scale=study.config.method.noise_scale,
+        adaptive=study.config.method.adaptive,
+        bands=study.config.method.bands,
         trials=len(finished),
         trial=best.number,
         score=float(best.value),

@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 import torch
 
+from moe_lab import RoE
 from moe_lab.engine.forward.adaptive import MEASURES, Adaptive, unsureness
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
@@ -22,6 +23,7 @@ from moe_lab.engine.generation.sampling import Decoding, Sampler, generation_con
 from moe_lab.engine.kv_engine import KVEngine
 from moe_lab.engine.recurrent_engine import RecurrentEngine
 from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
+from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, document_key
 from tests.support import attention_kinds, roe_reference, rounding
 from tests.support.models import build, make_model, small_model
@@ -214,3 +216,12 @@ def test_recurrent_models(tokenizer):
     plain = answers(model, None, engine=RecurrentEngine(RecurrentForward(model, Ensemble())))
     forward = RecurrentForward(model, ensemble_of(model, adaptive))
     assert answers(model, None, engine=RecurrentEngine(forward))[:2] == plain[:2]
+
+
+def test_nan_of_a_router_is_named(tokenizer):
+    model = make_model("olmoe")
+    with torch.no_grad():
+        model.model.layers[2].mlp.gate.weight[0, 0] = float("nan")
+    roe = RoE(model, tokenizer, n=3, adaptive="margin", bands=[(0.1, 3)])
+    with pytest.raises(RoutingError, match=r"model\.layers\.2\.mlp\.gate"):
+        roe.generate("what is", max_new_tokens=2)

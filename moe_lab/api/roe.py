@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from moe_lab.api.language_model import LanguageModel
@@ -33,6 +34,12 @@ class RoE(LanguageModel):
         weights: whether combine weights come from "clean" or "perturbed" router logits.
         aggregate: what is averaged: "probabilities" or "logits".
         include_clean: whether sample 0 is part of the average.
+        adaptive: what decides how many samples a token takes: "margin" (difference of the two largest next-token
+            probabilities of the clean sample) or "entropy" (in nats); None: every token takes n. With cache="clean".
+        bands: with `adaptive`, (bound, samples) of each band, the most unsure first: [(0.2, 32), (0.6, 8)]. A token
+            takes the samples of the first band that it is in, and the clean sample alone if it is in none.
+        noise: "gumbel", independent in all samples, or "antithetic" in samples 2j-1 and 2j.
+        noise_scale: "constant", or "margin": temperatures are multiplied by the router's margin, per token and layer.
         seed: key of the routing noise and of sampled tokens. Equal calls give equal results.
 
     Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
@@ -51,6 +58,10 @@ class RoE(LanguageModel):
         weights: str = "clean",
         aggregate: str = "probabilities",
         include_clean: bool = True,
+        adaptive: str | None = None,
+        bands: Sequence[tuple[float, int]] | None = None,
+        noise: str = "gumbel",
+        noise_scale: str = "constant",
         seed: int = 0,
     ):
         config = Method.Config(
@@ -62,6 +73,10 @@ class RoE(LanguageModel):
             weights=weights,
             aggregate=aggregate,
             include_clean=include_clean,
+            adaptive=adaptive,
+            bands=None if bands is None else [list(band) for band in bands],
+            noise=noise,
+            noise_scale=noise_scale,
         )
         method, facts = Method(config), loaded_model(model, tokenizer).facts
         method.check(facts)

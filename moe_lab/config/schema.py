@@ -89,6 +89,9 @@ class TaskConfig:
     """Whether programs that the model wrote may be executed in a sandbox (`moe_lab.tasks.sandbox`)."""
     answer: str | None = None
     """The form of multiple-choice questions: "text" as in lm-eval, or "letters" (`tasks/letters.py`); null: text."""
+    self_consistency: int | None = None
+    """Sampled answers to each document, the majority of which is evaluated (`tasks/self_consistency.py`); null: one
+    answer."""
     chat_template: bool = False
     """Whether prompts get a chat template, a plain one if the tokenizer has none, if `apply_chat_template` is null."""
     judges: list[str] | None = None
@@ -104,6 +107,7 @@ class TaskConfig:
         if self.answer == "letters" and self.metric == "acc_norm,none":
             self.metric = "acc,none"  # letters are equally long
         one_of("task.category", self.category, CATEGORIES)
+        at_least("task.self_consistency", self.self_consistency, 2)
         if not self.name:
             raise ConfigError(
                 f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."

@@ -85,7 +85,7 @@ def weights_of(index_K: torch.Tensor, weights_K: torch.Tensor) -> Layer:
 
 
 def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place: Place) -> Choices:
-    """The share of the n routing samples that take each expert, of the token before those that differ.
+    """The share of the token's routing samples that take each expert, of the token before those that differ.
 
     The engine scores one token at the place, with the keys of the noise of the answer itself.
     """
@@ -93,7 +93,8 @@ def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place:
     seen = _Seen(ensemble.routing, len(place.read) - 1, ensemble.first_noisy)
     # with prefill=clean samples read without noise what stands in the prompt alone
     prompt, rest = (place.prompt, place.shared) if ensemble.prefill == "clean" else (place.read, ())
-    engine.set_ensemble(replace(ensemble, routing=seen))
+    adaptive = ensemble.adaptive and ensemble.adaptive.uncounted()
+    engine.set_ensemble(replace(ensemble, routing=seen, adaptive=adaptive))
     try:
         engine.score(
             [ScoringRequest(prompt, [(*rest, 0)], document_key(place.prompt))], lambda index, scores: None
@@ -101,7 +102,7 @@ def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place:
     finally:
         engine.set_ensemble(ensemble)
     clean = plain_choices(model, place.read)
-    layers = [seen.shares(layer, own, ensemble.n) for layer, own in enumerate(clean.layers)]
+    layers = [seen.shares(layer, own) for layer, own in enumerate(clean.layers)]
     return Choices(place.read, layers, SHARE)
 
 
@@ -109,7 +110,7 @@ class _Seen(GumbelTopK):
     """Counts the noisy samples that take each expert at one position, from the first MoE layer on that they pass."""
 
     def __init__(self, of: GumbelTopK, position: int, first: int):
-        super().__init__(of.temperatures, of.seed, of.perturbed_weights)
+        super().__init__(**of.settings)
         self.position, self.first = position, first
         self.counts: dict[int, Counter[int]] = {}
 
@@ -121,9 +122,10 @@ class _Seen(GumbelTopK):
             self.counts.setdefault(router.layer, Counter()).update(taken_NK.flatten().tolist())
         return changed
 
-    def shares(self, layer: int, clean: Layer, n: int) -> Layer:
-        """Of all n samples; those of an earlier layer are all clean."""
+    def shares(self, layer: int, clean: Layer) -> Layer:
+        """Of all samples that the token takes; those of an earlier layer are all clean."""
         if layer not in self.counts:
             return dict.fromkeys(clean, 1.0)
         counts = Counter(dict.fromkeys(clean, 1)) + self.counts[layer]
+        n = counts.total() / len(clean)
         return {expert: count / n for expert, count in counts.most_common()}

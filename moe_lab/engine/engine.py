@@ -8,7 +8,8 @@ from collections.abc import Callable
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.sampling import Decoding
-from moe_lab.engine.scoring.scoring import Scores, ScoringRequest
+from moe_lab.engine.scoring.scoring import ScoringRequest
+from moe_lab.engine.scoring.token_scores import Scores
 
 
 class Engine(ABC):

@@ -8,11 +8,13 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.memory_bound import store_on
+from moe_lab.engine.generation.adaptive_step import AdaptiveStep
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.prefix_cache import PrefixCache
 from moe_lab.engine.generation.sampling import Decoding
-from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest, score
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest, score
+from moe_lab.engine.scoring.token_scores import Scores
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 
 
@@ -25,6 +27,7 @@ class KVEngine(Engine):
 
     def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
         self.forward, self.budget = forward, budget
+        self._adaptive = _adaptive_step(forward)
         ensemble, device = forward.ensemble, forward.device
         self._prefix_cache = PrefixCache(store_on(device)) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
@@ -34,7 +37,8 @@ class KVEngine(Engine):
 
     @property
     def tokens_in(self) -> int:
-        return self.forward.tokens_in + (self.two_phase.tokens_in if self.two_phase else 0)
+        parts = (self.forward, self._adaptive, self.two_phase)
+        return sum(part.tokens_in for part in parts if part)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
@@ -45,8 +49,8 @@ class KVEngine(Engine):
                 f"{two_phase.first_noisy}."
             )
         forward = EnsembleForward(self.forward.model, ensemble)
-        forward.tokens_in = self.forward.tokens_in
-        self.forward = forward
+        forward.tokens_in = self.forward.tokens_in + (self._adaptive.tokens_in if self._adaptive else 0)
+        self.forward, self._adaptive = forward, _adaptive_step(forward)
 
     def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
         ensemble = self.forward.ensemble
@@ -62,5 +66,10 @@ class KVEngine(Engine):
         decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
-        with self.forward as forward:
-            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache)
+        adaptive = self._adaptive
+        with adaptive.clean if adaptive else self.forward as forward:
+            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache, adaptive)
+
+
+def _adaptive_step(forward: EnsembleForward) -> AdaptiveStep | None:
+    return AdaptiveStep(forward.model, forward.ensemble) if forward.ensemble.adaptive else None

@@ -24,7 +24,8 @@ from moe_lab.engine.generation.sampling import Decoding, Sampler, StoppingCriter
 from moe_lab.engine.hf import CountedHF, OnAnswer, Request
 from moe_lab.engine.kv_engine import KVEngine
 from moe_lab.engine.recurrent_engine import RecurrentEngine
-from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
+from moe_lab.engine.scoring.token_scores import Scores
 from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
@@ -136,6 +137,7 @@ class EngineLM(CountedHF):
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
+        band_0, band_1, ...: tokens of each band of an adaptive ensemble, and last those of none (`Adaptive.tokens`).
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -148,9 +150,10 @@ class EngineLM(CountedHF):
         """Counts of the present ensemble."""
         if not self.ensemble.routing:
             return {}
-        return dict(
-            zip(("changed_decisions", "noisy_decisions"), self.ensemble.routing.decisions, strict=True)
-        )
+        adaptive = self.ensemble.adaptive
+        bands = {f"band_{band}": count for band, count in enumerate(adaptive.tokens)} if adaptive else {}
+        changed, noisy = self.ensemble.routing.decisions
+        return {"changed_decisions": changed, "noisy_decisions": noisy} | bands
 
     # lm-eval's interface -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
 from moe_lab.engine.engine import Engine
@@ -16,7 +17,8 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.recurrent import RecurrentForward, RecurrentState
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.sampling import Decoding
-from moe_lab.engine.scoring.scoring import Scores, ScoringRequest, read_scores
+from moe_lab.engine.scoring.scoring import ScoringRequest
+from moe_lab.engine.scoring.token_scores import Scores, TokenScores
 
 
 class RecurrentEngine(Engine):
@@ -38,8 +40,10 @@ class RecurrentEngine(Engine):
         with self.forward as forward:
             for i, request in enumerate(requests):
                 tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
-                logits = _after_nodes(forward, request, tree)
-                on_scores(i, read_scores(forward.ensemble, [tree], logits)[0])
+                scores = TokenScores([tree])
+                for place, logits_1nV in enumerate(_after_nodes(forward, request, tree)):
+                    scores.put(forward.ensemble.first(logits_1nV.shape[1]), torch.tensor([place]), logits_1nV)
+                on_scores(i, scores.summed()[0])
 
     def generate(
         self,
@@ -73,7 +77,7 @@ def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decod
     cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
     while True:
         logits_nV = forward.step(cache, ids)
-        decoding.extend([state], forward.ensemble.next_scores(logits_nV[None]))
+        decoding.extend([state], forward.ensemble.first(len(logits_nV)).next_scores(logits_nV[None]))
         if decoding.ends(state):
             return
         ids = state.generated[-1:]

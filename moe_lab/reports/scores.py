@@ -17,7 +17,7 @@ MARKS = {
     "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
-    "other-profile": "other-profile: the temperatures were tuned for another model or another n.",
+    "other-profile": "other-profile: the temperatures were tuned for another model, another n or other noise.",
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
@@ -159,8 +159,10 @@ def evaluation_marks(evaluation: Evaluation) -> tuple[str, ...]:
 def _tuned_elsewhere(block: dict[str, Any]) -> bool:
     if "tuning" not in block:
         return False
-    tuned = block["tuning"]
-    return (tuned["model"], tuned["n"]) != (block["model"]["name"], block["method"]["config"]["n"])
+    tuned, config = block["tuning"], block["method"]["config"]
+    settings = {"n": None, "noise": "gumbel", "noise_scale": "constant"}
+    other = any(tuned.get(key, default) != config.get(key, default) for key, default in settings.items())
+    return other or tuned["model"] != block["model"]["name"]
 
 
 def _named_score(results: dict[str, Any], block: dict[str, Any], name: str, metric: str | None) -> Score:

@@ -100,6 +100,19 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
             )
 
 
+def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
+    """Raise ConfigError for a vote between equal answers: greedy ones of a method without randomness."""
+    if config.task.self_consistency is None or method.random:
+        return
+    for name, task in tasks["tasks"].items():
+        if not task.get_config("generation_kwargs")["do_sample"]:
+            raise ConfigError(
+                f"task.self_consistency={config.task.self_consistency}: without sampling all answers of "
+                f"method={config.method.name} to a document of {name} are equal.\n"
+                "Leave it out, or sample: gen_kwargs=temperature=0.7"
+            )
+
+
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
     """Raise TaskError for a task that executes generated programs, if that is not allowed or no sandbox works here."""
     unsafe = [name for name, task in tasks["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]

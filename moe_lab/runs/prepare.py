@@ -18,6 +18,7 @@ from moe_lab.runs.checks import (
     check_generation,
     check_metric,
     check_router,
+    check_votes,
 )
 from moe_lab.runs.metric_checks import check_metrics
 from moe_lab.runs.run import Run
@@ -60,6 +61,7 @@ def prepare(config: Config) -> Run:
     method.check(facts)
     check_chat_template(config)
     check_generation(config, facts, tasks)
+    check_votes(method, config, tasks)
     run = _identified(config, method, facts, tasks, samples)
     if not config.baseline or not method.compared_with_base or config.predict_only:
         return run

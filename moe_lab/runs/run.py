@@ -72,10 +72,14 @@ class Run:
 
     @property
     def tells_flips(self) -> bool:
-        """Whether `flips.jsonl` belongs to the run. With model.tp_plan other processes hold parts of the model."""
+        """Whether `flips.jsonl` belongs to the run.
+
+        A vote has no place where two answers part. With model.tp_plan other processes hold parts of the model.
+        """
+        one_answer = self.config.task.self_consistency is None
         routes = self.facts.routers is not None and self.facts.fixed_routing is None
         told = self.baseline is not None and self.method.tells_choices
-        return told and routes and not self.config.model.tp_plan
+        return told and routes and one_answer and not self.config.model.tp_plan
 
     @property
     def has_flips(self) -> bool:

@@ -17,6 +17,7 @@ from moe_lab.tasks.judges.registry import judge_metrics
 from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 from moe_lab.tasks.own_files import has_own_files
+from moe_lab.tasks.self_consistency import voted
 from moe_lab.tasks.tuning_split import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class TaskSettings:
     num_fewshot: int | None
     letters: bool
     """Whether answers are letters (`letters.py`)."""
+    self_consistency: int | None
+    """Number of samples that vote (`self_consistency.py`); None: one answer, and no vote."""
     holdout: Holdout | None
     """Evaluate held-out tuning documents instead of the test; None: the test."""
     splits: tuple[str, ...]
@@ -61,6 +64,7 @@ class TaskSettings:
             fewshot_split=config.task.fewshot_split,
             num_fewshot=config.num_fewshot,
             letters=config.task.answer == "letters",
+            self_consistency=None if holdout or splits else config.task.self_consistency,
             holdout=holdout,
             splits=splits,
         )
@@ -103,6 +107,8 @@ class _Factory(TaskFactory):
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
         config = in_letters(config) if self._settings.letters else dict(config)
+        if self._settings.self_consistency is not None:
+            config = voted(config, self._settings.self_consistency)
         if config.get("process_results") is score:
             config["metric_list"] = judge_metrics()
         if callable(config.get("process_docs")):

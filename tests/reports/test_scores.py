@@ -73,6 +73,9 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(mine) == ()
     assert marks_of(mine | {"tuning": tuned | {"n": 4}}) == ("other-profile",)
     assert marks_of(mine | {"tuning": tuned | {"model": "olmoe"}}) == ("other-profile",)
+    assert marks_of(mine | {"tuning": tuned | {"noise": "gumbel", "noise_scale": "constant"}}) == ()
+    assert marks_of(mine | {"tuning": tuned | {"noise_scale": "margin"}}) == ("other-profile",)
+    assert marks_of(mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}) == ("other-profile",)
 
 
 def test_holms_correction_is_over_the_scores_that_have_a_p():

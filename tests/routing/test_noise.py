@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
 from scipy.stats import kstest
+from torch.overrides import TorchFunctionMode
 
+from moe_lab.routing import noise as noise_module
 from moe_lab.routing.noise import document_key, gumbel, gumbel_for_tokens
 
 MASK = 2**64 - 1
@@ -19,12 +22,16 @@ def mix(z):
     return z ^ (z >> 31)
 
 
-def gumbel_in_python(seed, document, repeat, row, layer, position, expert):
+def uniform_in_python(*keys):
     """The docstring's hash in Python's unbounded integers."""
     h = 0
-    for value in (seed, document, repeat, row, layer, position, expert):
+    for value in keys:
         h = mix(((h ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK)
-    return -math.log(-math.log(((h >> 11) + 0.5) / 2**53))
+    return ((h >> 11) + 0.5) / 2**53
+
+
+def gumbel_in_python(seed, document, repeat, row, layer, position, expert):
+    return -math.log(-math.log(uniform_in_python(seed, document, repeat, row, layer, position, expert)))
 
 
 def test_golden_values():
@@ -52,6 +59,27 @@ def test_equals_the_written_down_hash(document):
             assert float(noise[i, expert]) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("row", [0, 1, 2, 3, 4, 30, 31, 32])
+def test_antithetic_rows_share_a_uniform_number(row):
+    """Row 2j has the noise of 1 - u, where u is the number of row 2j-1; all other rows have that of their own."""
+    mirrored = row in (2, 4, 30, 32)
+    noise = gumbel(7, -5, 1, row, 5, [0, 3, 1999], 6, antithetic=True)
+    for i, position in enumerate([0, 3, 1999]):
+        for expert in range(6):
+            u = uniform_in_python(7, -5, 1, row - mirrored, 5, position, expert)
+            expected = -math.log(-math.log(1 - u if mirrored else u))
+            assert float(noise[i, expert]) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    if not mirrored:
+        assert torch.equal(noise, gumbel(7, -5, 1, row, 5, [0, 3, 1999], 6))
+
+
+@pytest.mark.parametrize("row", [1, 2, 5, 6])
+def test_every_antithetic_row_is_gumbel_distributed(row):
+    # 80,000 draws a row; a right generator fails with probability 1e-6 (the threshold on the p-value) for each row.
+    noise = gumbel(0, 1, 0, row, 0, range(10_000), 8, antithetic=True).flatten().double()
+    assert kstest(noise.numpy(), "gumbel_r").pvalue > 1e-6
+
+
 def test_many_tokens_at_once_is_the_same_as_one_by_one():
     keys = [torch.tensor(values) for values in ([9, -9, 9], [0, 0, 1], [1, 2, 1], [4, 5, 6])]
     together = gumbel_for_tokens(1, *keys, torch.tensor([3, 0]), 8)
@@ -61,6 +89,39 @@ def test_many_tokens_at_once_is_the_same_as_one_by_one():
             assert torch.equal(
                 together[layer, token], gumbel(1, document, repeat, row, number, [position], 8)[0]
             )
+
+
+class NoFloat64(TorchFunctionMode):
+    """A device without float64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        assert getattr(result, "dtype", None) != torch.float64, function
+        return result
+
+
+def test_devices_without_float64_have_the_golden_values(monkeypatch):
+    keys = dict(seed=0, document=123, repeat=0, row=1, layer=2, positions=[0, 7], n_experts=3)
+    with pytest.raises(AssertionError), NoFloat64():
+        gumbel(**keys)
+    many = gumbel(0, 1, 0, 2, 0, range(10_000), 8, antithetic=True)
+    monkeypatch.setattr(noise_module, "WITHOUT_FLOAT64", {"cpu"})
+    with NoFloat64():
+        found, found_many = gumbel(**keys), gumbel(0, 1, 0, 2, 0, range(10_000), 8, antithetic=True)
+    assert found.dtype == torch.float32
+    for one, expected in ((found, torch.tensor(GOLDEN)), (found_many, many)):
+        assert ((one - expected).abs() <= 3e-7 * expected.abs().clamp(min=1)).all()
+
+
+@pytest.mark.parametrize(
+    "k", [0, 1, 2**24 + 1, 2**51 + 7, 2**52 - 1, 2**52, 2**53 - 2**30, 2**53 - 2, 2**53 - 1]
+)
+def test_float32_noise_is_that_of_decimals(k):
+    with localcontext(prec=60):
+        u = (Decimal(k) + Decimal("0.5")) / 2**53
+        expected = float(-(-u.ln()).ln())
+    found = float(noise_module._gumbel_in_float32(torch.tensor(k)))
+    assert abs(found - expected) <= 3e-7 * max(1, abs(expected))
 
 
 def test_is_gumbel_distributed():

@@ -3,16 +3,17 @@ metrics that a model's routers do not allow."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import get_method
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
-from moe_lab.runs.checks import check_generation, check_router
+from moe_lab.runs.checks import check_generation, check_router, check_votes
 from moe_lab.runs.metric_checks import check_metrics
 from tests.support.designs import COMMON
 
@@ -46,6 +47,16 @@ def test_refused(settings, says):
 def test_what_is_honoured_passes():
     check(temperature=0.7, top_p=0.9, top_k=20, do_sample=True, until=["x"], max_gen_toks=5, num_beams=1)
     check(temperature=0, repetition_penalty=1.1, until="x")
+
+
+@pytest.mark.parametrize(("method", "sampled", "refused"), [("base", 0, 1), ("base", 1, 0), ("roe", 0, 0)])
+def test_a_vote_between_equal_answers_is_refused(method, sampled, refused):
+    config = Config(task=TaskConfig(self_consistency=3), method=get_method(method).Config())
+    task = SimpleNamespace(get_config={"generation_kwargs": {"do_sample": bool(sampled)}}.get)
+    found = get_method(method)(config.method)
+    with pytest.raises(ConfigError, match="all answers of method=base") if refused else nullcontext():
+        check_votes(found, config, {"tasks": {"x": task}})
+    check_votes(found, Config(method=config.method), {"tasks": {"x": SimpleNamespace()}})
 
 
 PER_TOKEN = {

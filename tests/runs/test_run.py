@@ -26,6 +26,7 @@ from moe_lab.runs.execute import execute
 from moe_lab.runs.jobs import jobs_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
+from moe_lab.tasks.arithmetic.numbers import answer_number
 from tests.support.runs import config, small_data
 from tests.support.tiers import by_family
 
@@ -429,6 +430,29 @@ def test_generation(roe: Config, task: str, calls: Callable[[], list[str]]) -> N
         replace(roe, task=TaskConfig(name=task), num_fewshot=0, gen_kwargs={"max_gen_toks": 4}, limit=3)
     )
     assert len(calls()) == 6 and outcome.results["moe_lab"]["cost"]["tokens_out"] > 0
+
+
+@pytest.mark.slow
+def test_the_votes_of_a_run_are_resumed(roe: Config, calls: Callable[[], list[str]]) -> None:
+    """Three samples of each of four documents, of RoE and of its baseline; a lost answer alone is sampled again."""
+    task = TaskConfig(name="addsub", self_consistency=3)
+    voting = replace(roe, task=task, num_fewshot=0, gen_kwargs={"max_gen_toks": 6}, limit=4)
+    outcome = run(voting)
+    assert len(calls()) == 24 and outcome.results["moe_lab"]["paired"]["addsub"]
+    file = outcome.run.folder / "samples_addsub.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    texts = [line["resps"][0] for line in lines]
+    assert [len(each) for each in texts] == [3] * 4 and all(len(set(each)) > 1 for each in texts)
+    for line, sampled in zip(lines, texts, strict=True):
+        answers = [answer_number(text) for text in sampled]
+        assert line["filtered_resps"] == [max(answers, key=answers.count)]
+    assert not (outcome.run.folder / "flips.jsonl").exists()
+    log = outcome.run.folder / "responses.jsonl"
+    kept = log.read_text().splitlines(keepends=True)
+    lost = max(i for i, line in enumerate(kept) if '"response"' in line)
+    log.write_text("".join(kept[:lost]))
+    (outcome.run.folder / "results.json").unlink()
+    assert numbers(run(voting).results) == numbers(outcome.results) and len(calls()) == 25
 
 
 @pytest.mark.slow

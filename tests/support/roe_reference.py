@@ -28,25 +28,66 @@ def noisy_positions(prompt, ids, cache="clean", prefill="noisy"):
     return range(len(prompt) - 1 if prefill == "clean" else 0, len(ids))
 
 
-def next_token_probs(model64, prompt, ids, n, temperatures, seed=0, repeat=0, perturbed=False, **history):
-    """float64 [V]: the ensemble's distribution after `ids`, which begin with the prompt."""
+def next_token_probs(
+    model64,
+    prompt,
+    ids,
+    n,
+    temperatures,
+    seed=0,
+    repeat=0,
+    perturbed=False,
+    antithetic=False,
+    margin=False,
+    **history,
+):
+    """float64 [V]: the ensemble's distribution after `ids`, which begin with the prompt.
+
+    `antithetic` and `margin` (noise scaled by the router's margin) are for families of SOFTMAX.
+    """
     positions = list(noisy_positions(prompt, ids, **history))
     rows = [
-        row_probs(model64, ids, positions, document_key(prompt), row, temperatures, seed, repeat, perturbed)
+        row_probs(
+            model64,
+            ids,
+            positions,
+            document_key(prompt),
+            row,
+            temperatures,
+            seed,
+            repeat,
+            perturbed,
+            antithetic,
+            margin,
+        )
         for row in range(n)
     ]
     return torch.stack(rows).mean(dim=0)
 
 
-def row_probs(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed):
+def row_probs(
+    model64,
+    ids,
+    positions,
+    document,
+    row,
+    temperatures,
+    seed,
+    repeat,
+    perturbed,
+    antithetic=False,
+    margin=False,
+):
     if model64.config.model_type not in SOFTMAX:
         return _row_by_rule(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed)
     handles = []
     for layer, router in enumerate(routers_of(model64)):
         if row == 0 or temperatures[layer] == 0:
             continue
-        noise = gumbel(seed, document, repeat, row, layer, positions, router.weight.shape[0]).double()
-        handles.append(router.register_forward_hook(_noisy(positions, noise, temperatures[layer], perturbed)))
+        experts = router.weight.shape[0]
+        noise = gumbel(seed, document, repeat, row, layer, positions, experts, antithetic).double()
+        hook = _noisy(positions, noise, temperatures[layer], perturbed, margin)
+        handles.append(router.register_forward_hook(hook))
     with torch.no_grad():
         logits = model64(torch.tensor([ids]), use_cache=False).logits[0, -1]
     for handle in handles:
@@ -64,14 +105,16 @@ def _row_by_rule(model64, ids, positions, document, row, temperatures, seed, rep
     return logits.softmax(-1)
 
 
-def _noisy(positions, noise, temperature, perturbed):
+def _noisy(positions, noise, temperature, perturbed, margin):
     def hook(router, args, output):
         logits, weights, index = output
         weights, index = weights.clone(), index.clone()
         for position, own in zip(positions, noise, strict=True):
             clean = logits[position]
-            noisy = clean + temperature * own
             k = index.shape[-1]
+            ranked = sorted((float(value) for value in clean), reverse=True)
+            scale = ranked[k - 1] - ranked[k] if margin else 1.0
+            noisy = clean + temperature * scale * own
             chosen = sorted(range(len(noisy)), key=lambda e: -float(noisy[e]))[:k]
             source = noisy if perturbed else clean
             total = sum(math.exp(float(value)) for value in source)

@@ -6,10 +6,11 @@ M = logit positions, n = routing samples of each (sample 0 has no noise), V = vo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from moe_lab.engine.forward.adaptive import Adaptive
 from moe_lab.routing import GumbelTopK
 
 
@@ -28,6 +29,12 @@ class Ensemble:
     own, recomputed for every generated token."""
     prefill: str = "noisy"
     """With own histories: "noisy" reads prompts with noise, "clean" reads them without up to their last token."""
+    adaptive: Adaptive | None = None
+    """How many of the n samples each token takes; None: all. With a clean history."""
+
+    def first(self, samples: int) -> Ensemble:
+        """The ensemble of the first samples alone, of every token."""
+        return replace(self, n=samples, adaptive=None)
 
     @property
     def own_history(self) -> bool:

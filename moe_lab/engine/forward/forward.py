@@ -11,7 +11,8 @@ B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routin
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,15 @@ class EnsembleForward:
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
+
+    @contextmanager
+    def without_hooks(self) -> Iterator[None]:
+        """Inside this context the model has no hooks of this forward, so that another one can run it."""
+        self._stack.close()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     @property
     def extra_slots(self) -> int:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from moe_lab.engine.forward.adaptive import Adaptive, unsureness
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.errors import RoutingError
 from moe_lab.routing import routed
@@ -96,14 +97,26 @@ class RecurrentForward:
     def step(self, state: RecurrentState, ids: Sequence[int]) -> Tensor:
         """Logits [n, V] after the last of `ids`, the clean sample first.
 
-        `state` then holds these tokens too; with a clean history, those of the clean sample only.
+        `state` then holds these tokens too; with a clean history, those of the clean sample only. Of an adaptive
+        ensemble n is the number of samples that the token takes.
         """
+        if self.ensemble.adaptive:
+            return self._adaptive_step(self.ensemble.adaptive, state, ids)
         if self.ensemble.own_history:
             return self._read(state, ids)
         state.take([0] * self.ensemble.n)
         logits_nV = self._read(state, ids)
         state.take([0])
         return logits_nV
+
+    def _adaptive_step(self, adaptive: Adaptive, state: RecurrentState, ids: Sequence[int]) -> Tensor:
+        before = state.copied()
+        clean_1V = self._read(state, ids, noise=False)
+        n = int(adaptive.samples_of(unsureness(clean_1V)))
+        if n == 1:
+            return clean_1V
+        before.take([0] * n)
+        return torch.cat([clean_1V, self._read(before, ids)[1:]])
 
     def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
         """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""

@@ -15,6 +15,7 @@ from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.prefixes import Group, group_by_prefix
+from moe_lab.engine.generation.adaptive_step import AdaptiveStep
 from moe_lab.engine.generation.prefill import GenerationState, Prefill
 from moe_lab.engine.generation.prefix_cache import PrefixCache
 from moe_lab.engine.generation.sampling import Decoding
@@ -31,15 +32,18 @@ def generate(
     decoding: Decoding,
     on_done: Callable[[GenerationState], None],
     prefix_cache: PrefixCache | None = None,
+    adaptive: AdaptiveStep | None = None,
 ) -> None:
     """Continue all sequences; `on_done(state)` is called as soon as a sequence ends, in any order.
 
     Args:
         prefix_cache: reads the prompts without noise and caches their keys and values. It has no effect on samples that
             read the prompt with noise.
+        adaptive: adds the noisy samples of unsure sequences; `forward` is then its `clean`.
     """
-    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache):
-        _Batch(forward, batch, prefill).run(decoding, on_done)
+    n = adaptive.ensemble.n if adaptive else forward.ensemble.n
+    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache, n):
+        _Batch(forward, batch, prefill, adaptive).run(decoding, on_done)
 
 
 def _batches(
@@ -48,6 +52,7 @@ def _batches(
     budget: Budget,
     max_new_tokens: int,
     prefix_cache: PrefixCache | None,
+    n: int,
 ) -> Iterator[tuple[list[GenerationState], Prefill]]:
     """Sequences that generate together, longest first, and what prefills them."""
     ensemble = forward.ensemble
@@ -56,7 +61,7 @@ def _batches(
     if ensemble.own_history:
         prefix_cache = (prefix_cache or PrefixCache(Store(0))) if ensemble.prefill == "clean" else None
     size = budget.sequences or MAX_SEQUENCES.get(forward.device.type, 64)
-    size = max(1, min(size, budget.tokens // ensemble.n))
+    size = max(1, min(size, budget.tokens // n))
     alone = not forward.shares_beginnings
     one_group = prefix_cache or alone or ensemble.own_history or ensemble.cache == "none"
     prompts = [state.prompt for state in states]
@@ -72,13 +77,21 @@ def _batches(
 class _Batch:
     """Sequences that generate together, right-aligned in one cache, so that all write to the same slot."""
 
-    def __init__(self, forward: EnsembleForward, states: list[GenerationState], prefill: Prefill):
+    def __init__(
+        self,
+        forward: EnsembleForward,
+        states: list[GenerationState],
+        prefill: Prefill,
+        adaptive: AdaptiveStep | None,
+    ):
         self.forward = forward
         self.states = states
         self.prefill = prefill
+        self.adaptive = adaptive
         self.active = list(range(len(states)))
-        self.cache, self.real_BT, self.scores_AV = prefill(states)
+        self.cache, self.real_BT, scores_AV = prefill(states)
         self._padded = not bool(self.real_BT.all())
+        self.scores_AV = self._sampled(scores_AV)
 
     def run(self, decoding: Decoding, on_done: Callable[[GenerationState], None]) -> None:
         while True:
@@ -120,7 +133,15 @@ class _Batch:
             names_BS=self._names,
             count=len(self.active),
         )
-        return self.forward.ensemble.next_scores(self.forward(tokens, self.cache))
+        return self._sampled(self.forward.ensemble.next_scores(self.forward(tokens, self.cache)))
+
+    def _sampled(self, scores_AV: Tensor) -> Tensor:
+        """The scores, those of unsure sequences with noisy samples."""
+        if self.adaptive is None:
+            return scores_AV
+        sequence_A = torch.tensor(self.active, device=self.forward.device)
+        states = [self.states[b] for b in self.active]
+        return self.adaptive(states, sequence_A, self.cache, self.real_BT, scores_AV)
 
     def _names(self) -> np.ndarray:
         names = np.zeros((len(self.states), 1), dtype=np.int64)

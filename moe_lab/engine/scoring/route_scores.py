@@ -8,7 +8,6 @@ T = scored tokens, n = routing samples (sample 0 is the router's own route), M =
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,8 @@ from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.scoring.scoring import NAN, Budget, ScoringRequest, scored_parts
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
+from moe_lab.engine.scoring.token_scores import NAN, scored_parts
 from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
 from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, Router, Routing
@@ -70,7 +70,7 @@ class Proposals(GumbelTopK):
     """
 
     def __init__(self, of: GumbelTopK):
-        self.__dict__.update(copy.deepcopy(vars(of)))  # every setting of the noise
+        super().__init__(**of.settings)
         self.changed_N = torch.zeros(0, dtype=torch.bool)
 
     def expect(self, tokens: NoisyTokens | None) -> None:

@@ -5,11 +5,9 @@ M = logit positions, n = routing samples, V = vocabulary.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from moe_lab.engine.forward.batch import TokenTree, collate
@@ -17,7 +15,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.prefixes import Group, group_by_prefix
-from moe_lab.errors import RoutingError
+from moe_lab.engine.scoring.token_scores import Scores, read_scores
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,6 @@ class Budget:
     """Tokens, routing samples and padding included."""
     sequences: int | None = None
     """Sequences; None: as many as fit."""
-
-
-NAN = "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
-
-Scores = list[tuple[float, bool]]
-"""Per continuation: its log-likelihood, and whether greedy decoding generates it."""
 
 
 def score(
@@ -141,66 +133,6 @@ def _size(tree: TokenTree, ensemble: Ensemble) -> int:
     return len(tree) + noisy * (ensemble.n - 1)
 
 
-def read_scores(ensemble: Ensemble, trees: list[TokenTree], logits: Iterable[Tensor]) -> list[Scores]:
-    """The scores of each tree's continuations.
-
-    Args:
-        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
-
-    Raises RoutingError where they are NaN.
-    """
-    count = sum(len(continuation) for tree in trees for continuation in tree.continuations)
-    picked, greedy = torch.empty(count), torch.empty(count, dtype=torch.bool)
-    for part in scored_parts(trees, logits):
-        picked[part.tokens] = ensemble.score(part.logits_MnV, part.at_P, part.target_P).cpu()
-        greedy[part.tokens] = (ensemble.greedy(part.logits_MnV)[part.at_P] == part.target_P).cpu()
-    if picked.isnan().any():
-        raise RoutingError(NAN)
-    return _summed(trees, picked.tolist(), greedy.tolist())
-
-
-@dataclass(frozen=True)
-class ScoredPart:
-    """The logits of one pass, and P tokens that are scored with them."""
-
-    tokens: Tensor
-    """int64 [P]: indices of the tokens among all that are scored, tree by tree and continuation by continuation."""
-    logits_MnV: Tensor
-    at_P: Tensor
-    """The logit position of each token."""
-    target_P: Tensor
-    """The token itself."""
-
-
-def scored_parts(trees: list[TokenTree], logits: Iterable[Tensor]) -> Iterator[ScoredPart]:
-    """The tokens of the trees' continuations, pass by pass.
-
-    Args:
-        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
-    """
-    places, targets = _targets(trees)
-    done = 0
-    for logits_MnV in logits:
-        here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
-        device = logits_MnV.device
-        yield ScoredPart(here, logits_MnV, (places[here] - done).to(device), targets[here].to(device))
-        done += len(logits_MnV)
-
-
-def _targets(trees: list[TokenTree]) -> tuple[Tensor, Tensor]:
-    """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
-    places: list[int] = []
-    tokens: list[int] = []
-    done = 0
-    for tree in trees:
-        order = {node: place for place, node in enumerate(tree.logit_nodes, done)}
-        done += len(order)
-        for path, continuation in zip(tree.paths, tree.continuations, strict=True):
-            places += [order[node] for node in path]
-            tokens += continuation
-    return torch.tensor(places), torch.tensor(tokens)
-
-
 def _slices(tree: TokenTree, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
     """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
     logit_nodes = set(tree.logit_nodes)
@@ -212,16 +144,3 @@ def _slices(tree: TokenTree, width: int, ensemble: Ensemble, limit: int) -> Iter
             start, size = node, 0
         size += cost
     yield start, width
-
-
-def _summed(trees: list[TokenTree], picked: list[float], greedy: list[bool]) -> list[Scores]:
-    """The sums over each continuation's tokens."""
-    scores: list[Scores] = []
-    start = 0
-    for tree in trees:
-        scores.append([])
-        for continuation in tree.continuations:
-            stop = start + len(continuation)
-            scores[-1].append((math.fsum(picked[start:stop]), all(greedy[start:stop])))
-            start = stop
-    return scores

@@ -10,63 +10,29 @@ V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from moe_lab.engine.forward.adaptive import unsureness
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RecordingForward
-from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache
+from moe_lab.engine.forward.kv_cache import JoinedKVLayer
 from moe_lab.engine.forward.masks import LayerMasks
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.forward.prefixes import group_by_prefix
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
-from moe_lab.engine.scoring.scoring import Batch, Budget, Scores, ScoringRequest, batches, read_scores
+from moe_lab.engine.scoring.chunks import CachedActivations, Chunk, passes, together
+from moe_lab.engine.scoring.scoring import Batch, Budget, ScoringRequest, batches
+from moe_lab.engine.scoring.token_scores import Scores, TokenScores, TreeScores
 from moe_lab.routing.gumbel_top_k import NoisyTokens
-
-CHUNK_SAMPLES = 128
-"""Noisy samples of one request in a chunk. More samples cost attention scores between samples, which are masked; fewer
-cost more copies of the prefix (measured behind 100 to 900 tokens: 128 and 256 are best)."""
-
 
 T = TypeVar("T")
 Read = Callable[[Ensemble, list[TokenTree], Iterable[Tensor]], list[T]]
 """(ensemble, trees, logits [M, n, V] of the trees' logit nodes in parts) -> a value per tree. A part is computed when
 it is asked for."""
-
-
-@dataclass(frozen=True)
-class CachedActivations:
-    """Activations of the plain model for one request and its noisy samples."""
-
-    scores: Scores
-    """Of the plain model."""
-    kv_cache: KVCache
-    """Keys and values of the context and the continuations, of the layers from the fork layer on."""
-    fork_MD: Tensor
-    """Hidden states at the logit positions as the fork layer takes them."""
-    final_MD: Tensor
-    """The same as the output head takes them."""
-    visible_MT: Tensor
-    """bool: the cached slots that the samples of a logit position attend to: all that its token does, but its own."""
-    position_M: Tensor
-    noise_key: int
-
-    @property
-    def nbytes(self) -> int:
-        tensors = (self.fork_MD, self.final_MD, self.visible_MT, self.position_M)
-        return self.kv_cache.nbytes + sum(tensor.nbytes for tensor in tensors)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive logit positions of a request in one pass."""
-
-    request: CachedActivations
-    at: slice
 
 
 class TwoPhaseScorer:
@@ -96,15 +62,11 @@ class TwoPhaseScorer:
         on_scores: Callable[[int, Scores], None],
     ) -> None:
         """As `scoring.score`."""
-
-        def on_activations(activations: dict[int, CachedActivations]) -> None:
-            if ensemble.n == 1 or (self.store is not None and ensemble.noiseless):
-                for i, cached in activations.items():
-                    on_scores(i, cached.scores)
-            else:
-                self._sample(ensemble, requests, activations, budget, read_scores, on_scores)
-
-        self._first_phase(requests, budget, on_activations)
+        self._first_phase(
+            requests,
+            budget,
+            lambda activations: self._sample(ensemble, requests, activations, budget, on_scores),
+        )
 
     def read(
         self,
@@ -114,12 +76,19 @@ class TwoPhaseScorer:
         read: Read[T],
         on_read: Callable[[int, T], None],
     ) -> None:
-        """Both phases; `on_read(index, value)` gets what `read` makes of a request's logits."""
-        self._first_phase(
-            requests,
-            budget,
-            lambda activations: self._sample(ensemble, requests, activations, budget, read, on_read),
-        )
+        """Both phases with n samples of every token; `on_read(index, value)` gets what `read` makes of the logits."""
+
+        def on_activations(activations: dict[int, CachedActivations]) -> None:
+            samples = {i: torch.full((len(own.position_M),), ensemble.n) for i, own in activations.items()}
+            with self.noisy.routed(ensemble.routing):
+                for indices in together(activations, samples, budget):
+                    trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
+                    chunks = passes([(activations[i], samples[i]) for i in indices], ensemble.n, budget)
+                    values = read(ensemble, trees, (self._logits(ensemble, own) for own in chunks))
+                    for i, value in zip(indices, values, strict=True):
+                        on_read(i, value)
+
+        self._first_phase(requests, budget, on_activations)
 
     def _first_phase(
         self,
@@ -158,12 +127,13 @@ class TwoPhaseScorer:
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
         shared, device = batch.cache.length, self.clean.device
-        scores = read_scores(self.clean.ensemble, batch.trees, batch.passes(self.clean, budget))
+        scores, measures = self._clean_scores(batch, budget)
         sizes = [len(tree.logit_nodes) for tree in batch.trees]
         fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
         return [
             CachedActivations(
                 scores=scores[b],
+                measures=measures[b],
                 kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
                 fork_MD=fork[b].clone(),
                 final_MD=final[b].clone(),
@@ -174,36 +144,63 @@ class TwoPhaseScorer:
             for b, tree in enumerate(batch.trees)
         ]
 
+    def _clean_scores(self, batch: Batch, budget: Budget) -> tuple[list[TreeScores], list[dict[str, Tensor]]]:
+        """The plain model's scores and measures of each tree."""
+        scores, parts, done = TokenScores(batch.trees), [], 0
+        for logits_M1V in batch.passes(self.clean, budget):
+            scores.put(self.clean.ensemble, torch.arange(done, done + len(logits_M1V)), logits_M1V)
+            parts.append(unsureness(logits_M1V[:, 0]))
+            done += len(logits_M1V)
+        sizes = [len(tree.logit_nodes) for tree in batch.trees]
+        split = {name: torch.cat([part[name] for part in parts]).split(sizes) for name in parts[0]}
+        return scores.by_tree(), [
+            {name: values[b].clone() for name, values in split.items()} for b in range(len(sizes))
+        ]
+
     def _sample(
         self,
         ensemble: Ensemble,
         requests: Sequence[ScoringRequest],
         activations: dict[int, CachedActivations],
         budget: Budget,
-        read: Read[T],
-        on_read: Callable[[int, T], None],
+        on_scores: Callable[[int, Scores], None],
     ) -> None:
         """The second phase."""
+        samples = {i: self._samples(ensemble, cached) for i, cached in activations.items()}
         with self.noisy.routed(ensemble.routing):
-            for indices in _together(activations, ensemble.n, budget):
+            for indices in together(activations, samples, budget):
                 trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
-                passes = _passes([activations[i] for i in indices], ensemble.n, budget)
-                values = read(ensemble, trees, (self._logits(ensemble, chunks) for chunks in passes))
-                for i, own in zip(indices, values, strict=True):
-                    on_read(i, own)
+                scores = TokenScores(trees, [activations[i].scores for i in indices])
+                own = [(activations[i], samples[i]) for i in indices]
+                for n in sorted({n for i in indices for n in samples[i].tolist()} - {1}):
+                    part = ensemble.first(n)
+                    for chunks in passes(own, n, budget):
+                        places = torch.cat([chunk.place_C for chunk in chunks])
+                        scores.put(part, places, self._logits(part, chunks))
+                for i, summed in zip(indices, scores.summed(), strict=True):
+                    on_scores(i, summed)
+
+    def _samples(self, ensemble: Ensemble, cached: CachedActivations) -> Tensor:
+        """int64 [M], on the CPU: the routing samples that each logit position takes, the clean one included."""
+        count = len(cached.position_M)
+        if self.store is not None and ensemble.noiseless:
+            return torch.ones(count, dtype=torch.long)
+        if ensemble.adaptive is None:
+            return torch.full((count,), ensemble.n)
+        return ensemble.adaptive.samples_of(cached.measures).cpu()
 
     @torch.inference_mode()
     def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:
         """Logits [M, n, V] at the chunks' logit positions, the clean sample first."""
         noisy = ensemble.n - 1
         requests = [chunk.request for chunk in chunks]
-        counts = torch.tensor([(chunk.at.stop - chunk.at.start) * noisy for chunk in chunks])
+        counts = torch.tensor([len(chunk.at_C) * noisy for chunk in chunks])
         T, R = max(request.kv_cache.length for request in requests), int(counts.max())
 
         def spread(parts: list[Tensor]) -> Tensor:
             """[M, X] of each chunk, once for every noisy sample: [B, R, X], padded behind with 0."""
             own = [
-                part[chunk.at].repeat_interleave(noisy, dim=0)
+                part[chunk.at_C].repeat_interleave(noisy, dim=0)
                 for part, chunk in zip(parts, chunks, strict=True)
             ]
             return torch.stack([nn.functional.pad(part, (0, 0, 0, R - len(part))) for part in own])
@@ -221,9 +218,9 @@ class TwoPhaseScorer:
             ],
             logits_at=real_BR.reshape(-1).nonzero()[:, 0],
             count=int(counts.sum()),
-            final_CD=torch.cat([chunk.request.final_MD[chunk.at] for chunk in chunks]),
+            final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
         )
-        position_M = torch.cat([chunk.request.position_M[chunk.at] for chunk in chunks])
+        position_M = torch.cat([chunk.request.position_M[chunk.at_C] for chunk in chunks])
         documents = torch.tensor([request.noise_key for request in requests])
         assert ensemble.routing is not None
         ensemble.routing.expect(
@@ -249,31 +246,3 @@ def _others(tree: TokenTree, shared: int) -> Tensor:
     own = torch.from_numpy(tree.visible)[nodes]
     own[torch.arange(len(nodes)), nodes] = False
     return nn.functional.pad(own, (shared, 0), value=True)
-
-
-def _together(activations: dict[int, CachedActivations], n: int, budget: Budget) -> Iterator[list[int]]:
-    """Requests whose samples go through one pass, or one whose samples take several; longest first."""
-    batch: list[int] = []
-    size = 0
-    for i in sorted(activations, key=lambda i: -activations[i].kv_cache.length):
-        own = len(activations[i].position_M) * (n - 1)
-        if batch and (size + own > budget.tokens or len(batch) == budget.sequences):
-            yield batch
-            batch, size = [], 0
-        batch.append(i)
-        size += own
-    if batch:
-        yield batch
-
-
-def _passes(requests: list[CachedActivations], n: int, budget: Budget) -> Iterator[list[Chunk]]:
-    """The logit positions of these requests in chunks of at most `CHUNK_SAMPLES`, each pass within the budget."""
-    most = max(1, min(CHUNK_SAMPLES, budget.tokens) // (n - 1))
-    at_once = max(1, budget.tokens // (most * (n - 1)))
-    chunks = [
-        Chunk(request, slice(start, min(start + most, len(request.position_M))))
-        for request in requests
-        for start in range(0, len(request.position_M), most)
-    ]
-    for start in range(0, len(chunks), at_once):
-        yield chunks[start : start + at_once]

@@ -22,7 +22,8 @@ from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.masks import LayerMasks
 from moe_lab.engine.forward.prefixes import group_by_prefix
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
-from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest, batches, read_scores
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest, batches
+from moe_lab.engine.scoring.token_scores import Scores, read_scores
 from moe_lab.engine.suffix.attention import SuffixLayer, suffix_attention
 from moe_lab.engine.suffix.recorder import PromptSuffix, SuffixRecorder
 from moe_lab.engine.suffix.token_span import TokenSpan

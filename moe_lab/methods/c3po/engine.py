@@ -11,7 +11,8 @@ from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generation.generate import generate
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.sampling import Decoding
-from moe_lab.engine.scoring.scoring import Budget, Scores, ScoringRequest
+from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
+from moe_lab.engine.scoring.token_scores import Scores
 from moe_lab.engine.suffix.recorder import PromptSuffix
 from moe_lab.engine.suffix.replay import SuffixReplay
 from moe_lab.engine.suffix.rerouted_generation import ReroutedForward

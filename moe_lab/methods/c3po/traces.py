@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moe_lab.engine.scoring.scoring import Scores
+from moe_lab.engine.scoring.token_scores import Scores
 from moe_lab.methods.c3po.optimizer import Optimized
 from moe_lab.methods.references.embeddings import text_key
 from moe_lab.methods.references.reference_set import ReferenceSet

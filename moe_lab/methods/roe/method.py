@@ -16,6 +16,7 @@ from moe_lab.config.validators import at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
+from moe_lab.methods.roe.bands import adaptive_block, adaptive_footnotes, bands_of, check_bands
 from moe_lab.methods.roe.profile import Profile, read_profile
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ _CHOICES = {
     "prefill": ("noisy", "clean"),
     "weights": ("clean", "perturbed"),
     "aggregate": ("probabilities", "logits"),
+    "noise": ("gumbel", "antithetic"),
+    "noise_scale": ("constant", "margin"),
 }
+_LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant"}
+"""Keys that are part of a run's identity at other values only: results that are older than the key keep their ids."""
 
 
 class RoE(Method):
@@ -56,6 +61,14 @@ class RoE(Method):
         weights: str = "clean"
         aggregate: str = "probabilities"
         include_clean: bool = True
+        adaptive: str | None = None
+        """What decides how many samples a token takes: "margin" or "entropy" of the clean sample; None: all take n."""
+        bands: list[list[int | float]] | None = None
+        """With `adaptive`: [bound, samples] of each band, the most unsure first."""
+        noise: str = "gumbel"
+        """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
+        noise_scale: str = "constant"
+        """With margin, temperatures are multiplied by the router's own margin (`choice_margin`)."""
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
@@ -71,6 +84,7 @@ class RoE(Method):
                 raise ConfigError(
                     "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
                 )
+            check_bands(self)
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 
@@ -127,14 +141,18 @@ class RoE(Method):
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`temperature` and `skip_layers` resolved to one temperature per layer."""
-        resolved = {
+        resolved: dict[str, Any] = {
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
             "study": self.profile.study if self.profile else None,
         }
+        if self.config.bands is not None:
+            resolved["bands"] = bands_of(self.config)
         replaced = ("temperature", "skip_layers")
         return {
-            key: value for key, value in super().identity(facts).items() if key not in replaced
+            key: value
+            for key, value in super().identity(facts).items()
+            if key not in replaced and not (key in _LATER and value == _LATER[key])
         } | resolved
 
     @contextmanager
@@ -150,19 +168,27 @@ class RoE(Method):
 
     def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
+        from moe_lab.engine.forward.adaptive import Adaptive
         from moe_lab.engine.forward.ensemble import Ensemble
         from moe_lab.routing import GumbelTopK
 
         settings = self.config
-        routing = GumbelTopK(temperatures, seed, settings.weights == "perturbed") if settings.n > 1 else None
+        routing = GumbelTopK(
+            temperatures,
+            seed,
+            settings.weights == "perturbed",
+            antithetic=settings.noise == "antithetic",
+            margin_scaled=settings.noise_scale == "margin",
+        )
         return Ensemble(
             n=settings.n,
-            routing=routing,
+            routing=routing if settings.n > 1 else None,
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,
             cache=settings.cache,
             prefill=settings.prefill,
+            adaptive=Adaptive(settings.adaptive, bands_of(settings)) if settings.adaptive else None,
         )
 
     def report(
@@ -178,12 +204,14 @@ class RoE(Method):
                 "prefill": self.config.prefill,
                 "weights": self.config.weights,
                 "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
-            },
+            }
+            | adaptive_block(self.config, counters),
         }
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        return ["changed: noisy routing decisions whose experts are not the clean ones."]
+        changed = "changed: noisy routing decisions whose experts are not the clean ones."
+        return [changed, *adaptive_footnotes(block["roe"])]
 
 
 def _check_noise_on_logits(facts: ModelFacts) -> None:

@@ -42,13 +42,28 @@ class Profile:
     """Their `document_hashes`: a run with this profile leaves such documents out."""
     temperature: list[float]
     """One per MoE layer."""
+    noise: str = "gumbel"
+    noise_scale: str = "constant"
+    """Both as in `RoE.Config`."""
     references: dict[str, Any] | None = None
     """Of a perplexity over the untouched model's own solutions: `asked`, `correct`, and the `folder` of them."""
 
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        kept = ("study", "model", "tuning", "metric", "n", "trials", "trial", "score", "untuned_score")
+        kept = (
+            "study",
+            "model",
+            "tuning",
+            "metric",
+            "n",
+            "noise",
+            "noise_scale",
+            "trials",
+            "trial",
+            "score",
+            "untuned_score",
+        )
         return {name: getattr(self, name) for name in (*kept, "split", "samples", "references")}
 
     def text(self) -> str:

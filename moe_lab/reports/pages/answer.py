@@ -43,7 +43,7 @@ def answer_of(line: dict[str, Any], metric: str) -> Answer | None:
     if not requests or "arg_1" not in requests[0]:
         return None
     if not isinstance(requests[0]["arg_1"], str):
-        return Answer(str(requests[0]["arg_0"]), str(line["resps"][0][0]))
+        return Answer(str(requests[0]["arg_0"]), _generated(line))
     if "acc_mutual_info" in line.get("metrics", ()):  # the second half has the choices without the question
         requests = requests[: len(requests) // 2]
     prompts, endings = ([str(each[key]) for each in requests] for key in ("arg_0", "arg_1"))
@@ -54,6 +54,14 @@ def answer_of(line: dict[str, Any], metric: str) -> Answer | None:
     if len(endings) > 1 and (rule := PICKED_BY.get(metric)) is not None:
         picked = _largest([rule(score, ending) for score, ending in zip(scores, endings, strict=True)])
     return Answer(prompts[0], None, tuple(endings), scores, picked)
+
+
+def _generated(line: dict[str, Any]) -> str:
+    """The generated text; the first one of several, and what they voted for."""
+    first, *others = line["resps"][0]
+    if not others:
+        return str(first)
+    return f"{first}\n\n[first of {len(others) + 1} answers; evaluated: {line['filtered_resps'][0]}]"
 
 
 def _largest(values: Sequence[float]) -> int:

@@ -167,6 +167,8 @@ def write_trials(study: Study, trials: Trials) -> None:
         tuning=study.search.tuning,
         metric=study.search.metric,
         n=study.config.method.n,
+        noise=study.config.method.noise,
+        noise_scale=study.config.method.noise_scale,
         trials=len(finished),
         trial=best.number,
         score=float(best.value),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.scoring import two_phase
+from moe_lab.engine.scoring import chunks
 from moe_lab.engine.scoring.route_scores import RouteScores, score_routes
 from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
 from moe_lab.errors import RoutingError
@@ -87,13 +87,13 @@ def by_subset(model64, layer, request):
     return found
 
 
-@pytest.mark.parametrize("chunk", [two_phase.CHUNK_SAMPLES, 7])
+@pytest.mark.parametrize("chunk", [chunks.CHUNK_SAMPLES, 7])
 def test_every_route_has_the_value_of_its_experts_in_an_untouched_model(monkeypatch, chunk):
-    monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", chunk)
+    monkeypatch.setattr(chunks, "CHUNK_SAMPLES", chunk)
     model = make_model("olmoe", num_experts=5, num_experts_per_tok=K, num_hidden_layers=3)
     subsets = [frozenset(one) for one in combinations(range(5), K)]
 
-    def forced(seed, document, repeat, row, position, layer_L, n_experts):
+    def forced(seed, document, repeat, row, position, layer_L, n_experts, antithetic):
         noise = torch.tensor([[1e4 * (e in subset) for e in range(n_experts)] for subset in subsets])
         return noise[row - 1].expand(len(layer_L), -1, -1)
 

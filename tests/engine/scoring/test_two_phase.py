@@ -11,7 +11,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import decoder_layers
 from moe_lab.engine.forward.memory_bound import Store
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.scoring import two_phase
+from moe_lab.engine.scoring import chunks
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
 
@@ -91,7 +91,7 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
     ensembles = ensembles_for(olmoe)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
     for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
-        monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
+        monkeypatch.setattr(chunks, "CHUNK_SAMPLES", samples)
         monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
         for _ in range(2):

@@ -49,6 +49,8 @@ def test_temperature_per_layer(keys, expected):
         ({"prefill": "none", "cache": "standard"}, "Choices: noisy, clean"),
         ({"prefill": "clean"}, "cache=standard"),
         ({"weights": "noisy"}, "clean, perturbed"),
+        ({"noise": "antithetik"}, "Did you mean 'antithetic'"),
+        ({"noise_scale": "margins"}, "Choices: constant, margin"),
         ({"n": 1, "include_clean": False}, "leaves nothing"),
     ],
 )
@@ -68,6 +70,17 @@ def test_impossible_values_are_refused(keys, says):
 def test_what_does_not_fit_the_model_is_refused(keys, says):
     with pytest.raises(ConfigError, match=says):
         roe(**keys).check(FACTS)
+
+
+def test_runs_without_bands_keep_their_identity():
+    assert {"adaptive", "bands"}.isdisjoint(roe().identity(FACTS))
+    assert roe(adaptive="margin", bands=[[0.5, 4]]).identity(FACTS)["bands"] == [(0.5, 4)]
+
+
+def test_the_ensemble_has_the_bands():
+    adaptive = roe(adaptive="entropy", bands=[[2, 8], [0.5, 4]]).ensemble([0.1] * 5, 0, seed=0).adaptive
+    assert (adaptive.measure, adaptive.bands) == ("entropy", [(2.0, 8), (0.5, 4)])
+    assert roe().ensemble([0.1] * 5, 0, seed=0).adaptive is None
 
 
 def test_report():
@@ -95,6 +108,14 @@ def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
         assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
     with roe(n=1).open(loaded, Context(config=config)) as lm:
         assert lm.ensemble.n == 1 and lm.ensemble.routing is None
+    with roe(noise="antithetic", noise_scale="margin").open(loaded, Context(config=config)) as lm:
+        assert lm.ensemble.routing.antithetic and lm.ensemble.routing.margin_scaled
+
+
+def test_keys_that_came_later_are_part_of_the_identity_at_other_values_only():
+    assert not {"noise", "noise_scale"} & roe().identity(FACTS).keys()
+    changed = roe(noise="antithetic", noise_scale="margin").identity(FACTS)
+    assert (changed["noise"], changed["noise_scale"]) == ("antithetic", "margin")
 
 
 def test_registry():

@@ -13,6 +13,14 @@ def test_a_generated_answer():
     assert (found.prompt, found.text, found.choices) == ("Question 3", " 42", ())
 
 
+def test_the_first_of_several_generated_answers_and_their_vote():
+    line = generated_line(3, ("one 4", 1.0)) | {
+        "resps": [["one 4", "two 5", "three 5"]],
+        "filtered_resps": ["5"],
+    }
+    assert answer_of(line, "exact_match").text == "one 4\n\n[first of 3 answers; evaluated: 5]"
+
+
 @pytest.mark.parametrize("metric, picked", [("acc", 1), ("acc_norm", 2), ("f1", None)])
 def test_the_choice_that_the_metric_takes(metric, picked):
     """Per character (3, 5 and 7 of them): -1, -0.5, -0.4."""

@@ -26,6 +26,7 @@ from moe_lab.models.distributed import broadcast, num_processes, sharded
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+    from moe_lab.models.load import LoadedModel
     from moe_lab.models.pool import ModelPool
 
 PATIENCE = timedelta(days=7)
@@ -126,12 +127,17 @@ class LeaderLM:
         return getattr(self._lm, name)
 
 
-def load_on_all_ranks(config: Config) -> None:
-    """Let the other processes load the model of a run; with `model.tp_plan` all processes load it together."""
+def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
+    """The model of a run, loaded in all processes; with `model.tp_plan` each one has a part of it."""
+    import torch.distributed as dist
+
     from moe_lab.models.source import model_folder
 
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
     broadcast(partial(_load, config))
+    loaded = models.get(config)
+    dist.barrier()
+    return loaded
 
 
 def free_on_all_ranks(models: ModelPool) -> None:
@@ -177,7 +183,10 @@ def _models() -> ModelPool:
 
 
 def _load(config: Config) -> None:
-    _models().get(config)
+    import torch.distributed as dist
+
+    with follower_lm(config):  # so that its imports count as loading, too
+        dist.barrier()
 
 
 def _free() -> None:

@@ -1,19 +1,20 @@
 """The requests of one evaluation, divided among the processes of torchrun.
 
 Process 0 broadcasts the requests that its log lacks, and every process answers its part with the method opened on its
-own model. The other processes send each answer, with its cost, to a store of process 0. Process 0 takes out what has
-arrived whenever it has answered a request itself, and in the end waits for the rest.
+own model. The other processes send each answer, with its cost, to a store of process 0, from which a thread takes what
+has arrived. So each answer is written down as it comes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import accumulate, count, pairwise
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.forward.prefixes import common_length
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 
-PAUSE = 0.02
-"""Seconds between two looks at the store when process 0 has answered its part."""
+PAUSE = 0.05
+"""Seconds between two looks at the store."""
 Message = tuple[int | None, Any, dict[str, float]]
 """Index of a request, its answer, and the cost since the message before. None for the last message of a process."""
 _calls = count()
@@ -55,26 +56,30 @@ class DividedLM:
         store, name = _own_store(), str(next(_calls))
         address = (os.environ["MASTER_ADDR"], store.port)
         broadcast(partial(_answer_part, self._config, kind, list(requests), parts, address, name))
-        inbox = Inbox(store, name, len(parts))
+        inbox, stopped, storing = Inbox(store, name, len(parts)), Event(), Lock()
 
         def receive() -> None:
-            for index, answer, cost in inbox.arrived():
-                self._elsewhere.update(cost)
-                if index is not None:
-                    on_answer(index, answer)
+            last = False
+            while inbox.senders and not last:
+                last = stopped.wait(PAUSE)
+                for index, answer, cost in inbox.arrived():
+                    with storing:
+                        self._elsewhere.update(cost)
+                        if index is not None:
+                            on_answer(index, answer)
 
         def on_own_answer(place: int, answer: Any) -> None:
-            on_answer(parts[0][place], answer)
-            receive()
+            with storing:
+                on_answer(parts[0][place], answer)
 
-        try:
-            if parts[0]:
-                self._lm.answer(kind, [requests[index] for index in parts[0]], on_own_answer)
-            while inbox.senders:
-                receive()
-                time.sleep(PAUSE)
-        finally:
-            receive()  # an interruption keeps what has arrived
+        with ThreadPoolExecutor(1) as thread:
+            receiving = thread.submit(receive)
+            try:
+                if parts[0]:
+                    self._lm.answer(kind, [requests[index] for index in parts[0]], on_own_answer)
+                receiving.result()
+            finally:
+                stopped.set()  # an interruption keeps what has arrived
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lm, name)

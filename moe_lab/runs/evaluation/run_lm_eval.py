@@ -56,9 +56,8 @@ def evaluate_answers(
 
         def open_model() -> Any:
             trained = trained_config(run, models)
-            if together:
-                load_on_all_ranks(trained)
-            loaded, context = models.get(trained), Context(config=trained, folder=run.folder)
+            loaded = load_on_all_ranks(trained, models) if together else models.get(trained)
+            context = Context(config=trained, folder=run.folder)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)

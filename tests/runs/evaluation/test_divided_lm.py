@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.engine.hf import Request
+from moe_lab.errors import ResultsError
 from moe_lab.methods import get_method
 from moe_lab.results.request_log import ResponseLog
 from moe_lab.runs.evaluation import divided_lm
@@ -153,6 +154,32 @@ def test_an_interruption_keeps_what_has_arrived(by_thread):
     with pytest.raises(KeyboardInterrupt):
         lm.answer("generate_until", requests, found.__setitem__)
     assert found == {1: ("bb", 0), 3: ("dddd", 0)}
+
+
+def test_answers_of_others_are_stored_while_process_0_is_busy(by_thread):
+    found, arrived = {}, Event()
+
+    def on_answer(index: int, answer: Any) -> None:
+        found[index] = answer
+        arrived.set()
+
+    class Busy(StubLM):
+        def answer(self, *parts: Any) -> None:
+            assert arrived.wait(10)
+
+    DividedLM(Busy(), base_config()).answer("generate_until", [Request(("a",)), Request(("b",))], on_answer)
+    assert found == {1: ("b", 0)}
+
+
+def test_an_answer_that_cannot_be_stored_ends_the_evaluation(by_thread):
+    def on_answer(index: int, answer: Any) -> None:
+        if index == 1:
+            raise ResultsError("no space left")
+
+    with pytest.raises(ResultsError):
+        DividedLM(StubLM(), base_config()).answer(
+            "generate_until", [Request(("a",)), Request(("b",))], on_answer
+        )
 
 
 COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=8", "device=cpu"]

@@ -182,7 +182,7 @@ def test_an_answer_that_cannot_be_stored_ends_the_evaluation(by_thread):
         )
 
 
-COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=8", "device=cpu"]
+COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=6", "device=cpu"]
 
 
 def results_in(output: Path) -> dict[str, dict]:
@@ -237,7 +237,7 @@ def test_two_processes_give_the_results_of_one(tmp_path):
     asked = {name: results["moe_lab"]["cost"]["tokens_in"] for name, results in results_in(one).items()}
 
     codes = fork_ranks(killed_after_three_answers, [*COMMAND, f"output_dir={killed}"], log=log)
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL]
+    assert codes[0] == -signal.SIGKILL and codes[1] != 0
     (left,) = (file for file in killed.glob("runs/*-roe-*/responses.jsonl") if answers_in(file))
     kept = answers_in(left)
     assert len(kept) == 3

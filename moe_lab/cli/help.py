@@ -55,6 +55,7 @@ Two or more results of the same documents, of lm-eval or moe_lab: mode=compare a
 
 Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
   submitit for SLURM, and ray). Two equal commands in two terminals do the same (docs/workers.md).
+  torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
 
 A machine without network: mode=prefetch with the same overrides fetches what the command needs (weights,
   tokenizers, data sets) where there is one; offline=true then runs it. mode=doctor says what it lacks.

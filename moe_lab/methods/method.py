@@ -42,7 +42,7 @@ class Context:
     config: RunConfig
     """Of the run; its `model` is the one that was loaded."""
     folder: Path | None = None
-    """Of the run, for files beside the answers; None where no answer is kept."""
+    """Of the run, for files beside the answers; None where no answer is kept, and in processes that do not write."""
 
 
 class Method(ABC):

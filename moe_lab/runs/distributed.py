@@ -1,10 +1,12 @@
 """Several processes of torchrun or `accelerate launch`: process 0 runs the command, the others follow it.
 
+    torchrun --nproc-per-node 2 -m moe_lab method=roe model=olmoe task=gsm8k
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
     torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
-Process 0 alone reads stored files, evaluates and writes. It broadcasts the calls that all processes make: with
-`model.tp_plan`, which splits every layer, loading the model and answering requests; with method=finetune-freeze the
+Process 0 alone reads stored files, computes scores and writes. It broadcasts the calls that all processes make: loading
+the model and answering requests, of which each process answers a part (`evaluation/divided_lm.py`); with
+`model.tp_plan`, which splits every layer, all of them answer the same requests; with method=finetune-freeze the
 training. If a process fails, torchrun ends the others; the same command continues.
 """
 
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,7 @@ from moe_lab.models.distributed import broadcast, num_processes, sharded
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+    from moe_lab.models.load import LoadedModel
     from moe_lab.models.pool import ModelPool
 
 PATIENCE = timedelta(days=7)
@@ -32,7 +36,7 @@ PATIENCE = timedelta(days=7)
 def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
     """Call `run()` in process 0, and in the others the calls that it broadcasts. Returns the exit code.
 
-    Raises ConfigError for several processes without common work, and for one process where several are needed.
+    Raises ConfigError for what several processes cannot share, and for one process where several are needed.
     """
     _check(configs)
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= takes its place
@@ -57,22 +61,30 @@ def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
 
 
 def _check(configs: Sequence[Config]) -> None:
-    from moe_lab.methods import get_method
-    from moe_lab.methods.training_method import ModelMaker, TrainingMethod
+    if num_processes() > 1:
+        for config in configs:
+            _check_devices(config)
+    if any(config.model.tp_plan for config in configs):
+        _check_split(configs)
+    elif num_processes() > 1 and not configs[0].experiment:
+        for config in configs:
+            _check_divided(config)
 
-    processes, one = num_processes(), configs[0]
-    split = any(config.model.tp_plan for config in configs)
-    shared = one.experiment or any(
-        issubclass(get_method(config.method.name), TrainingMethod) for config in configs
-    )
-    if processes > 1 and not split and not shared:
+
+def _check_devices(config: Config) -> None:
+    if config.model.device_map or config.device.startswith("cuda:"):
         raise ConfigError(
-            f"{processes} processes were started, and only method=finetune-freeze and model.tp_plan=auto have work for "
-            "more than one."
+            "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
+            "CUDA_VISIBLE_DEVICES says which GPUs they share."
         )
-    if not split:
-        return
-    if processes < 2:
+
+
+def _check_split(configs: Sequence[Config]) -> None:
+    from moe_lab.methods import get_method
+    from moe_lab.methods.training_method import ModelMaker
+
+    one = configs[0]
+    if num_processes() < 2:
         raise ConfigError(
             "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
             "model.device_map=auto uses several GPUs in one process."
@@ -83,8 +95,24 @@ def _check(configs: Sequence[Config]) -> None:
         raise ConfigError("model.tp_plan splits models that are evaluated; training takes one process.")
 
 
+def _check_divided(config: Config) -> None:
+    from moe_lab.methods import get_method
+    from moe_lab.methods.training_method import ModelMaker, TrainingMethod
+
+    method = get_method(config.method.name)
+    if issubclass(method, ModelMaker):
+        raise ConfigError(f"method={config.method.name} trains in one process: start it without torchrun.")
+    if config.tuning.name != "none":
+        raise ConfigError(
+            "Processes of torchrun divide one evaluation, and no study. tuning= with launcher=, or the same command in "
+            "several terminals, shares its trials."
+        )
+    if config.metrics != "none" and not issubclass(method, TrainingMethod):
+        raise ConfigError(f"metrics={config.metrics} takes one process: start it without torchrun.")
+
+
 class LeaderLM:
-    """The `EngineLM` of process 0: the other processes answer the same requests."""
+    """The `EngineLM` of process 0 with `model.tp_plan`: the other processes answer the same requests."""
 
     def __init__(self, lm: EngineLM, config: Config):
         self._lm = lm
@@ -99,12 +127,24 @@ class LeaderLM:
         return getattr(self._lm, name)
 
 
-def load_on_all_ranks(config: Config) -> None:
-    """Let the other processes load the model of this run, which takes all processes at once."""
+def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
+    """The model of a run, loaded in all processes; with `model.tp_plan` each one has a part of it."""
+    import torch.distributed as dist
+
     from moe_lab.models.source import model_folder
 
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
     broadcast(partial(_load, config))
+    loaded = models.get(config)
+    dist.barrier()
+    return loaded
+
+
+def free_on_all_ranks(models: ModelPool) -> None:
+    """Remove the model in memory from this process and the others."""
+    models.free()
+    if num_processes() > 1:
+        broadcast(_free)
 
 
 def _follow(rank: int) -> int:
@@ -143,13 +183,28 @@ def _models() -> ModelPool:
 
 
 def _load(config: Config) -> None:
-    _models().get(config)
+    import torch.distributed as dist
+
+    with follower_lm(config):  # so that its imports count as loading, too
+        dist.barrier()
 
 
-def _answer(config: Config, kind: str, requests: list[Request]) -> None:
+def _free() -> None:
+    _models().free()
+
+
+@contextmanager
+def follower_lm(config: Config) -> Iterator[EngineLM]:
+    """The LM of a run in another process than process 0."""
     from moe_lab.methods import get_method
     from moe_lab.methods.method import Context
 
     method = get_method(config.method.name)(config.method)
     with method.open(_models().get(config), Context(config=config)) as lm:
+        lm.progress = False
+        yield lm
+
+
+def _answer(config: Config, kind: str, requests: list[Request]) -> None:
+    with follower_lm(config) as lm:
         lm.answer(kind, requests, lambda index, answer: None)

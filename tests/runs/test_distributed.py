@@ -35,7 +35,11 @@ def test_a_single_process_does_as_ever():
 @pytest.mark.parametrize(
     ("processes", "configs", "says"),
     [
-        ("2", [config()], "2 processes were started, and only method=finetune-freeze"),
+        ("2", [config(), config(tuning=TuningConfig(name="tpe"))], "no study"),
+        ("2", [config("base", metrics="expert")], "metrics=expert takes one process"),
+        ("2", [config(device="cuda:1")], "one GPU"),
+        ("2", [config(model=ModelConfig(path="some/model", device_map="auto"))], "one GPU"),
+        ("2", [config("pretrain-tiny")], "without torchrun"),
         ("1", [config(model=SPLIT)], "torchrun --nproc-per-node"),
         ("2", [config(model=SPLIT), config("base", model=SPLIT)], "one run at a time"),
         ("2", [config(model=SPLIT, seeds=2)], "one run at a time"),

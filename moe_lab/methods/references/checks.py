@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
+from moe_lab.models.distributed import num_processes
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -20,10 +21,11 @@ def check_choice_questions(config: Config) -> None:
 
 
 def check_one_process(config: Config) -> None:
-    """Raise ConfigError where layers are split over processes."""
-    if config.model.tp_plan:
+    """Raise ConfigError under torchrun."""
+    if config.model.tp_plan or num_processes() > 1:
         raise ConfigError(
-            f"method={config.method.name} runs in one process: leave model.tp_plan out (model.device_map=auto)."
+            f"method={config.method.name} runs in one process: leave torchrun and model.tp_plan out "
+            "(model.device_map=auto)."
         )
 
 

@@ -36,7 +36,7 @@ class Meter:
         spent["peak_working_bytes"] = max(0, spent["peak_memory_bytes"] - self._start)
         energy = energy_joules(self._model.device)
         if energy is not None and self._energy is not None:
-            spent["energy_joules"] = energy - self._energy
+            spent["energy_joules"] = spent.get("energy_joules", 0) + energy - self._energy
         self._counts, self._since, self._energy = counts, now, energy
         return {name: amount for name, amount in spent.items() if amount}
 

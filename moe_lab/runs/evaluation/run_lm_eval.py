@@ -6,12 +6,14 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods.method import Context
 from moe_lab.methods.training_method import TrainingMethod
-from moe_lab.runs.distributed import LeaderLM, load_on_all_ranks
+from moe_lab.models.distributed import num_processes
+from moe_lab.runs.distributed import LeaderLM, free_on_all_ranks, load_on_all_ranks
 from moe_lab.tasks.judges.session import judging
 
 if TYPE_CHECKING:
@@ -37,19 +39,25 @@ def evaluate_answers(
     observer: Observer | None = None,
     bootstrap_iters: int = 100000,
 ) -> dict[str, Any]:
-    """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`."""
+    """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`.
+
+    All processes of torchrun answer a part; with an observer, which sees the passes of one process, process 0 answers
+    alone.
+    """
     from moe_lab.engine.forward.observer import observed
     from moe_lab.models.tokenizer import prompt_tokenizer
     from moe_lab.models.used_memory import reset_peak_memory, weight_bytes
+    from moe_lab.runs.evaluation.divided_lm import DividedLM
     from moe_lab.runs.evaluation.replay_lm import RecordedLM
 
     config = run.config
+    together = num_processes() > 1 and observer is None
     with ExitStack() as opened:
 
         def open_model() -> Any:
-            if config.model.tp_plan:
-                load_on_all_ranks(config)
-            loaded, context = load_for(run, models, run.folder)
+            trained = trained_config(run, models)
+            loaded = load_on_all_ranks(trained, models) if together else models.get(trained)
+            context = Context(config=trained, folder=run.folder)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
             log.spend(load, environment(loaded))
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
@@ -58,14 +66,16 @@ def evaluate_answers(
             log.keep_session_info(lm.session_info)
             if observer is not None:
                 opened.enter_context(observed(lm, observer))
-            return LeaderLM(lm, config) if config.model.tp_plan else lm
+            if not together:
+                return lm
+            return LeaderLM(lm, trained) if config.model.tp_plan else DividedLM(lm, trained)
 
         def free_model() -> None:
             if config.model.tp_plan:
                 return  # the other processes hold their parts
             opened.close()
             lm.forget_model()
-            models.free()
+            free_on_all_ranks(models)
 
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
         with judging(run.judges, run.folder, config.rerun, free_model):
@@ -74,10 +84,15 @@ def evaluate_answers(
 
 def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
     """The run's model, trained first if need be, and what the method is opened for."""
-    config = run.config
-    if isinstance(run.method, TrainingMethod):
-        config = run.method.resolve_model(config, run.facts, models.free)
+    config = trained_config(run, models)
     return models.get(config), Context(config=config, folder=folder)
+
+
+def trained_config(run: Run, models: ModelPool) -> Config:
+    """The configuration of the run with the model that answers, which is trained first if need be."""
+    if isinstance(run.method, TrainingMethod):
+        return run.method.resolve_model(run.config, run.facts, partial(free_on_all_ranks, models))
+    return run.config
 
 
 def _chosen(run: Run) -> dict[str, Any]:

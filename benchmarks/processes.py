@@ -1,0 +1,69 @@
+"""One evaluation in two processes of one thread each, against one process of one thread, loading excluded.
+
+    python -m benchmarks.processes
+
+The whole command on the benchmark's model, alone and started by torchrun, in turns; the time is `wall_seconds` of
+results.json. It needs two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.bench_model import make_model, make_tokenizer
+
+PROMISED = 1.7
+CASES = {
+    "base, toy_text": ["method=base", "task=toy_text", "limit=24"],
+    "roe n=8, toy_text": ["method=roe", "method.n=8", "task=toy_text", "limit=12"],
+    "base, toy_math, 32 new tokens": ["method=base", "task=toy_math", "limit=64"],
+    "roe n=8, toy_math, 32 new tokens": ["method=roe", "method.n=8", "task=toy_math", "limit=32"],
+}
+
+
+def seconds(case: list[str], model: Path, processes: int) -> float:
+    """Seconds that the command takes for answering."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    with tempfile.TemporaryDirectory() as output:
+        own = [f"model.path={model}", "device=cpu", "baseline=false", f"output_dir={output}"]
+        generation = ["gen_kwargs=max_gen_toks=32"] if "task=toy_math" in case else []
+        subprocess.run(
+            [sys.executable, *(launch if processes > 1 else []), "-m", "moe_lab", *case, *generation, *own],
+            check=True,
+            capture_output=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        (results,) = Path(output).glob("runs/*/results.json")
+        return float(json.loads(results.read_text())["moe_lab"]["cost"]["wall_seconds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of a case's title")
+    options = parser.parse_args()
+    print(f"| command | one process | two | times faster | promised: {PROMISED} |\n|---|---:|---:|---:|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model().save_pretrained(model)
+        make_tokenizer([]).save_pretrained(model)
+        for title, case in CASES.items():
+            if options.only not in title:
+                continue
+            turns = [(seconds(case, model, 1), seconds(case, model, 2)) for _ in range(options.rounds)]
+            one, two = (statistics.median(times) for times in zip(*turns, strict=True))
+            met = "yes" if one / two >= PROMISED else "no"
+            print(f"| {title} | {one:.1f} s | {two:.1f} s | {one / two:.2f} | {met} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The requests of one evaluation, divided among the processes of torchrun.
+
+Process 0 broadcasts the requests that its log lacks, and every process answers its part with the method opened on its
+own model. The other processes send each answer, with its cost, to a store of process 0, from which a thread takes what
+has arrived. So each answer is written down as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import accumulate, count, pairwise
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.engine.forward.prefixes import common_length
+from moe_lab.models.distributed import broadcast, num_processes
+from moe_lab.runs.distributed import follower_lm
+from moe_lab.runs.evaluation.cost import Meter
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+    from moe_lab.config.schema import Config
+    from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+
+PAUSE = 0.05
+"""Seconds between two looks at the store."""
+Message = tuple[int | None, Any, dict[str, float]]
+"""Index of a request, its answer, and the cost since the message before. None for the last message of a process."""
+_calls = count()
+
+
+class DividedLM:
+    """The `EngineLM` of process 0, of whose requests every process answers a part."""
+
+    def __init__(self, lm: EngineLM, config: Config):
+        self._lm = lm
+        self._config = config
+        self._elsewhere: Counter[str] = Counter()
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """`EngineLM.cost` of all processes, and the energy of the other ones in joules, where their devices tell it."""
+        cost: Counter[str] = Counter(self._lm.cost)
+        cost.update(self._elsewhere)
+        return dict(cost)
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        """As `EngineLM.answer`."""
+        parts = divide(kind, requests, num_processes())
+        store, name = _own_store(), str(next(_calls))
+        address = (os.environ["MASTER_ADDR"], store.port)
+        broadcast(partial(_answer_part, self._config, kind, list(requests), parts, address, name))
+        inbox, stopped, storing = Inbox(store, name, len(parts)), Event(), Lock()
+
+        def receive() -> None:
+            last = False
+            while inbox.senders and not last:
+                last = stopped.wait(PAUSE)
+                for index, answer, cost in inbox.arrived():
+                    with storing:
+                        self._elsewhere.update(cost)
+                        if index is not None:
+                            on_answer(index, answer)
+
+        def on_own_answer(place: int, answer: Any) -> None:
+            with storing:
+                on_answer(parts[0][place], answer)
+
+        with ThreadPoolExecutor(1) as thread:
+            receiving = thread.submit(receive)
+            try:
+                if parts[0]:
+                    self._lm.answer(kind, [requests[index] for index in parts[0]], on_own_answer)
+                receiving.result()
+            finally:
+                stopped.set()  # an interruption keeps what has arrived
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lm, name)
+
+
+class Inbox:
+    """The messages of the other processes in one call of `DividedLM.answer`."""
+
+    def __init__(self, store: TCPStore, name: str, processes: int):
+        self.senders = list(range(1, processes))
+        """Processes whose last message has not arrived."""
+        self._store, self._name = store, name
+        self._received: Counter[int] = Counter()
+
+    def arrived(self) -> Iterator[Message]:
+        """The messages that have arrived since the last call, which are removed from the store."""
+        for rank in list(self.senders):
+            while rank in self.senders and self._store.check([key := self._next_key(rank)]):
+                index, answer, cost = json.loads(self._store.get(key))
+                self._store.delete_key(key)
+                self._received[rank] += 1
+                if index is None:
+                    self.senders.remove(rank)
+                yield index, tuple(answer) if isinstance(answer, list) else answer, cost
+
+    def _next_key(self, rank: int) -> str:
+        return message_key(self._name, rank, self._received[rank])
+
+
+def message_key(name: str, rank: int, number: int) -> str:
+    """The key of a process's message in the store."""
+    return f"{name}/{rank}/{number}"
+
+
+def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[int]]:
+    """The indices of the requests of each process. Requests with the same context have the same process.
+
+    Scoring costs what is read, and a common beginning of prompts is read once: the contexts in alphabetical order are
+    cut into pieces with about as many new characters. Generating costs mostly its steps, whose number is unknown: the
+    prompts in the order of their lengths are dealt in turn.
+    """
+    by_context: dict[str, list[int]] = {}
+    for index, request in enumerate(requests):
+        by_context.setdefault(request.args[0], []).append(index)
+    parts: list[list[int]] = [[] for _ in range(processes)]
+    if kind == "generate_until":
+        for turn, context in enumerate(sorted(by_context, key=lambda text: (len(text), text))):
+            parts[turn % processes] += by_context[context]
+        return parts
+    contexts = sorted(by_context)
+    texts = [context.encode() for context in contexts]
+    work = [1 + len(own) - common_length(before, own) for before, own in pairwise([b"", *texts])]
+    for place, context in enumerate(contexts):
+        work[place] += sum(len(text) for index in by_context[context] for text in requests[index].args[1:])
+    for context, own, end in zip(contexts, work, accumulate(work), strict=True):
+        middle = end - own / 2
+        parts[int(middle * processes / sum(work))] += by_context[context]
+    return parts
+
+
+@cache
+def _own_store() -> TCPStore:
+    """The store of this process, on a free port."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+
+
+@cache
+def _store_at(host: str, port: int) -> TCPStore:
+    """The store of process 0."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(host, port, is_master=False)
+
+
+def _answer_part(
+    config: Config,
+    kind: str,
+    requests: list[Request],
+    parts: list[list[int]],
+    address: tuple[str, int],
+    name: str,
+) -> None:
+    """Answer this process's part of the requests, and send the answers to process 0."""
+    import torch.distributed as dist
+
+    rank, store, numbers = dist.get_rank(), _store_at(*address), count()
+    part = parts[rank]
+
+    def send(*message: Any) -> None:
+        store.set(message_key(name, rank, next(numbers)), json.dumps(message))
+
+    if not part:
+        send(None, None, {})
+        return
+    with follower_lm(config) as lm:
+        meter = Meter(lm)
+
+        def cost() -> dict[str, float]:
+            counted = {*lm.cost, "energy_joules"}
+            return {name: amount for name, amount in meter.spent().items() if name in counted}
+
+        lm.answer(
+            kind,
+            [requests[index] for index in part],
+            lambda place, answer: send(part[place], answer, cost()),
+        )
+        send(None, None, cost())

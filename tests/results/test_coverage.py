@@ -14,7 +14,7 @@ import pytest
 from lm_eval.api.metrics import weighted_perplexity
 
 from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.training_metrics import _share
+from moe_lab.metrics.ratio import ratio
 from moe_lab.results.statistics import (
     Interval,
     interval,
@@ -96,7 +96,7 @@ def seeds(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 
 def share_of_tokens(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     tokens = random.integers(5, 40, n)
-    return 0.6, _share(random.binomial(tokens, random.beta(6, 4, n)), tokens)["ci95"]
+    return 0.6, ratio(random.binomial(tokens, random.beta(6, 4, n)), tokens)["ci95"]
 
 
 def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:

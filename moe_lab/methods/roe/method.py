@@ -84,7 +84,8 @@ class RoE(Method):
                 raise ConfigError(
                     "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
                 )
-            check_bands(self)
+            if (self.adaptive, self.bands) != (None, None):
+                check_bands(self)
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def scores(folder: Path) -> dict[str, Any]:
 )
 def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     shared, plain = tmp_path / "shared", tmp_path / "plain"
+    own = signal.getsignal(signal.SIGTERM)
     workers = run_command(capsys, *GRID, *launcher, "launcher.workers=2", f"output_dir={shared}")
+    signal.signal(signal.SIGTERM, own)  # Ray has one of its own
     alone = run_command(capsys, *GRID, f"output_dir={plain}")
     assert workers.code == alone.code == 0, workers.err
     assert scores(shared) == scores(plain) and len(scores(plain)) == 3

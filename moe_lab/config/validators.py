@@ -132,7 +132,7 @@ def did_you_mean(word: str, choices: Any) -> str:
     """The text " Did you mean 'x'?" with the closest choice; empty if none is close."""
     from difflib import get_close_matches
 
-    matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.55)
+    matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.52)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -56,8 +56,8 @@ def gumbel(
     (`z ^= z >>> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >>> 27; z *= 0x94D049BB133111EB; z ^= z >>> 31`), it starts at 0
     and takes in seed, document, repeat, row, layer, position and expert, in this order, by
     `h = mix((h ^ value) + 0x9E3779B97F4A7C15)`. The upper 53 bits k of the result give the uniform number
-    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in
-    float64. Where the device has none, it is computed in float32 and differs by at most 3e-7 * max(1, |noise|).
+    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64. Where the device has none, it is
+    computed in float32 and differs by at most 3e-7 * max(1, |noise|).
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
     document_T, repeat_T, row_T = (torch.full_like(position_T, value) for value in (document, repeat, row))

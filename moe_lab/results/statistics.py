@@ -182,22 +182,33 @@ def _resampled_means(values: Any) -> np.ndarray:
 
 
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
-    """Scores of resampled documents, float64 [samples, SLOW_RESAMPLES]. All samples share the drawn documents."""
+    """Scores of resampled documents, float64 [samples, SLOW_RESAMPLES]. All samples share the drawn documents.
+
+    NaN stands for a draw without a score: empty texts alone have no perplexity.
+    """
     count = len(samples[0])
     draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
-    return np.array([[float(aggregate([values[i] for i in draw])) for draw in draws] for values in samples])
+    return np.array([[_score(aggregate, [values[i] for i in draw]) for draw in draws] for values in samples])
+
+
+def _score(aggregate: Aggregate, values: list[Any]) -> float:
+    """The score of a draw; NaN where it divides by a total length of 0."""
+    try:
+        return float(aggregate(values))
+    except ZeroDivisionError:
+        return math.nan
 
 
 def _percentiles(scores: np.ndarray, n: int) -> Interval:
     """The 95% expanded percentile interval (Hesterberg, 2015) of resampled scores of n documents.
 
     Plain percentiles are too narrow for few documents. The level is raised so that a normal interval with n instead of
-    n - 1 would be as wide as Student's.
+    n - 1 would be as wide as Student's. Draws without a score (NaN) are left out.
     """
     from scipy.stats import norm, t
 
     tail = float(norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - LEVEL) / 2, n - 1)))
-    low, high = np.quantile(scores, [tail, 1 - tail])
+    low, high = np.nanquantile(scores, [tail, 1 - tail])
     return float(low), float(high)
 
 

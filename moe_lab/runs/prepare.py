@@ -18,6 +18,7 @@ from moe_lab.runs.checks import (
     check_generation,
     check_metric,
     check_router,
+    check_texts,
     check_votes,
 )
 from moe_lab.runs.metric_checks import check_metrics
@@ -52,6 +53,7 @@ def prepare(config: Config) -> Run:
     check_metric(config, tasks)
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
+    check_texts(tasks, samples)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)

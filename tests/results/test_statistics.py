@@ -156,3 +156,14 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
 def test_is_binary() -> None:
     assert is_binary([0, 1, True, 1.0, np.float64(0)])
     assert not is_binary([0.5, 1]) and not is_binary([(1, 2)])
+
+
+def test_an_empty_text_counts_as_one_of_the_texts() -> None:
+    """Draws of the empty text alone have no perplexity. They are left out, in the difference too."""
+    from lm_eval.api.metrics import weighted_perplexity
+
+    texts, others = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
+    low, high = interval(texts, weighted_perplexity)  # type: ignore[misc]
+    assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))
+    low, high = interval_of_difference([texts], [others], weighted_perplexity)  # type: ignore[misc]
+    assert low < high < 0

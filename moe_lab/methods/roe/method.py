@@ -204,7 +204,7 @@ class RoE(Method):
                 "cache": self.config.cache,
                 "prefill": self.config.prefill,
                 "weights": self.config.weights,
-                "changed_fraction": counters["changed_decisions"] / decisions if decisions else None,
+                "changed_fraction": counters.get("changed_decisions", 0) / decisions if decisions else None,
             }
             | adaptive_block(self.config, counters),
         }

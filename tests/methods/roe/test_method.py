@@ -92,6 +92,11 @@ def test_report():
     assert roe().report(FACTS, {}, {})["roe"]["changed_fraction"] is None
 
 
+def test_noise_that_changes_no_decision_is_a_fraction_of_zero():
+    """The log of a run leaves out counts of 0."""
+    assert roe().report(FACTS, {"noisy_decisions": 12}, {})["roe"]["changed_fraction"] == 0
+
+
 def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
     config = SimpleNamespace(
         seed=4,

@@ -3,21 +3,29 @@
 Process 0 broadcasts the requests that its log lacks, and every process answers its part with the method opened on its
 own model. The other processes send each answer, with its cost, to a store of process 0, from which a thread takes what
 has arrived. So each answer is written down as it comes.
+
+Whoever reaches the store's port may read and write it: torch's stores ask nobody for a name. The store listens on the
+address of the rendezvous alone, and each message is signed with a secret that process 0 broadcasts with the requests.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import secrets
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, count, pairwise
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.forward.prefixes import common_length
+from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.models.distributed import broadcast, num_processes
 from moe_lab.runs.distributed import follower_lm
 from moe_lab.runs.evaluation.cost import Meter
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 
 PAUSE = 0.05
 """Seconds between two looks at the store."""
+SIGNATURE_BYTES = 32
 Message = tuple[int | None, Any, dict[str, float]]
 """Index of a request, its answer, and the cost since the message before. None for the last message of a process."""
 _calls = count()
@@ -53,10 +62,10 @@ class DividedLM:
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """As `EngineLM.answer`."""
         parts = divide(kind, requests, num_processes())
-        store, name = _own_store(), str(next(_calls))
+        store, channel = _own_store(), Channel(str(next(_calls)), secrets.token_bytes(32))
         address = (os.environ["MASTER_ADDR"], store.port)
-        broadcast(partial(_answer_part, self._config, kind, list(requests), parts, address, name))
-        inbox, stopped, storing = Inbox(store, name, len(parts)), Event(), Lock()
+        broadcast(partial(_answer_part, self._config, kind, list(requests), parts, address, channel))
+        inbox, stopped, storing = Inbox(store, channel, len(parts)), Event(), Lock()
 
         def receive() -> None:
             last = False
@@ -85,20 +94,50 @@ class DividedLM:
         return getattr(self._lm, name)
 
 
+@dataclass(frozen=True)
+class Channel:
+    """How the messages of one call of `DividedLM.answer` are named and signed. Process 0 broadcasts it."""
+
+    name: str
+    secret: bytes
+
+    def key(self, rank: int, number: int) -> str:
+        """The key of a process's message in the store."""
+        return f"{self.name}/{rank}/{number}"
+
+    def sealed(self, key: str, message: Any) -> bytes:
+        """The signature of a message under its key, and the message."""
+        content = json.dumps(message).encode()
+        return self._signature(key, content) + content
+
+    def opened(self, key: str, sealed: bytes) -> Any:
+        """The message. Raises ResultsError if its signature is not that of this channel."""
+        content = sealed[SIGNATURE_BYTES:]
+        if not hmac.compare_digest(sealed[:SIGNATURE_BYTES], self._signature(key, content)):
+            raise ResultsError(
+                "A program that is no process of this run wrote to the port through which its processes exchange "
+                "answers.\nIts message was not used. Stop that program; the same command continues."
+            )
+        return json.loads(content)
+
+    def _signature(self, key: str, content: bytes) -> bytes:
+        return hmac.digest(self.secret, key.encode() + b"\0" + content, "sha256")
+
+
 class Inbox:
     """The messages of the other processes in one call of `DividedLM.answer`."""
 
-    def __init__(self, store: TCPStore, name: str, processes: int):
+    def __init__(self, store: TCPStore, channel: Channel, processes: int):
         self.senders = list(range(1, processes))
         """Processes whose last message has not arrived."""
-        self._store, self._name = store, name
+        self._store, self._channel = store, channel
         self._received: Counter[int] = Counter()
 
     def arrived(self) -> Iterator[Message]:
         """The messages that have arrived since the last call, which are removed from the store."""
         for rank in list(self.senders):
             while rank in self.senders and self._store.check([key := self._next_key(rank)]):
-                index, answer, cost = json.loads(self._store.get(key))
+                index, answer, cost = self._channel.opened(key, self._store.get(key))
                 self._store.delete_key(key)
                 self._received[rank] += 1
                 if index is None:
@@ -106,12 +145,7 @@ class Inbox:
                 yield index, tuple(answer) if isinstance(answer, list) else answer, cost
 
     def _next_key(self, rank: int) -> str:
-        return message_key(self._name, rank, self._received[rank])
-
-
-def message_key(name: str, rank: int, number: int) -> str:
-    """The key of a process's message in the store."""
-    return f"{name}/{rank}/{number}"
+        return self._channel.key(rank, self._received[rank])
 
 
 def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[int]]:
@@ -142,10 +176,24 @@ def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[
 
 @cache
 def _own_store() -> TCPStore:
-    """The store of this process, on a free port."""
+    """The store of this process, on a free port of the rendezvous' address.
+
+    Raises ConfigError if this machine does not have that address.
+    """
     from torch.distributed import TCPStore
 
-    return TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+    host = os.environ["MASTER_ADDR"]
+    try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, 0), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_ADDR={host}: process 0 cannot listen there ({error.strerror or error}).\n"
+            "Give torchrun the address of the machine of process 0: --master-addr or --rdzv-endpoint."
+        ) from error
+    port = listener.getsockname()[1]
+    # left to itself, a store listens on all addresses of the machine
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 @cache
@@ -162,7 +210,7 @@ def _answer_part(
     requests: list[Request],
     parts: list[list[int]],
     address: tuple[str, int],
-    name: str,
+    channel: Channel,
 ) -> None:
     """Answer this process's part of the requests, and send the answers to process 0."""
     import torch.distributed as dist
@@ -171,7 +219,8 @@ def _answer_part(
     part = parts[rank]
 
     def send(*message: Any) -> None:
-        store.set(message_key(name, rank, next(numbers)), json.dumps(message))
+        key = channel.key(rank, next(numbers))
+        store.set(key, channel.sealed(key, message))
 
     if not part:
         send(None, None, {})

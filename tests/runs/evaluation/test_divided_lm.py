@@ -11,9 +11,10 @@ import json
 import os
 import random
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.engine.hf import Request
-from moe_lab.errors import ResultsError
+from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.results.request_log import ResponseLog
 from moe_lab.runs.evaluation import divided_lm
@@ -180,6 +181,51 @@ def test_an_answer_that_cannot_be_stored_ends_the_evaluation(by_thread):
         DividedLM(StubLM(), base_config()).answer(
             "generate_until", [Request(("a",)), Request(("b",))], on_answer
         )
+
+
+def test_the_store_listens_on_the_address_of_the_rendezvous_alone(by_thread):
+    port = divided_lm._own_store().port
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=5)):
+        pass
+    with pytest.raises(ConnectionRefusedError):  # another address of the same machine
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_an_address_of_another_machine_is_refused(by_thread, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # reserved for documentation
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR=192\.0\.2\.1"):
+        divided_lm._own_store()
+
+
+@pytest.mark.parametrize(
+    "forged", [b"", b"x" * 200, bytes(32) + b'[1, "forged", {}]'], ids=["empty", "noise", "unsigned"]
+)
+def test_an_answer_of_another_program_is_refused(forged, by_thread, monkeypatch):
+    """The other program reads the names of the messages in the store, and overwrites the answer to request 1."""
+
+    def overwrite(store, keys):
+        for key in store.list_keys():
+            if key.endswith("/1/0"):
+                store.set(key, forged)
+        return check(store, keys)
+
+    check = dist.TCPStore.check
+    monkeypatch.setattr(dist.TCPStore, "check", overwrite)
+    found: dict[int, Any] = {}
+    with pytest.raises(ResultsError, match="no process of this run"):
+        DividedLM(StubLM(), base_config()).answer(
+            "generate_until", [Request(("a",)), Request(("b",))], found.__setitem__
+        )
+    assert 1 not in found
+
+
+def test_a_signature_holds_for_its_own_key_alone():
+    channel = divided_lm.Channel("0", bytes(32))
+    sealed = channel.sealed("0/1/0", [1, "answer", {}])
+    assert channel.opened("0/1/0", sealed) == [1, "answer", {}]
+    for key, other in (("0/1/1", channel), ("0/1/0", divided_lm.Channel("0", b"1" * 32))):
+        with pytest.raises(ResultsError):
+            other.opened(key, sealed)
 
 
 COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=6", "device=cpu"]

@@ -60,6 +60,10 @@ class RunHeldError(MoeLabError):
         """What the process holds, if it is known."""
 
 
+class LeaseLostError(RunHeldError):
+    """Another process has taken over what this one held, because it was suspended for longer than its lease."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception that unwinds like Ctrl-C does."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from moe_lab.errors import ResultsError
+from moe_lab.results.lock import check_lease
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "iostream error")
@@ -24,7 +25,11 @@ REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
+    """Turn a failed write (full disk, no permission) into a ResultsError that names the path.
+
+    Raises LeaseLostError, before anything is written, if another process has taken the folder over.
+    """
+    check_lease(path)
     try:
         yield
     except Exception as error:

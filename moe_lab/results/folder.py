@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moe_lab.errors import ConfigError, ResultsError, RunHeldError
+from moe_lab.errors import ConfigError, LeaseLostError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
@@ -90,6 +90,8 @@ class RunFolder:
         except (KeyboardInterrupt, SystemExit) as stop:
             self._write_status("interrupted", started, type(stop).__name__)
             raise
+        except LeaseLostError:
+            raise  # the file is another process's now
         except RunHeldError:
             (self.path / "status.json").unlink()
             raise

@@ -2,7 +2,8 @@
 
 With `MOE_LAB_LEASES=1` in the environment, for file systems whose locks do not hold between machines, a lock is a lease
 instead: a file beside it that its holder refreshes. Another process takes it over once it has seen no refresh for
-`LEASE_SECONDS`.
+`LEASE_SECONDS`. A process that was suspended for longer still runs: before it writes, `check_lease` compares the lease
+with its own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, LeaseCompromise, SoftFileLease, Timeout
 
+from moe_lab.errors import LeaseLostError
+
 LEASES = "MOE_LAB_LEASES"
 LEASE_SECONDS = 45.0
 HEARTBEAT_SECONDS = 5.0
 
+_own: dict[Path, tuple[SoftFileLease, tuple[int, int]]] = {}
+"""Leases of this process by the file that they protect: the lease, and the device and inode of its file."""
 _watched: dict[Path, SoftFileLease] = {}
 """Leases of other processes. A lease that expires is recognized by the object that has watched it."""
 
@@ -31,6 +36,7 @@ def lock_on(file: Path) -> BaseFileLock:
         lease_duration=LEASE_SECONDS,
         heartbeat_interval=HEARTBEAT_SECONDS,
         on_compromise=_end_this_process,
+        thread_local=False,  # the threads of this process write, too
     )
 
 
@@ -43,7 +49,22 @@ def acquire(file: Path) -> BaseFileLock | None:
         if isinstance(lock, SoftFileLease):
             _watched[file] = lock
         return None
+    if isinstance(lock, SoftFileLease) and (identity := _identity(_lease(file))):
+        _own[file] = lock, identity
     return lock
+
+
+def check_lease(path: Path) -> None:
+    """Raise LeaseLostError if `path` is in a folder whose lease another process has taken over from this one."""
+    for file, (lease, identity) in list(_own.items()):
+        if not lease.is_locked:
+            del _own[file]  # released
+        elif path.is_relative_to(file.parent) and _identity(_lease(file)) != identity:
+            raise LeaseLostError(
+                f"{file.parent.name}: another process has taken the lease over, as this one was suspended.\n"
+                "Nothing more was written here. The same command continues, or shows the result.",
+                file.parent,
+            )
 
 
 def is_locked(file: Path) -> bool:
@@ -58,6 +79,19 @@ def is_locked(file: Path) -> bool:
 
 def _lease(file: Path) -> Path:
     return file.with_name(f"{file.name}.lease")
+
+
+def _identity(lease: Path) -> tuple[int, int] | None:
+    """The device and inode of a lease's file; None if it is gone."""
+    try:
+        opened = os.open(lease, os.O_RDONLY)  # network file systems look again when a file is opened
+    except FileNotFoundError:
+        return None
+    try:
+        facts = os.fstat(opened)
+    finally:
+        os.close(opened)
+    return facts.st_dev, facts.st_ino
 
 
 def _end_this_process(lost: LeaseCompromise) -> None:

@@ -48,9 +48,11 @@ class ResponseLog:
             if lines and not is_own:
                 self.set_aside = free_name(path)
                 path.rename(self.set_aside)
-            # unbuffered: closing the file does not repeat a failed write
-            self._file = path.open("ab" if is_own else "wb", buffering=0)
+            # Unbuffered: closing the file does not repeat a failed write. Appending: a process that was suspended
+            # and has lost the run never writes over the lines of the next one.
+            self._file = path.open("ab", buffering=0)
             if not is_own:
+                self._file.truncate(0)
                 self._write({HEADER: header})
         for line in lines[1:] if is_own else []:
             self._add(line)

@@ -6,7 +6,9 @@ import logging
 import sys
 from pathlib import Path
 
+from moe_lab.errors import LeaseLostError
 from moe_lab.results.atomic import writing
+from moe_lab.results.lock import check_lease
 
 
 class RunLog(logging.Handler):
@@ -26,6 +28,10 @@ class RunLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self._failed:
             return
+        try:
+            check_lease(self.path)
+        except LeaseLostError:
+            return  # the log is another process's now
         try:
             self._file.write((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
         except OSError as error:

@@ -43,9 +43,19 @@ def _import_paths() -> list[str]:
     return list(dict.fromkeys([*standard, str(Path(numpy.origin).parents[1]), str(PACKAGE.parent)]))
 
 
+def _interpreter_files() -> list[str]:
+    """The interpreter and the shared libraries that are installed with it.
+
+    They are shown file by file: the folder that Python is installed in may be the home folder, or ~/.local.
+    """
+    library = sysconfig.get_config_var("LIBDIR")
+    libraries = sorted(Path(library).glob("*.so*")) if library else []
+    return [os.path.realpath(sys.executable), *map(str, libraries)]
+
+
 def _shown(imports: list[str]) -> list[str]:
     """The paths of this machine that are visible inside: system libraries, Python, its packages; links stay links."""
-    paths = [*SYSTEM, sys.base_prefix, sys.base_exec_prefix, *imports[:-1], str(PACKAGE)]
+    paths = [*SYSTEM, *_interpreter_files(), *imports[:-1], str(PACKAGE)]
     existing = [path for path in dict.fromkeys(map(os.path.abspath, paths)) if os.path.exists(path)]
     links = [path for path in existing if os.path.islink(path)]
     folders = sorted({os.path.realpath(path) for path in existing})

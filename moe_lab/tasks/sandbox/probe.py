@@ -58,6 +58,10 @@ for folder in ("/", "/tmp", "/dev", "/usr", "/etc", "/var/tmp", os.path.dirname(
 assert not os.path.exists($outside)
 open("/program/written", "w").close()
 """
+HOME = """
+import os
+assert not os.path.exists($secret)
+"""
 FILE_SIZE = """
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -94,12 +98,17 @@ def broken_promises(cage: Cage) -> list[str]:
 
     Raises ResultsError if it cannot be built.
     """
-    with tempfile.TemporaryDirectory(prefix="moe_lab_probe_") as outside, _listeners() as (port, abstract):
+    with (
+        tempfile.TemporaryDirectory(prefix="moe_lab_probe_") as outside,
+        _file_in_home() as secret,
+        _listeners() as (port, abstract),
+    ):
         os.chmod(outside, 0o777)
         values = {
             "many": str(4 * QUICK.processes),
             "most": str(QUICK.folder_size),
             "outside": repr(outside),
+            "secret": repr(secret),
             "port": str(port),
             "abstract": repr(abstract),
         }
@@ -111,6 +120,7 @@ def broken_promises(cage: Cage) -> list[str]:
             "processor time is not limited": (ENDLESS, QUICK, OUT_OF_PROCESSOR_TIME),
             "waiting is not limited": (SLEEP, Limits(wall_seconds=1), OUT_OF_TIME),
             "files outside its own folder can be seen or written": (WRITE, QUICK, "passed"),
+            "files of the home folder can be seen": (HOME, QUICK, "passed"),
             "the size of files is not limited": (FILE_SIZE, QUICK, "passed"),
             "the network is not cut off": (SOCKET, QUICK, "passed"),
             "privileges can be gained": (PRIVILEGES, QUICK, "passed"),
@@ -124,6 +134,23 @@ def broken_promises(cage: Cage) -> list[str]:
         outcomes = {promise: (run.result(), expected) for promise, (run, expected) in runs.items()}
         broken = [f"{promise} ({got})" for promise, (got, expected) in outcomes.items() if got != expected]
         return broken + (["a file appeared outside"] if list(Path(outside).iterdir()) else [])
+
+
+@contextmanager
+def _file_in_home() -> Iterator[str]:
+    """The path of a new file in the home folder; of one that is there if the folder cannot be written to."""
+    home = Path.home()
+    try:
+        handle, name = tempfile.mkstemp(prefix=".moe_lab_probe_", dir=home)
+    except OSError:
+        files = (path for path in home.glob("*") if path.is_file())
+        yield str(next(files, home / "no file"))
+        return
+    os.close(handle)
+    try:
+        yield name
+    finally:
+        os.unlink(name)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ResultsError, TaskError
-from moe_lab.tasks.sandbox import programs
+from moe_lab.tasks.sandbox import cage, programs
 from moe_lab.tasks.sandbox.cage import Cage, candidates
 from moe_lab.tasks.sandbox.limits import Limits
 from moe_lab.tasks.sandbox.probe import broken_promises
@@ -30,7 +31,7 @@ def usable() -> Cage:
     try:
         return programs.require_cage()
     except TaskError as error:
-        assert all(cage.name in str(error) for cage in candidates())
+        assert all(one.name in str(error) for one in candidates())
         skip_where_impossible(str(error))
 
 
@@ -51,6 +52,18 @@ def test_every_weaker_limit_is_noticed(weaker: dict[str, Any], noticed: str) -> 
     assert noticed in " ".join(broken_promises(Weaker(usable().bubblewrap)))
 
 
+def test_a_python_in_the_home_folder_shows_nothing_else_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home folder is the one that Python is installed in, as after `./configure --prefix=$HOME`."""
+    monkeypatch.setenv("HOME", sys.base_prefix)
+    assert broken_promises(usable()) == []
+
+
+def test_a_home_folder_that_is_shown_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = usable()
+    monkeypatch.setenv("HOME", cage.IMPORT_PATHS[0])
+    assert "files of the home folder can be seen" in " ".join(broken_promises(one))
+
+
 def test_a_cage_that_cannot_be_built_executes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal is told, with the reason of every cage."""
     monkeypatch.setattr(programs, "candidates", lambda: [Cage("/bin/false"), Cage("/nowhere/bwrap")])
@@ -62,14 +75,14 @@ def test_a_cage_that_cannot_be_built_executes_nothing(monkeypatch: pytest.Monkey
 
 
 def test_one_broken_promise_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "broken_promises", lambda cage: ["the network is not cut off (passed)"])
+    monkeypatch.setattr(programs, "broken_promises", lambda one: ["the network is not cut off (passed)"])
     with pytest.raises(TaskError, match="the network is not cut off"):
         programs.require_cage()
 
 
 def test_the_next_cage_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(cage: Cage) -> list[str]:
-        if cage.bubblewrap:
+    def broken(one: Cage) -> list[str]:
+        if one.bubblewrap:
             raise ResultsError("no user namespaces")
         return []
 

@@ -42,7 +42,7 @@ UNTESTED = {
     "runs": "config estimate grid jobs memory_errors prepare stored_result",
     "runs/evaluation": "evaluate judges_block result_block run_lm_eval",
     "runs/experiments": "cells deepen equivalent places",
-    "runs/tuning": "search solve",
+    "runs/tuning": "solve",
     "tasks": "estimate factory generation own_files requests",
     "tasks/judges": "judge llama_guard lm_eval_hooks reward session toy_training",
     "tasks/safety": "prompts",

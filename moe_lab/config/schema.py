@@ -20,7 +20,7 @@ SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
 ANSWERS = ("text", "letters")
 METRICS = ("none", "expert", "counterfactual")
-TUNINGS = ("none", "tpe", "uniform")
+TUNINGS = ("none", "tpe", "uniform", "scale")
 TUNING_METRICS = ("perplexity", "accuracy")
 LOGGERS = ("none", "wandb")
 LAUNCHERS = ("none", "local", "submitit", "ray")
@@ -116,7 +116,8 @@ class TaskConfig:
 
 @dataclass(kw_only=True)
 class TuningConfig:
-    """The search of temperatures; null: the preset of task category and model (`moe_lab/runs/tuning/presets.py`)."""
+    """The search of temperatures and of a logit scale; null: the preset of task category and model
+    (`moe_lab/runs/tuning/presets.py`)."""
 
     name: str = "none"
     n_trials: int | None = None
@@ -125,6 +126,10 @@ class TuningConfig:
     """Objective on the tuning documents: perplexity or accuracy."""
     num_samples: int | None = None
     max_temperature: float | None = None
+    step: float = 0.05
+    """Of tuning=uniform: the difference of two temperatures."""
+    logit_scale: bool = False
+    """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: int = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
 
@@ -135,6 +140,7 @@ class TuningConfig:
         at_least("tuning.num_samples", self.num_samples, 1)
         one_of("tuning.metric", self.metric, TUNING_METRICS)
         above_zero("tuning.max_temperature", self.max_temperature)
+        above_zero("tuning.step", self.step)
 
 
 @dataclass(kw_only=True)

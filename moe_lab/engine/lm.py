@@ -105,7 +105,7 @@ class EngineLM(CountedHF):
             self.engine = make_engine(self)
         elif runs_on_kv_cache(model):
             self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
-        elif self.ensemble.n > 1:
+        elif not self.ensemble.plain:
             self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
 
     def set_ensemble(self, ensemble: Ensemble) -> None:

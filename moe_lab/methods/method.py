@@ -72,8 +72,9 @@ class Method(ABC):
     """Whether its scores are compared with those of the untouched model."""
     tells_choices: ClassVar[bool] = False
     """Whether `EngineLM.choices` of its LM tells the experts that answer: prompts are read as they are asked."""
-    tunable: ClassVar[bool] = False
-    """Whether `tuning=` can search its temperatures."""
+    tunings: ClassVar[tuple[str, ...]] = ()
+    """The options of `tuning=` that can search its settings. Such a method has `ensemble`, `temperatures`,
+    `first_noisy` and `with_profile`, as RoE has."""
     answer: ClassVar[str | None] = None
     """`task.answer` of multiple-choice tasks where it is not given."""
     reports_flips: ClassVar[bool] = False

@@ -18,6 +18,7 @@ MARKS = {
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",
+    "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
@@ -141,6 +142,7 @@ def marks_of(block: dict[str, Any], task: str | None = None, metric: str | None 
         "untuned": block.get("untuned"),
         "upper-bound": block.get("c3po", {}).get("upper_bound"),
         "other-profile": _tuned_elsewhere(block),
+        "at-bound": block.get("tuning", {}).get("at_bound"),
         "test-profile": block.get("c2r", {}).get("test_profile"),
         "toy-judge": any(judge["toy"] for judge in judges),
         "unjudged": any(not all_judged(judge, task) for judge in judges),
@@ -161,7 +163,8 @@ def _tuned_elsewhere(block: dict[str, Any]) -> bool:
         return False
     tuned, config = block["tuning"], block["method"]["config"]
     settings = {"n": None, "noise": "gumbel", "noise_scale": "constant", "adaptive": None, "bands": None}
-    other = any(tuned.get(key, default) != config.get(key, default) for key, default in settings.items())
+    read = {key: default for key, default in settings.items() if key in config}
+    other = any(tuned.get(key, default) != config[key] for key, default in read.items())
     return other or tuned["model"] != block["model"]["name"]
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.methods import get_method
-from moe_lab.methods.roe.profile import read_profile
+from moe_lab.methods.profile import read_profile
 from moe_lab.methods.training_method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
 from moe_lab.reports.terminal.console import print_note, print_table
@@ -74,7 +74,9 @@ class Plan:
         """The runs after a study, which have no id before its temperatures are found."""
         count = max(job.config.num_seeds, len(job.studies))
         config = job.evaluated or job.studies[0].config
-        method: Any = replace(config.method, temperature=UNKNOWN)
+        method: Any = config.method
+        if job.studies[0].search.tuning != "scale":
+            method = replace(method, temperature=UNKNOWN)
         [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
         [workload] = estimates([run])
         tokens = round(count * run.method.forward_tokens(workload))

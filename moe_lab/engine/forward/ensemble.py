@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from moe_lab.engine.forward.adaptive import Adaptive
+from moe_lab.engine.forward.logit_scale import ScaleSweep
 from moe_lab.routing import GumbelTopK
 
 
@@ -31,6 +32,15 @@ class Ensemble:
     """With own histories: "noisy" reads prompts with noise, "clean" reads them without up to their last token."""
     adaptive: Adaptive | None = None
     """How many of the n samples each token takes; None: all. With a clean history."""
+    logit_scale: float = 1.0
+    """What the logits, or the log of the averaged distribution, are multiplied by before the last softmax."""
+    sweep: ScaleSweep | None = None
+    """Counts the log-likelihoods of all scored tokens at other scales, in place of `logit_scale`."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the base model, which needs no engine of ours."""
+        return self.n == 1 and self.logit_scale == 1 and self.sweep is None
 
     def first(self, samples: int) -> Ensemble:
         """The ensemble of the first samples alone, of every token."""
@@ -50,13 +60,15 @@ class Ensemble:
         """float32 [M, V]: the input of logits processors and decoding.
 
         With one sample: the model's logits. Otherwise: the log of the averaged distribution, -inf where a probability
-        is below float32's range.
+        is below float32's range. Either is multiplied by `logit_scale`.
         """
         if self.n == 1:
-            return logits_MnV[:, 0].float()
-        if self._one_distribution:
-            return self._merged(logits_MnV).log_softmax(dim=-1)
-        return self._mean_probs(logits_MnV).log()
+            scores_MV = logits_MnV[:, 0].float()
+        elif self._one_distribution:
+            scores_MV = self._merged(logits_MnV).log_softmax(dim=-1)
+        else:
+            scores_MV = self._mean_probs(logits_MnV).log()
+        return scores_MV if self.logit_scale == 1 else scores_MV * self.logit_scale
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         """int64 [M]: the most probable token."""
@@ -65,8 +77,11 @@ class Ensemble:
 
     def score(self, logits_MnV: Tensor, at_P: Tensor, target_P: Tensor) -> Tensor:
         """float32 [P]: log-probability of token `target` at logit position `at`, exact for any probability."""
-        if self._one_distribution:
-            logits_MV = self._merged(logits_MnV)
+        if self._one_distribution or self.logit_scale != 1 or self.sweep:
+            logits_MV = self._output(logits_MnV)
+            if self.sweep:
+                self.sweep.add(logits_MV, at_P, target_P)
+            logits_MV = self.logit_scale * logits_MV
             return logits_MV[at_P, target_P] - logits_MV.logsumexp(dim=-1)[at_P]
         averaged = self._averaged(logits_MnV)
         log_probs_Pn = averaged[at_P, :, target_P] - averaged.logsumexp(dim=-1)[at_P]
@@ -82,6 +97,13 @@ class Ensemble:
 
     def _merged(self, logits_MnV: Tensor) -> Tensor:
         return logits_MnV[:, 0].float() if self.n == 1 else self._averaged(logits_MnV).mean(dim=1)
+
+    def _output(self, logits_MnV: Tensor) -> Tensor:
+        """float32 [M, V]: logits of the averaged distribution, exact for any probability."""
+        if self._one_distribution:
+            return self._merged(logits_MnV)
+        log_probs_MnV = self._averaged(logits_MnV).log_softmax(dim=-1)
+        return log_probs_MnV.logsumexp(dim=1) - math.log(log_probs_MnV.shape[1])
 
     def _mean_probs(self, logits_MnV: Tensor) -> Tensor:
         return self._averaged(logits_MnV).softmax(dim=-1).mean(dim=1)

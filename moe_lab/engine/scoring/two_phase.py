@@ -183,7 +183,12 @@ class TwoPhaseScorer:
     def _samples(self, ensemble: Ensemble, cached: CachedActivations) -> Tensor:
         """int64 [M], on the CPU: the routing samples that each logit position takes, the clean one included."""
         count = len(cached.position_M)
-        if self.store is not None and ensemble.noiseless:
+        if (
+            self.store is not None
+            and ensemble.noiseless
+            and ensemble.sweep is None
+            and ensemble.logit_scale == 1
+        ):
             return torch.ones(count, dtype=torch.long)
         if ensemble.adaptive is None:
             return torch.full((count,), ensemble.n)

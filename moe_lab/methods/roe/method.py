@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.validators import at_least, one_of
+from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
+from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.methods.roe.bands import adaptive_block, adaptive_footnotes, bands_of, check_bands
-from moe_lab.methods.roe.profile import Profile, read_profile
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
@@ -33,7 +33,7 @@ _CHOICES = {
     "noise": ("gumbel", "antithetic"),
     "noise_scale": ("constant", "margin"),
 }
-_LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant"}
+_LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant", "logit_scale": 1.0}
 """Keys that are part of a run's identity at other values only: results that are older than the key keep their ids."""
 
 
@@ -42,7 +42,7 @@ class RoE(Method):
 
     random = True
     tells_choices = True
-    tunable = True
+    tunings = ("tpe", "uniform", "scale")
 
     @dataclass(kw_only=True)
     class Config:
@@ -65,6 +65,8 @@ class RoE(Method):
         """What decides how many samples a token takes: "margin" or "entropy" of the clean sample; None: all take n."""
         bands: list[list[int | float]] | None = None
         """With `adaptive`: [bound, samples] of each band, the most unsure first."""
+        logit_scale: float | None = None
+        """What the log of the averaged distribution is multiplied by; None: the profile's, else 1."""
         noise: str = "gumbel"
         """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
         noise_scale: str = "constant"
@@ -80,6 +82,12 @@ class RoE(Method):
                 )
             at_least("method.n", self.n, 1)
             at_least("method.skip_layers", self.skip_layers, 0)
+            above_zero("method.logit_scale", self.logit_scale)
+            if self.adaptive is not None and self.logit_scale not in (None, 1):
+                raise ConfigError(
+                    f"method.logit_scale={self.logit_scale}: tokens that take the clean sample alone (method.adaptive) "
+                    "would not be scaled. Leave one of them out."
+                )
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
                     "method.n=1 has the clean row only: method.include_clean=false leaves nothing."
@@ -93,6 +101,13 @@ class RoE(Method):
         super().__init__(config)
         path = config.temperature
         self.profile: Profile | None = read_profile(path) if isinstance(path, str) else None
+
+    @property
+    def logit_scale(self) -> float:
+        """The given logit scale, else the profile's."""
+        if self.config.logit_scale is not None:
+            return float(self.config.logit_scale)
+        return self.profile.logit_scale if self.profile else 1.0
 
     @property
     def tuned_on(self) -> frozenset[str]:
@@ -140,6 +155,10 @@ class RoE(Method):
         temperatures = self.temperatures(moe_layers)
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
+    def with_profile(self, path: str) -> Config:
+        """The configuration with what the study found whose profile is at `path`."""
+        return replace(self.config, temperature=path, skip_layers=None)
+
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`temperature` and `skip_layers` resolved to one temperature per layer."""
         resolved: dict[str, Any] = {
@@ -147,9 +166,11 @@ class RoE(Method):
             "first_noisy": self.first_noisy(facts.moe_layers),
             "study": self.profile.study if self.profile else None,
         }
+        if self.logit_scale != 1:
+            resolved["logit_scale"] = self.logit_scale
         if self.config.bands is not None:
             resolved["bands"] = bands_of(self.config)
-        replaced = ("temperature", "skip_layers")
+        replaced = ("temperature", "skip_layers", "logit_scale")
         return {
             key: value
             for key, value in super().identity(facts).items()
@@ -190,6 +211,7 @@ class RoE(Method):
             cache=settings.cache,
             prefill=settings.prefill,
             adaptive=Adaptive(settings.adaptive, bands_of(settings)) if settings.adaptive else None,
+            logit_scale=self.logit_scale,
         )
 
     def report(
@@ -206,7 +228,8 @@ class RoE(Method):
                 "weights": self.config.weights,
                 "changed_fraction": counters.get("changed_decisions", 0) / decisions if decisions else None,
             }
-            | adaptive_block(self.config, counters),
+            | adaptive_block(self.config, counters)
+            | ({} if self.logit_scale == 1 else {"logit_scale": self.logit_scale}),
         }
 
     @staticmethod

@@ -10,7 +10,7 @@ def write_study_figures(folder: Path) -> list[Path]:
     """Draw a study's figures into its `figures/` and return their paths, each PNG followed by its CSV.
 
     tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. A study
-    without a complete trial has none.
+    without a complete trial has none, nor has tuning=scale, which has one trial.
     """
     from moe_lab.reports.figures.heatmap import write_heatmap
     from moe_lab.reports.figures.history import write_history
@@ -18,7 +18,7 @@ def write_study_figures(folder: Path) -> list[Path]:
     from moe_lab.reports.figures.sweep import write_sweep
 
     study = read_study(folder)
-    if not study.complete:
+    if not study.complete or study.tuning == "scale":
         return []
     if study.tuning == "uniform":
         return write_sweep([study], folder / "figures", "sweep")

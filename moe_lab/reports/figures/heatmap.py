@@ -73,9 +73,10 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
             axis.text(layer, row, "–", ha="center", va="center", color="#555555", fontsize=7)
         elif layers <= WRITTEN_LAYERS:
             colour = "white" if value < 0.55 * top else "black"
-            axis.text(layer, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
+            bound = "≥" if f"layer_{layer}" in studies[row].at_bound else ""
+            axis.text(layer, row, f"{bound}{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
     axis.set(
-        title=f"{model} (–: layer without noise)",
+        title=f"{model} (–: layer without noise; ≥: at the bound of the search)",
         xlabel="MoE layer",
         xticks=range(0, layers, 1 if layers <= 24 else 2),
         yticks=range(len(studies)),

@@ -44,6 +44,8 @@ class StoredStudy:
     """Complete and pruned trials by number."""
     temperatures: list[float]
     """Temperatures of the best trial, one per MoE layer; empty without a profile."""
+    at_bound: list[str]
+    """What the profile names as being at the bound of its search, such as "layer_3"."""
 
     @property
     def tuning(self) -> str:
@@ -98,6 +100,7 @@ def read_study(folder: Path) -> StoredStudy:
         info=info,
         finished=sorted(trials, key=lambda trial: trial.number),
         temperatures=best.get("temperature", []),
+        at_bound=best.get("at_bound", []),
     )
 
 

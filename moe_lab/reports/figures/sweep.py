@@ -52,6 +52,15 @@ def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, fl
     return interval([1] * round(right) + [0] * (count - round(right)))
 
 
+def _zero_label(study: StoredStudy) -> str:
+    return "temperature 0, calibrated" if study.info.get("logit_scale") else "temperature 0"
+
+
+def best_label(study: StoredStudy) -> str:
+    """The legend of the best trial: whether a better one may lie beyond the bound of the search."""
+    return "best (at the bound of the search)" if study.at_bound else "best"
+
+
 def _draw_study(axis: Axes, study: StoredStudy) -> None:
     rows = sweep_rows(study)
     temperatures = [row["temperature"] for row in rows]
@@ -62,7 +71,7 @@ def _draw_study(axis: Axes, study: StoredStudy) -> None:
             lw=0, label="95% interval",
         )  # fmt: skip
     if study.untuned is not None:
-        axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label="temperature 0")
+        axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label=_zero_label(study))
     best = next(row for row in rows if row["value"] == study.best.value)
-    axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label="best")
+    axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=best_label(study))
     axis.set(title=study.label, xlabel="temperature", ylabel=study.metric_label)

@@ -12,8 +12,10 @@ from moe_lab.results.stored_files import read_mapping
 
 EXPLAINED = {
     "documents": "those that the temperatures were tuned on.",
+    "at bound": "tuned values at the bound of their search: better ones may lie beyond it.",
     "untuned": "the metric with the values that were given.",
-    "tuned": "the metric with the temperatures of the best trial.",
+    "calibrated": "the metric at temperature 0 and its best logit scale (docs/calibration.md).",
+    "tuned": "the metric with the values of the best trial.",
 }
 """What a column shows."""
 
@@ -45,12 +47,19 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
         "untuned": [number(profile["untuned_score"]) for profile in profiles],
         "tuned": [number(profile["score"]) for profile in profiles],
     }
+    scaled = {}
+    if any(profile.get("calibrated_score") is not None for profile in profiles):
+        scores = {"calibrated": [number(profile.get("calibrated_score")) for profile in profiles]} | scores
+        scaled = {"logit scale": [f"{profile.get('logit_scale', 1):.3g}" for profile in profiles]}
+    if any(profile.get("at_bound") for profile in profiles):
+        scaled["at bound"] = [", ".join(profile.get("at_bound", [])) or "-" for profile in profiles]
     temperatures = [" ".join(f"{value:.2f}" for value in profile["temperature"]) for profile in profiles]
     stacks = [
         names(task),
         numbers({"documents": list(map(_documents, profiles))}),
         numbers(trials),
         numbers(scores),
+        *([numbers(scaled)] if scaled else []),
         numbers({"temperature per MoE layer": temperatures}),
     ]
     return stacked_table("Tuning, on documents that the test leaves out", stacks)

@@ -1,8 +1,8 @@
-"""The search space of a study: the temperatures of a trial."""
+"""The search space of a study: the temperatures of a trial, and whether its logit scale is searched too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 STEP = 0.05
 """Step between the temperatures of tuning=uniform (appendix B of the paper)."""
+LATER = {"step": STEP, "logit_scale": False, "given": None}
+"""Fields that are part of a study's identity at other values only: studies that are older keep their ids."""
+NEAR = 0.98
+"""A searched temperature from this share of its upper bound on is at the bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,7 @@ class Search:
     """A search with all settings, by default those of Table 1."""
 
     tuning: str
-    """tpe: one temperature per MoE layer; uniform: one for all, in steps."""
+    """tpe: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are given."""
     metric: str
     n_trials: int
     num_samples: int
@@ -29,6 +33,18 @@ class Search:
     skip_layers: int
     """L: the first and the last L MoE layers keep temperature 0."""
     moe_layers: int
+    step: float = STEP
+    """Of tuning=uniform."""
+    logit_scale: bool = False
+    """Whether a trial's value is its perplexity at the best logit scale."""
+    given: list[float] | None = None
+    """The temperatures of tuning=scale, one per MoE layer."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What determines the trials, without their number."""
+        content = {k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples")}
+        return {k: v for k, v in content.items() if k not in LATER or v != LATER[k]}
 
     @property
     def direction(self) -> str:
@@ -43,21 +59,32 @@ class Search:
     def fixed(self, number: int) -> dict[str, float] | None:
         """The parameters of a trial that no sampler chooses, else None. Trial 0 is the untuned model."""
         if self.tuning == "uniform":
-            return {"temperature": round(number * STEP, 10)}
+            return {"temperature": round(number * self.step, 10)}
         return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
 
     @property
     def parameters(self) -> list[str]:
-        """Parameter names: a temperature per searched layer, or one for all."""
+        """Parameter names: a temperature per searched layer, one for all, or none."""
+        if self.given is not None:
+            return []
         return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
 
     def temperatures(self, params: dict[str, float]) -> list[float]:
         """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched."""
+        if self.given is not None:
+            return self.given
         if self.tuning == "uniform":
             given = dict.fromkeys(self.layers, params["temperature"])
         else:
             given = {layer: params[f"layer_{layer}"] for layer in self.layers}
         return [given.get(layer, 0.0) for layer in range(self.moe_layers)]
+
+    def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
+        """The parameters whose value is at the upper bound of the search, and "logit_scale" at either of its own."""
+        from moe_lab.engine.forward import logit_scale as scales
+
+        names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
+        return names + (["logit_scale"] if scales.at_bound(logit_scale) else [])
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
@@ -81,6 +108,13 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
             f"method.skip_layers={skip} leaves none of the {facts.moe_layers} MoE layers to tune. Choose a smaller one."
         )
     given = config.tuning
+    if given.logit_scale and (given.metric or usual.metric) != "perplexity":
+        raise ConfigError("tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.")
+    if given.logit_scale and config.method.adaptive is not None:
+        raise ConfigError(
+            "tuning.logit_scale=true: tokens that take the clean sample alone (method.adaptive) would not be scaled. "
+            "Leave one of them out."
+        )
     last = given.max_temperature or (1.0 if uniform else usual.max_temperature)
     search = Search(
         tuning=given.name,
@@ -90,6 +124,8 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
         max_temperature=last,
         skip_layers=skip,
         moe_layers=facts.moe_layers,
+        step=given.step,
+        logit_scale=given.logit_scale,
     )
 
     def chosen(key: str) -> Any:
@@ -107,6 +143,30 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
 def _uniform_trials(config: Config, last: float) -> int:
     if config.tuning.n_trials is not None:
         raise ConfigError(
-            f"tuning=uniform tries every step of {STEP} up to tuning.max_temperature: leave tuning.n_trials out."
+            f"tuning=uniform tries every step of {config.tuning.step} up to tuning.max_temperature: "
+            "leave tuning.n_trials out."
         )
-    return int(last / STEP + 1e-6) + 1
+    return int(last / config.tuning.step + 1e-6) + 1
+
+
+def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
+    """The search of a logit scale alone: one trial, at the method's own temperatures.
+
+    Raises ConfigError for settings that contradict it.
+    """
+    given = config.tuning
+    if method.config.logit_scale not in (None, 1):
+        raise ConfigError(
+            f"method.logit_scale={method.config.logit_scale}: tuning=scale searches it. Leave one of them out."
+        )
+    return Search(
+        tuning="scale",
+        metric="perplexity",
+        n_trials=1,
+        num_samples=given.num_samples or preset(config.task.category, paper_model(facts)).num_samples,
+        max_temperature=0.0,
+        skip_layers=method.first_noisy(facts.moe_layers),
+        moe_layers=facts.moe_layers,
+        logit_scale=True,
+        given=method.temperatures(facts.moe_layers),
+    )

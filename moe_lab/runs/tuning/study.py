@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError
-from moe_lab.methods.roe.profile import Profile, read_profile
+from moe_lab.methods import get_method
+from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.results.stored_files import whole_mapping
-from moe_lab.runs.tuning.search import Search, resolve
+from moe_lab.runs.tuning.search import Search, resolve, resolve_scale
 from moe_lab.runs.tuning.worked import (
     NUMERICS,
     RECORD,
@@ -76,11 +77,10 @@ class Study:
 
     def tuned_config(self) -> Config:
         """The configuration of the evaluation with the profile's path as temperature."""
-        method: Any = replace(
-            self.config.method, temperature=str(self.folder / "best.yaml"), skip_layers=None
-        )
+        method: Any = self.method
+        tuned = method.with_profile(str(self.folder / "best.yaml"))
         seeds = 1 if self.config.num_studies > 1 else self.config.num_seeds
-        return replace(self.config, method=method, tuning=TuningConfig(), seeds=seeds)
+        return replace(self.config, method=tuned, tuning=TuningConfig(), seeds=seeds)
 
 
 def prepare_study(config: Config) -> Study:
@@ -98,7 +98,9 @@ def prepare_study(config: Config) -> Study:
 
     _check(config)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
-    if facts.moe_layers:  # prepare refuses a model without routers in its own words
+    if config.tuning.name == "scale":
+        search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
+    elif facts.moe_layers:  # prepare refuses a model without routers in its own words
         config, search = resolve(config, facts)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
     tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
@@ -111,8 +113,9 @@ def prepare_study(config: Config) -> Study:
     held_out = {name: list(range(len(task.task_docs)))}
     content = identity(config, evaluation.method, facts, tasks, samples, held_out)
     worked = _worked_references(config, search, name, task, content, facts)
-    searched = {k: v for k, v in asdict(search).items() if k not in ("n_trials", "num_samples")}
-    content["search"] = searched | {"headline": config.task.metric if search.metric == "accuracy" else None}
+    content["search"] = search.identity | {
+        "headline": config.task.metric if search.metric == "accuracy" else None
+    }
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
     if worked is not None:
@@ -153,11 +156,11 @@ def _worked_references(
 
 
 def _check(config: Config) -> None:
-    from moe_lab.methods import get_method
-
-    if not get_method(config.method.name).tunable:
+    tunings = get_method(config.method.name).tunings
+    if config.tuning.name not in tunings:
+        does = f"tuning={' or '.join(tunings)} can" if tunings else "no tuning can"
         raise ConfigError(
-            f"method={config.method.name} has no temperature to tune: leave tuning={config.tuning.name} out."
+            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}; {does}. Leave it out."
         )
     if config.predict_only:
         raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")

@@ -100,9 +100,11 @@ class Trials:
                     return None
             time.sleep(POLL_SECONDS)
 
-    def tell(self, trial: Trial, value: float | None) -> None:
-        """Store a trial's value; None for a pruned trial."""
+    def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
+        """Store a trial's value, None for a pruned trial, and what else was measured as user attributes."""
         with self.locked():
+            for name, number in measured.items():
+                trial.set_user_attr(name, number)
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
 

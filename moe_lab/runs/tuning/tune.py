@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.roe.profile import Profile
+from moe_lab.methods.profile import Profile
 from moe_lab.progress import Progress, naming
 from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.runs.memory_errors import memory_errors
 from moe_lab.runs.tuning.objective import Pruned, objective
+
+LOGIT_SCALE, UNSCALED = "logit_scale", "unscaled"
+"""User attributes of a trial: its best logit scale, and its perplexity at scale 1."""
+NOISE = ("noise", "noise_scale", "adaptive", "bands")
+"""Settings of RoE that a profile names."""
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -70,9 +77,15 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
                 measure = objective(study, lm, loaded)
                 write_study(study)
             trial, temperatures = claimed
-            lm.set_ensemble(_ensemble(study, temperatures))
+            ensemble = _ensemble(study, temperatures)
+            lm.set_ensemble(ensemble)
             value = _measure(measure, trial, _limit(study, trial, trials))
-            trials.tell(trial, value)
+            measured = {}
+            if ensemble.sweep is not None and value is not None:
+                measured = {UNSCALED: value}
+                measured[LOGIT_SCALE], loss = ensemble.sweep.best()
+                value = math.exp(loss)
+            trials.tell(trial, value, **measured)
             with trials.locked():
                 write_trials(study, trials)
             logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
@@ -88,7 +101,7 @@ def _open(study: Study, loaded: Any) -> EngineLM:
         loaded.tokenizer,
         ensemble=_ensemble(study, [0.0] * study.search.moe_layers),
         seed=config.seed,
-        reuse=True,
+        reuse=study.search.given is None,
         progress=False,
         **engine_options(config),
     )
@@ -98,16 +111,21 @@ def _open(study: Study, loaded: Any) -> EngineLM:
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
+    from moe_lab.engine.forward.logit_scale import ScaleSweep
+
     method: Any = study.method
-    return method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
+    ensemble = method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
+    return replace(ensemble, sweep=ScaleSweep()) if study.search.logit_scale else ensemble
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     """The value beyond which a trial is pruned; None for trials that are always completed.
 
-    Those are the untuned model and the steps of tuning=uniform, which are the points of a curve.
+    Those are the untuned model, the steps of tuning=uniform, which are the points of a curve, and all trials with a
+    scale, whose perplexity is known at the end alone.
     """
-    return trials.worst() if trial.number and study.search.tuning == "tpe" else None
+    bounded = study.search.tuning == "tpe" and not study.search.logit_scale
+    return trials.worst() if trial.number and bounded else None
 
 
 def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
@@ -135,10 +153,11 @@ def write_study(study: Study) -> None:
         "tuning": search.tuning,
         "metric": search.metric,
         "direction": search.direction,
-        "n": config.method.n,
+        "n": getattr(config.method, "n", 1),
         "skip_layers": search.skip_layers,
         "max_temperature": search.max_temperature,
-        "cache": config.method.cache,
+        "cache": getattr(config.method, "cache", "clean"),
+        "logit_scale": search.logit_scale,
         "moe_layers": search.moe_layers,
         "seed": config.seed,
         "n_trials": search.n_trials,
@@ -160,21 +179,23 @@ def write_trials(study: Study, trials: Trials) -> None:
     untuned = next((trial for trial in finished if trial.number == 0), None)
     if best is None or best.value is None or untuned is None or untuned.value is None:
         return
+    scale = float(best.user_attrs.get(LOGIT_SCALE, 1.0))
+    method: Any = study.config.method
     profile = Profile(
         model=study.facts.name,
         task=study.task.task_name,
         study=study.folder.name,
         tuning=study.search.tuning,
         metric=study.search.metric,
-        n=study.config.method.n,
-        noise=study.config.method.noise,
-        noise_scale=study.config.method.noise_scale,
-        adaptive=study.config.method.adaptive,
-        bands=study.config.method.bands,
+        n=getattr(method, "n", 1),
+        **{name: getattr(method, name) for name in NOISE if hasattr(method, name)},
         trials=len(finished),
         trial=best.number,
         score=float(best.value),
-        untuned_score=float(untuned.value),
+        untuned_score=float(untuned.user_attrs.get(UNSCALED, untuned.value)),
+        logit_scale=scale,
+        calibrated_score=float(untuned.value) if study.search.logit_scale else None,
+        at_bound=study.search.at_bound(best.params, scale),
         split=study.split,
         samples=study.samples,
         documents=study.documents,

@@ -171,7 +171,7 @@ def test_uniform_leaves_a_profile_of_one_temperature(command, capsys, tmp_path):
     [
         (["tuning.n_trials=0"], "at least 1"),
         (["tuning.metric=loss"], "Choices: perplexity, accuracy"),
-        (["method=base", "tuning.n_trials=3"], "no temperature to tune"),
+        (["method=base", "tuning.n_trials=3"], "nothing to search"),
         (["method.temperature=0.2"], "leave method.temperature out"),
         (["tuning.max_temperature=-1"], "above 0"),
     ],
@@ -223,3 +223,59 @@ def rows(output: Path) -> list[dict]:
         return []
     finished = pandas.read_csv(files[0])
     return finished[finished["state"].isin(["COMPLETE", "PRUNED"])].round(9).to_dict("records")
+
+
+@pytest.mark.slow
+def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
+    """Its perplexity on the tuning documents is that of scoring them with the scale, and the test has none of them."""
+    monkeypatch.chdir(tmp_path)
+    command = ["method=calibration", f"model.path={tiny_olmoe_dir}", "task=toy_text", "limit=5"]
+    ended = run_command(capsys, *command, "tuning=scale", "tuning.num_samples=4")
+    assert ended.code == 0, ended.err
+    [folder] = (tmp_path / "outputs" / "studies").iterdir()
+    profile = yaml.safe_load((folder / "best.yaml").read_text())
+    assert profile["score"] < profile["untuned_score"] and profile["score"] == profile["calibrated_score"]
+    [result] = [one for one in results_in(ended.out) if one["moe_lab"]["method"]["name"] == "calibration"]
+    assert result["moe_lab"]["calibration"]["logit_scale"] == profile["logit_scale"]
+    assert "untuned" not in result["moe_lab"]
+    perplexity = "word_perplexity,none"
+    base = result["moe_lab"]["baseline"]["results"]["toy_text"][perplexity]
+    assert result["results"]["toy_text"][perplexity] < base, "a random model is sure of nothing that is right"
+    by_hand = run_command(capsys, *command, f"method.logit_scale={profile['logit_scale']}")
+    [again] = results_in(by_hand.out)
+    assert again["results"] == result["results"] | {"toy_text": again["results"]["toy_text"]}
+    assert again["results"]["toy_text"][perplexity] == result["results"]["toy_text"][perplexity]
+    wrong = run_command(capsys, *command, "tuning=tpe")
+    assert wrong.code == 2 and "tuning=scale can" in wrong.err
+
+
+@pytest.mark.slow
+def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
+    """In the profile, on the terminal, on the page and in the figure; the scale is searched with the temperature."""
+    from moe_lab.runs.tuning.search import Search
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Search, "at_bound", lambda self, params, scale: ["temperature"])
+    command = [
+        "method=roe",
+        "method.n=2",
+        f"model.path={tiny_olmoe_dir}",
+        "task=toy_text",
+        "limit=3",
+        "seeds=1",
+    ]
+    tuning = ["tuning=uniform", "tuning.max_temperature=2", "tuning.step=1", "tuning.num_samples=2"]
+    ended = run_command(capsys, *command, *tuning, "tuning.logit_scale=true")
+    assert ended.code == 0, ended.err
+    [folder] = (tmp_path / "outputs" / "studies").iterdir()
+    trials = pandas.read_csv(folder / "trials.csv")
+    assert list(trials["params_temperature"]) == [0, 1, 2]
+    assert (trials["value"] <= trials["user_attrs_unscaled"] + 1e-9).all()
+    profile = yaml.safe_load((folder / "best.yaml").read_text())
+    assert profile["at_bound"] == ["temperature"] and profile["calibrated_score"] == trials["value"][0]
+    assert profile["untuned_score"] == trials["user_attrs_unscaled"][0]
+    [result] = [one for one in results_in(ended.out) if "roe" in one["moe_lab"]]
+    assert result["moe_lab"]["tuning"]["at_bound"] == ["temperature"]
+    assert result["moe_lab"]["roe"]["logit_scale"] == profile["logit_scale"] != 1
+    assert "at-bound: a tuned value is at the bound" in ended.out and "at bound" in ended.out
+    assert "at-bound" in (tmp_path / "outputs" / "report.html").read_text()

@@ -73,7 +73,7 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"method": get_method("base").Config(name="base")}, ConfigError, "no temperature to tune"),
+        ({"method": get_method("base").Config(name="base")}, ConfigError, "nothing to search"),
         ({"predict_only": True}, ConfigError, "computes no metric"),
         ({"task": TaskConfig(name=["gsm8k", "addsub"])}, ConfigError, "tunes on one task"),
         ({"task": TaskConfig(name="gsm8k", metric="acc,none")}, TaskError, "is not reported"),

@@ -1,8 +1,8 @@
-"""Temperature profiles: the result of a study, as a YAML file that `method.temperature=<file>` takes."""
+"""Profiles: the result of a study, as a YAML file that `method.temperature=` and `method.logit_scale=` take."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from moe_lab.results.stored_files import DamagedError, read_mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One temperature per MoE layer, and the study that found them."""
+    """One temperature per MoE layer and a logit scale, and the study that found them."""
 
     model: str
     task: str
     study: str
     """Name of the study's folder in `outputs/studies/`."""
     tuning: str
-    """tpe or uniform."""
+    """tpe, uniform or scale."""
     metric: str
     """perplexity or accuracy, of the tuning documents."""
     n: int
@@ -47,6 +47,11 @@ class Profile:
     adaptive: str | None = None
     bands: list[list[int | float]] | None = None
     """All four as in `RoE.Config`."""
+    logit_scale: float = 1.0
+    calibrated_score: float | None = None
+    """The metric of temperature 0 at its own best logit scale, where scales were searched."""
+    at_bound: list[str] = field(default_factory=list)
+    """What was found at the bound of its search, such as "layer_3": the best value may lie beyond it."""
     references: dict[str, Any] | None = None
     """Of a perplexity over the untouched model's own solutions: `asked`, `correct`, and the `folder` of them."""
 
@@ -67,6 +72,9 @@ class Profile:
             "trial",
             "score",
             "untuned_score",
+            "logit_scale",
+            "calibrated_score",
+            "at_bound",
         )
         return {name: getattr(self, name) for name in (*kept, "split", "samples", "references")}
 
@@ -75,24 +83,24 @@ class Profile:
         return yaml.safe_dump(asdict(self), sort_keys=False, width=110, default_flow_style=None)
 
 
-def read_profile(path: str | Path) -> Profile:
-    """Read a profile. Raises ConfigError for a missing file and for one that is no profile."""
+def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
+    """Read a profile. Raises ConfigError for a missing file and for one that is no profile; `key` named it."""
     try:
         values = read_mapping(Path(path))
     except DamagedError as error:
-        raise ConfigError(f"method.temperature={path} is no temperature profile: {error.problem}.") from error
+        raise ConfigError(f"{key}={path} is no profile of a study: {error.problem}.") from error
     if values is None:
         raise ConfigError(
-            f"method.temperature={path}: no such file. Give a number, a list, or the best.yaml of a study "
+            f"{key}={path}: no such file. Give a number, a list, or the best.yaml of a study "
             "(tuning=tpe makes one)."
         )
     try:
         profile: Profile = build(Profile, values, "")
     except (ConfigError, TypeError) as error:
-        raise ConfigError(f"method.temperature={path} is no temperature profile: {error}") from error
+        raise ConfigError(f"{key}={path} is no profile of a study: {error}") from error
     if not profile.documents:
         raise ConfigError(
-            f"method.temperature={path} does not say which documents it was tuned on (documents:), so they could not "
+            f"{key}={path} does not say which documents it was tuned on (documents:), so they could not "
             "be left out."
         )
     return profile

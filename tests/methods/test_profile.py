@@ -8,24 +8,8 @@ import pytest
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.roe.profile import Profile, read_profile
-
-PROFILE = Profile(
-    model="tiny",
-    task="toy_math",
-    study="tiny-toy_math-perplexity-0123",
-    tuning="tpe",
-    metric="perplexity",
-    n=8,
-    trials=50,
-    trial=31,
-    score=1.25,
-    untuned_score=1.5,
-    split="validation",
-    samples={"toy_math": [1, 5]},
-    documents=["00ff00ff00ff00ff", "1234567890123456"],
-    temperature=[0.0, 0.1234567890123, 0.0, 0.4],
-)
+from moe_lab.methods.profile import read_profile
+from tests.support.profiles import PROFILE
 
 
 @pytest.fixture
@@ -72,9 +56,9 @@ def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("- 1\n", "is no temperature profile"),
-        ("temperature: [0, 1", "is no temperature profile"),
-        ("temperature: [0.1]\n", "is no temperature profile"),
+        ("- 1\n", "is no profile of a study"),
+        ("temperature: [0, 1", "is no profile of a study"),
+        ("temperature: [0.1]\n", "is no profile of a study"),
         (PROFILE.text() + "more: 1\n", "more"),
         (replace(PROFILE, documents=[]).text(), "could not be left out"),
         (PROFILE.text().replace("trials: 50", "trials: many"), "trials"),

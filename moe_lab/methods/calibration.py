@@ -1,0 +1,98 @@
+"""`method=calibration`: the base model with all logits multiplied by one number before the softmax.
+
+The control for every gain in perplexity: a mean over routes is less sure than one route, and so is a softmax at a
+higher temperature, which costs nothing (temperature scaling, Guo et al., 2017). Greedy answers are those of the base
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.validators import above_zero
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.profile import Profile, read_profile
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+class Calibration(Method):
+    """One logit scale for all tokens, with any causal language model."""
+
+    needs_router = False
+    per_token = False
+    own_routing = True
+    tunings = ("scale",)
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/calibration.yaml`."""
+
+        name: str = "calibration"
+        logit_scale: float | str = 1.0
+        """1 / softmax temperature; or the path of a profile, which `tuning=scale` writes."""
+
+        def __post_init__(self) -> None:
+            if not isinstance(self.logit_scale, str):
+                above_zero("method.logit_scale", self.logit_scale)
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        path = config.logit_scale
+        self.profile: Profile | None = (
+            read_profile(path, "method.logit_scale") if isinstance(path, str) else None
+        )
+
+    @property
+    def logit_scale(self) -> float:
+        """The given scale, or the profile's."""
+        return self.profile.logit_scale if self.profile else float(self.config.logit_scale)
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        return frozenset(self.profile.documents if self.profile else ())
+
+    def with_profile(self, path: str) -> Config:
+        """The configuration with what the study found whose profile is at `path`."""
+        return replace(self.config, logit_scale=path)
+
+    def temperatures(self, moe_layers: int) -> list[float]:
+        """No MoE layer has noise."""
+        return [0.0] * moe_layers
+
+    def first_noisy(self, moe_layers: int) -> int:
+        return 0
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """`logit_scale` resolved to a number."""
+        return super().identity(facts) | {
+            "logit_scale": self.logit_scale,
+            "study": self.profile.study if self.profile else None,
+        }
+
+    def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
+        """The base model at this scale; it has no noise, so temperatures and seed change nothing."""
+        from moe_lab.engine.forward.ensemble import Ensemble
+
+        return Ensemble(logit_scale=self.logit_scale)
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.engine.lm import EngineLM
+
+        ensemble = self.ensemble([], 0, 0)
+        yield EngineLM(model.model, model.tokenizer, ensemble=ensemble, **engine_options(context.config))
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
+        return tuned | {"calibration": {"logit_scale": self.logit_scale}}

@@ -56,9 +56,13 @@ class ModelConfig:
     """transformers' placement of the layers on devices; null: all on `device`."""
     tp_plan: str | None = None
     """transformers' plan for splitting each layer over the processes of torchrun; null: no splitting."""
+    recipe: dict[str, bool | int | float | str | None] | None = None
+    """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/recipes.py`)."""
 
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
+        if self.recipe is not None and self.path is not None:
+            raise ConfigError("model.path and model.recipe both say what the model is. Leave one of them out.")
         one_of("model.device_map", self.device_map, PLACEMENTS)
         one_of("model.tp_plan", self.tp_plan, PLACEMENTS)
         if self.device_map is not None and self.tp_plan is not None:

@@ -27,7 +27,12 @@ TINY = Path(__file__).parent / "tiny"
 
 
 def model_source(model: ModelConfig) -> str:
-    """The model's hub id or folder."""
+    """The model's hub id or folder. Raises ModelError for a model that is yet to be trained."""
+    if model.recipe is not None:
+        raise ModelError(
+            f"model={model.name} is trained on first use, and this has not happened. mode=run trains it; the others "
+            "take model.path=<the trained model>."
+        )
     return str(Path(model.path).expanduser()) if model.path else str(TINY)
 
 

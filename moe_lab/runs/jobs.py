@@ -11,6 +11,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
 from moe_lab.runs.config import in_cell
+from moe_lab.runs.recipes import Training
 
 if TYPE_CHECKING:
     from moe_lab.models.pool import ModelPool
@@ -39,38 +40,65 @@ class Job:
 
     evaluated: Config | None = None
     """The configuration that is evaluated with the study's profile; None: the study's own."""
+    trainings: list[Training] = field(default_factory=list)
+    """Of the models that are trained first, one per seed; empty where all are trained."""
 
     @property
     def name(self) -> str:
         """For messages: the folder of the first unfinished study, else of the first run."""
+        if self.trainings:
+            return f"{self.config.model.name}-{self.config.method.name}, after training"
         open_studies = [study for study in self.studies if study.profile() is None]
         return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
 
     def tune(self, models: ModelPool) -> None:
-        """Finish the studies and prepare the runs with their profiles."""
+        """Finish the trainings and studies, and prepare the runs with their models and profiles."""
         from moe_lab.runs.tuning.tune import tune
 
+        if self.trainings:
+            self._take([job_of(training.make(models)) for training in self.trainings])
+            self.trainings = []
         for study in self.studies:
             tune(study, models)
         self.runs = self.runs_after()
+
+    def _take(self, parts: Sequence[Job]) -> None:
+        """Make the studies and runs of these jobs, one per trained model, this job's own."""
+        self.studies = [study for part in parts for study in part.studies]
+        whole = all(part.runs for part in parts)  # else a study is unfinished, and runs follow all studies
+        self.runs = [run for part in parts for run in part.runs] if whole else []
 
     def runs_after(self) -> list[Run]:
         """The runs with the profiles of the finished studies."""
         if self.evaluated is not None:
             return runs_of(self.evaluated)
-        return [run for study in self.studies for run in runs_of(study.tuned_config())]
+        tuned = [run for study in self.studies for run in runs_of(study.tuned_config())]
+        return tuned if self.studies else self.runs
 
 
 def job_of(config: Config) -> Job:
     """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises; computes nothing."""
     if issubclass(get_method(config.method.name), ModelMaker):
         raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
+    if config.model.recipe is not None:
+        return _job_of_recipe(config)
     if config.tuning.name == "none":
         return Job(config, runs=runs_of(config))
     from moe_lab.runs.tuning.study import prepare_study
 
     seeds = range(config.seed, config.seed + config.num_studies)
     return _tuned_job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
+
+
+def _job_of_recipe(config: Config) -> Job:
+    """The job of a model that is trained on first use: a training, and with tuning a study, for each seed."""
+    seeds = [replace(one, seeds=1, tuning=replace(one.tuning, seeds=1)) for one in consecutive_seeds(config)]
+    trainings = [Training(one) for one in seeds]
+    made = [one for training in trainings if (one := training.made()) is not None]
+    job = Job(config, trainings=trainings if len(made) < len(trainings) else [])
+    if not job.trainings:
+        job._take([job_of(one) for one in made])
+    return job
 
 
 def jobs_of(configs: Sequence[Config]) -> list[Job]:
@@ -102,17 +130,23 @@ def runs_of(config: Config) -> list[Run]:
     return [prepare(one) for one in seeds_of(config)]
 
 
+def consecutive_seeds(config: Config) -> list[Config]:
+    """A configuration for each of `num_seeds` seeds."""
+    return [replace(config, seed=config.seed + index) for index in range(config.num_seeds)]
+
+
 def seeds_of(config: Config) -> list[Config]:
     """A configuration per seed; only one for a method without randomness."""
-    count = config.num_seeds
-    if count > 1 and not get_method(config.method.name)(config.method).random:
-        count = 1
-    return [replace(config, seed=config.seed + index) for index in range(count)]
+    seeds = consecutive_seeds(config)
+    if len(seeds) > 1 and not get_method(config.method.name)(config.method).random:
+        return seeds[:1]
+    return seeds
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
-    """The run ids of each job with a study per seed. Its runs differ in temperatures and share one summary."""
-    return [[run.run_id for run in job.runs] for job in jobs if len(job.studies) > 1]
+    """The run ids of each job with a study or a model per seed. Its runs differ in these and share one summary."""
+    several = (job for job in jobs if len(job.studies) > 1 or job.config.model.recipe is not None)
+    return [[run.run_id for run in job.runs] for job in several]
 
 
 def by_model(jobs: Sequence[Job]) -> list[Job]:

@@ -70,6 +70,14 @@ class Plan:
         documents = sum(map(len, study.samples.values()))
         self.rows.append(Row(study.study_id[:8], study.config, names, f"{documents:,}", "-", hours, state))
 
+    def add_untrained(self, job: Job) -> None:
+        """The trainings of a job's models, and the runs after them, which have no id before."""
+        for training in job.trainings:
+            self.trainings |= training.left()
+        names = [*_place(job.config), f"{len(job.trainings)} after training"]
+        self.missing += len(job.trainings)
+        self.rows.append(Row("-", job.config, names, "-", "-", "-", "missing"))
+
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id before its temperatures are found."""
         count = max(job.config.num_seeds, len(job.studies))
@@ -126,7 +134,10 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
         plan.add_study(study)
     later = [job for job in jobs if not job.runs]
     for job in later:
-        plan.add_tuned(job)
+        if job.trainings:
+            plan.add_untrained(job)
+        else:
+            plan.add_tuned(job)
     runs = with_baselines(distinct_runs(jobs))
     for run, workload in zip(runs, estimates(runs), strict=True):
         plan.add_run(run, workload)

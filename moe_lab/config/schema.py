@@ -62,7 +62,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
         if self.recipe is not None and self.path is not None:
-            raise ConfigError("model.path and model.recipe both say what the model is. Leave one of them out.")
+            raise ConfigError(
+                "model.path and model.recipe both say what the model is. Leave one of them out."
+            )
         one_of("model.device_map", self.device_map, PLACEMENTS)
         one_of("model.tp_plan", self.tp_plan, PLACEMENTS)
         if self.device_map is not None and self.tp_plan is not None:

@@ -1,6 +1,6 @@
 """Models that are trained on first use: `model.recipe` has the keys of method=pretrain.
 
-Each seed of a run has a model of its own, whose training has the run's seed. So a mean over seeds is one over trainings.
+Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
 """
 
 from __future__ import annotations

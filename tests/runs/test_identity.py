@@ -124,6 +124,7 @@ ROE_CHANGES: dict[str, dict[str, Any]] = {
     "bands": {"adaptive": "margin", "bands": [[0.3, 2]]},
     "noise": {"noise": "antithetic"},
     "noise_scale": {"noise_scale": "margin"},
+    "logit_scale": {"logit_scale": 1.5},
 }
 
 

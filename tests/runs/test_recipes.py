@@ -1,0 +1,81 @@
+"""Models that are trained on first use. Broken by: a training that is made twice, seeds that share a model, a baseline of
+another seed's model, a run of the embedded model where the trained one is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.source import model_source
+from tests.support.command import run_command
+
+RECIPE = {"dataset_size": 40, "steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16}
+RECIPE |= {"+sequence_length": 32, "+validation_rows": 2}
+KEYS = [f"{'+' * key.startswith('+')}model.recipe.{key.lstrip('+')}={value}" for key, value in RECIPE.items()]
+COMMAND = ["method=calibration", "model=toy-repeated", *KEYS, "task=toy_text", "limit=3", "seeds=2"]
+
+
+def results_in(out: str) -> list[dict]:
+    return [
+        json.loads(Path(line).read_text())["moe_lab"]
+        for line in out.splitlines()
+        if line.endswith("results.json")
+    ]
+
+
+def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
+    with pytest.raises(ModelError, match="is trained on first use"):
+        model_source(ModelConfig(name="toy-repeated", recipe={"steps": 4}))
+    with pytest.raises(ConfigError, match=r"model\.path and model\.recipe"):
+        ModelConfig(path="somewhere", recipe={"steps": 4})
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("+model.recipe.stepz=4", "Did you mean 'model.recipe.steps'"),
+        ("model.recipe.steps=many", "model.recipe.steps"),
+        ("method=pretrain", "is trained on first use"),
+        ("mode=doctor", "is trained on first use"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_trained(typed, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = run_command(capsys, "method=base", "model=toy-repeated", "task=toy_text", "limit=3", typed)
+    assert ended.code == 2 and says in ended.err + ended.out
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    planned = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2", "mode=plan")
+    assert planned.code == 0 and "To train: 2, 8 optimizer steps" in planned.out
+    assert not (tmp_path / "outputs").exists()
+    ended = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2")
+    assert ended.code == 0, ended.err
+    models = sorted(folder.name for folder in (tmp_path / "outputs" / "models").iterdir())
+    assert len(models) == 2
+    blocks = results_in(ended.out)
+    used = [Path(block["model"]["path"]).parent.name for block in blocks]
+    assert sorted(used) == models
+    assert len({block["baseline"]["run_id"] for block in blocks}) == 2
+    assert len({block["tuning"]["study"] for block in blocks}) == 2
+    [file] = (tmp_path / "outputs" / "summaries").iterdir()
+    summary = json.loads(file.read_text())
+    assert summary["seeds"] == [0, 1] and summary["run_ids"] == [block["run_id"] for block in blocks]
+
+    stamps = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")}
+    again = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2")
+    assert again.out == ended.out
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")} == stamps
+    base = run_command(capsys, *COMMAND[1:], "method=base")
+    assert base.code == 0 and len(results_in(base.out)) == 2, "base has a run per model, too"
+    assert {block["run_id"] for block in results_in(base.out)} == {
+        block["baseline"]["run_id"] for block in blocks
+    }

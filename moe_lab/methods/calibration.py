@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import above_zero
+from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.profile import Profile, read_profile
@@ -47,14 +48,22 @@ class Calibration(Method):
     def __init__(self, config: Any):
         super().__init__(config)
         path = config.logit_scale
-        self.profile: Profile | None = (
-            read_profile(path, "method.logit_scale") if isinstance(path, str) else None
-        )
+        self.profile: Profile | None = None
+        if isinstance(path, str):
+            self.profile = read_profile(path, "method.logit_scale")
+            if self.profile.calibrated_scale is None:
+                raise ConfigError(
+                    f"method.logit_scale={path}: this study has not searched the scale of the base model. "
+                    "tuning=scale does, and tuning.logit_scale=true."
+                )
 
     @property
     def logit_scale(self) -> float:
-        """The given scale, or the profile's."""
-        return self.profile.logit_scale if self.profile else float(self.config.logit_scale)
+        """The given scale, or the base model's in the profile."""
+        if self.profile is None:
+            return float(self.config.logit_scale)
+        assert self.profile.calibrated_scale is not None
+        return self.profile.calibrated_scale
 
     @property
     def tuned_on(self) -> frozenset[str]:

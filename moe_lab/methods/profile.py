@@ -50,6 +50,8 @@ class Profile:
     logit_scale: float = 1.0
     calibrated_score: float | None = None
     """The metric of temperature 0 at its own best logit scale, where scales were searched."""
+    calibrated_scale: float | None = None
+    """That scale."""
     at_bound: list[str] = field(default_factory=list)
     """What was found at the bound of its search, such as "layer_3": the best value may lie beyond it."""
     references: dict[str, Any] | None = None
@@ -74,6 +76,7 @@ class Profile:
             "untuned_score",
             "logit_scale",
             "calibrated_score",
+            "calibrated_scale",
             "at_bound",
         )
         return {name: getattr(self, name) for name in (*kept, "split", "samples", "references")}

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
 
 
+OF_METHOD = ("method=", "method.", "tuning=", "tuning.")
+"""Beginnings of the overrides that belong to a method."""
+
+
 def prepare(config: Config) -> Run:
     """The run of a configuration, with everything checked that needs no weights. Makes no folder.
 
@@ -108,8 +112,8 @@ def _identified(
 
 
 def _baseline_config(config: Config) -> Config:
-    groups = ("method=", "method.", "tuning=", "tuning.", "seed=", "seeds=", "rerun=")
-    kept = [override for override in config.overrides if not override.lstrip("+").startswith(groups)]
+    others = (*OF_METHOD, "seed=", "seeds=", "rerun=")
+    kept = [override for override in config.overrides if not override.lstrip("+").startswith(others)]
     return replace(
         config,
         method=get_method("base").Config(name="base"),
@@ -125,5 +129,8 @@ def _baseline_config(config: Config) -> Config:
 def _with_method(config: Config, method: Any, typed: list[str]) -> Config:
     """The same configuration with another method; `typed` replaces its overrides in the record."""
     keys = {override.partition("=")[0] for override in typed}
-    kept = [override for override in config.overrides if override.partition("=")[0].lstrip("+") not in keys]
+    if "method" in keys:
+        kept = [one for one in config.overrides if not one.lstrip("+").startswith(OF_METHOD)]
+    else:
+        kept = [one for one in config.overrides if one.partition("=")[0].lstrip("+") not in keys]
     return replace(config, method=method, rerun=False, overrides=[*kept, *typed])

@@ -4,6 +4,7 @@ does not depend on the scale, a model without routers that is refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -55,9 +56,12 @@ def test_a_dense_model_is_calibrated_too(tokenizer):
 
 
 def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
-    (tmp_path / "best.yaml").write_text(PROFILE.text().replace("logit_scale: 1.0", "logit_scale: 1.25"))
+    (tmp_path / "best.yaml").write_text(replace(PROFILE, logit_scale=3.0, calibrated_scale=1.25).text())
     method = calibration(logit_scale=str(tmp_path / "best.yaml"))
     assert method.logit_scale == 1.25 and method.tuned_on == frozenset(PROFILE.documents)
     facts = SimpleNamespace(moe_layers=3)
     assert method.identity(facts)["logit_scale"] == 1.25 != calibration().identity(facts)["logit_scale"]
     assert method.temperatures(3) == [0.0, 0.0, 0.0]
+    (tmp_path / "other.yaml").write_text(PROFILE.text())
+    with pytest.raises(ConfigError, match="has not searched the scale of the base model"):
+        calibration(logit_scale=str(tmp_path / "other.yaml"))

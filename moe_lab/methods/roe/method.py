@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
+from moe_lab.methods.calibration import Calibration
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.methods.roe.bands import adaptive_block, adaptive_footnotes, bands_of, check_bands
@@ -154,6 +155,18 @@ class RoE(Method):
         """The fork layer: the first MoE layer with noise, or else the first that is not skipped."""
         temperatures = self.temperatures(moe_layers)
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
+
+    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
+        """The base model at its own best logit scale, where the study searched scales: what RoE gains beyond it."""
+        if self.profile is None or self.profile.calibrated_scale is None or self.config.n == 1:
+            return {}
+        path = self.config.temperature
+        return {
+            "calibration": (
+                Calibration.Config(logit_scale=path),
+                ["method=calibration", f"method.logit_scale={path}"],
+            )
+        }
 
     def with_profile(self, path: str) -> Config:
         """The configuration with what the study found whose profile is at `path`."""

@@ -20,7 +20,7 @@ NOISE = ("noise", "noise_scale", "adaptive", "bands")
 """Settings of RoE that a profile names."""
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.pool import ModelPool
@@ -118,6 +118,13 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
     return replace(ensemble, sweep=ScaleSweep()) if study.search.logit_scale else ensemble
 
 
+def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
+    """The perplexity and the best logit scale of temperature 0, which is trial 0 unless temperatures were given."""
+    if not study.search.logit_scale or any(study.search.temperatures(first.params)):
+        return {}
+    return {"calibrated_score": first.value, "calibrated_scale": first.user_attrs[LOGIT_SCALE]}
+
+
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     """The value beyond which a trial is pruned; None for trials that are always completed.
 
@@ -194,7 +201,7 @@ def write_trials(study: Study, trials: Trials) -> None:
         score=float(best.value),
         untuned_score=float(untuned.user_attrs.get(UNSCALED, untuned.value)),
         logit_scale=scale,
-        calibrated_score=float(untuned.value) if study.search.logit_scale else None,
+        **_calibrated(study, untuned),
         at_bound=study.search.at_bound(best.params, scale),
         split=study.split,
         samples=study.samples,

@@ -277,5 +277,9 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_
     [result] = [one for one in results_in(ended.out) if "roe" in one["moe_lab"]]
     assert result["moe_lab"]["tuning"]["at_bound"] == ["temperature"]
     assert result["moe_lab"]["roe"]["logit_scale"] == profile["logit_scale"] != 1
+    difference = result["moe_lab"]["compared"]["calibration"]["paired"]["toy_text"]["word_perplexity,none"]
+    calibrated = result["moe_lab"]["compared"]["calibration"]["results"]["toy_text"]["word_perplexity,none"]
+    scored = result["results"]["toy_text"]["word_perplexity,none"]
+    assert difference["difference"] == pytest.approx(scored - calibrated)
     assert "at-bound: a tuned value is at the bound" in ended.out and "at bound" in ended.out
     assert "at-bound" in (tmp_path / "outputs" / "report.html").read_text()

@@ -10,6 +10,7 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
+from moe_lab.results.identity import task_label
 from moe_lab.runs.config import in_cell
 from moe_lab.runs.recipes import Training
 
@@ -47,7 +48,8 @@ class Job:
     def name(self) -> str:
         """For messages: the folder of the first unfinished study, else of the first run."""
         if self.trainings:
-            return f"{self.config.model.name}-{self.config.method.name}, after training"
+            task = task_label(self.config.task.name)
+            return f"{self.trainings[0].name}, then {self.config.method.name} on {task}"
         open_studies = [study for study in self.studies if study.profile() is None]
         return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
 

@@ -6,6 +6,7 @@ Each seed of a run has a model of its own, whose training has the run's seed: a 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
@@ -45,7 +46,7 @@ class Training:
         )
         self.method: Any = method(self.config.method)
 
-    @property
+    @cached_property
     def facts(self) -> ModelFacts:
         """The facts of the trained model."""
         from moe_lab.models.facts import model_facts
@@ -53,6 +54,11 @@ class Training:
         one = self.config
         untrained = model_facts(one.model, dtype=one.dtype, device=one.device, offline=one.offline)
         return self.method.trained_facts(one, untrained)
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the trained model's folder."""
+        return self.method.trained(self.config, self.facts).folder.name
 
     def left(self) -> dict[str, tuple[int, int]]:
         """By name of the model's folder: optimizer steps and tokens; empty where it is trained."""

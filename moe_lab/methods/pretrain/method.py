@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.pretrain.corpus import Corpus
+    from moe_lab.methods.trained import Trained
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -147,10 +148,16 @@ class Pretrain(TrainingMethod):
             "versions": decisive_versions(),
         }
 
-    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        from moe_lab.methods.trained import Trained, steps_kept
+    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        """The place of the trained model, whether it is trained or not."""
+        from moe_lab.methods.trained import Trained
 
-        trained = Trained.of(config, self._content(config, facts), "model")
+        return Trained.of(config, self._content(config, facts), "model")
+
+    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+        from moe_lab.methods.trained import steps_kept
+
+        trained = self.trained(config, facts)
         if trained.stored() is not None:
             return {}
         steps = max(0, self.config.steps - steps_kept(trained.folder / "checkpoints"))

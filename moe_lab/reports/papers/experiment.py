@@ -113,15 +113,20 @@ class Experiment:
         return self.scales[name]
 
 
+OWN = "own/"
+
+
 def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Experiment]:
     """The experiments of `experiment=<name>,...|all`. A name is a file's, with its folder if needed.
+
+    `all` has those of the papers, not this project's own studies in `experiments/own/`.
 
     They are the package's and those in `experiments/` of the folders of `--config-dir`. Raises ConfigError for an
     unknown or ambiguous name and for a malformed file.
     """
     files = experiment_files(config_dirs)
     if names == "all":
-        chosen = list(files)
+        chosen = [name for name in files if not name.startswith(OWN)]
     else:
         folders = ", ".join(map(str, experiment_folders(config_dirs)))
         chosen = [_full_name(name.strip(), list(files), folders) for name in names.split(",")]

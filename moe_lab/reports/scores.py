@@ -56,7 +56,7 @@ class Score:
     p_randomization: float | None = None
     """Of a score of one run that is not made of 0 and 1."""
     p_seeds: float | None = None
-    """Of a mean over seeds: the larger p of the tests over seeds and over documents, so that both must tell it."""
+    """For means over seeds: see `moe_lab.reports.papers.means.mean_score`."""
     p_holm: float | None = None
     """`p`, corrected for all scores of a table (`corrected`)."""
     flips: tuple[int, int] | None = None
@@ -163,8 +163,8 @@ def _tuned_elsewhere(block: dict[str, Any]) -> bool:
         return False
     tuned, config = block["tuning"], block["method"]["config"]
     settings = {"n": None, "noise": "gumbel", "noise_scale": "constant", "adaptive": None, "bands": None}
-    read = {key: default for key, default in settings.items() if key in config}
-    other = any(tuned.get(key, default) != config[key] for key, default in read.items())
+    ensemble = "n" in config  # a method without routing samples takes the logit scale alone
+    other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())
     return other or tuned["model"] != block["model"]["name"]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.crossed import crossed_mean
 from moe_lab.results.folder import version_marks
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.significance import log_likelihoods, p_over_documents, p_over_seeds
@@ -49,7 +50,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean
-    minus `base`, the score of the untouched model, with both intervals and the p of a test over each; `compared` has
+    minus `base`, the score of the untouched model, with both intervals and the p of a test over each, and with five
+    seeds or more an interval and a p over both together (`results/crossed.py`); `compared` has
     the same for the other comparisons by name. With one study in `studies` the spread over seeds is that of the
     evaluation alone; with one per seed it includes the search. `versions` are those of the runs; if they differ,
     those of a run with other versions than now.
@@ -135,24 +137,58 @@ def _difference(
         "difference_p_documents": _p_over_documents(by_document, values, aggregate),
     }
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
-    return difference | {
-        "difference_ci95_seeds": over_seeds(by_seed)["ci95"],
-        "difference_p_seeds": p_over_seeds(by_seed),
-    }
+    return (
+        difference
+        | {"difference_ci95_seeds": over_seeds(by_seed)["ci95"], "difference_p_seeds": p_over_seeds(by_seed)}
+        | _over_both(by_document, values, aggregate, float(np.mean(scores)) - mean)
+    )
+
+
+def _over_both(
+    values: Sequence[Sequence[Any]],
+    others: Sequence[Sequence[Any]],
+    aggregate: Aggregate | None,
+    difference: float,
+) -> dict[str, Any]:
+    """The p and the interval over seeds and documents together; empty with too few seeds.
+
+    A perplexity is tested by its log-likelihoods. Bits per byte are proportional to these, so that they have an
+    interval, which a difference of perplexities has not. Other scores that are no means have neither.
+    """
+    pairs = _paired_values(values, others, aggregate)
+    if pairs is None:
+        return {}
+    mine, theirs = (np.asarray(side, dtype=float) for side in pairs)
+    both = crossed_mean(mine - theirs)  # other runs that are one for all seeds are repeated
+    if both is None:
+        return {}
+    found: dict[str, Any] = {"difference_p_both": both.p}
+    linear = aggregate is None or getattr(aggregate, "__name__", "") == "bits_per_byte"
+    if linear and both.mean:
+        factor = difference / both.mean
+        found["difference_ci95_both"] = sorted(factor * limit for limit in both.interval)
+    return found
 
 
 def _p_over_documents(
     values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
 ) -> float | None:
     """Of a perplexity it is that of its log-likelihoods. None for another score that is no mean over documents."""
-    if aggregate is not None:
-        first = values[0]
-        both = [log_likelihoods(run, first, aggregate) for run in (*values, *others)]
-        if any(one is None for one in both):
-            return None
-        runs = [one[0] for one in both if one is not None]
-        values, others = runs[: len(values)], runs[len(values) :]
-    return p_over_documents(_by_document(values, others))
+    pairs = _paired_values(values, others, aggregate)
+    return None if pairs is None else p_over_documents(_by_document(*pairs))
+
+
+def _paired_values(
+    values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
+) -> tuple[Sequence[Sequence[Any]], Sequence[Sequence[Any]]] | None:
+    """Numbers whose mean differs with the score, log-likelihoods of a perplexity; None for any other score."""
+    if aggregate is None:
+        return values, others
+    both = [log_likelihoods(run, values[0], aggregate) for run in (*values, *others)]
+    if any(one is None for one in both):
+        return None
+    runs = [one[0] for one in both if one is not None]
+    return runs[: len(values)], runs[len(values) :]
 
 
 def _by_document(values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> list[float]:

@@ -16,8 +16,8 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
 
     `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p_mcnemar` and `p_randomization` compare two runs
-    and are None; `p_seeds` is the larger p of the tests over seeds and over documents. Expert metrics have the first
-    alone.
+    and are None. `p_seeds` is that of the test over seeds and documents together, from five seeds on; with fewer seeds
+    the larger p of a test over seeds and one over documents. Expert metrics have the test over seeds alone.
     """
     first = scores[0]
     mean = summary.get(first.task, {}).get(first.metric, {})
@@ -30,6 +30,7 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         mean.get("difference_p_documents"),
         p_over_seeds(differences) if moved["mean"] is not None else None,
     )
+    larger = None if tests[1] is None else max(p for p in tests if p is not None)
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
@@ -40,11 +41,11 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         interval=pair(mean.get("ci95_documents")),
         seed_interval=pair(spread["ci95"]),
         difference=moved["mean"],
-        difference_interval=pair(mean.get("difference_ci95_documents")),
+        difference_interval=pair(mean.get("difference_ci95_both") or mean.get("difference_ci95_documents")),
         difference_seed_interval=pair(moved["ci95"]),
         p_mcnemar=None,
         p_randomization=None,
-        p_seeds=None if tests[1] is None else max(p for p in tests if p is not None),
+        p_seeds=mean.get("difference_p_both", larger),
         flips=None,
         marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
     )

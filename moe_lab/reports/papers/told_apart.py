@@ -13,9 +13,9 @@ Place = tuple[tuple[str, ...], str | None]
 
 
 OVER_SEEDS = (
-    "; of a mean over seeds it is the larger p of two: Student's paired test over the seeds, and the randomization "
-    "test over the documents, which expert metrics do not have; there is "
-    "no p where all seeds have the same difference"
+    "; of a mean over five seeds or more it is that of one test over seeds and documents (their variances are added), "
+    "with fewer seeds the larger p of two: Student's paired test over the seeds, and the permutation test over the "
+    "documents. Expert metrics have the test over seeds alone, and no p where all seeds have the same difference"
 )
 
 

@@ -14,10 +14,12 @@ from moe_lab.results.stored_files import read_mapping
 
 DOCUMENTS = "95% over documents"
 SEEDS = "95% over seeds"
+BOTH = "95% over both"
 EXPLAINED = {
     "std": "standard deviation over seeds.",
     "mean": "of the metric over seeds; its intervals are over documents and over seeds.",
     "difference": "mean minus that of base.",
+    "p": "of one test over seeds and documents, from five seeds on.",
 }
 """What a column shows."""
 ONE_STUDY = (
@@ -103,6 +105,11 @@ def _names(lines: Sequence[Line], marks: Sequence[str] = ()) -> list[list[Item]]
 def _difference(scores: Sequence[dict[str, Any]]) -> list[Item]:
     limits = {
         heading: [interval(score.get(f"difference_ci95_{over}"), sign=True) for score in scores]
-        for heading, over in ((DOCUMENTS, "documents"), (SEEDS, "seeds"))
+        for heading, over in ((DOCUMENTS, "documents"), (SEEDS, "seeds"), (BOTH, "both"))
+        if over != "both" or any("difference_ci95_both" in score for score in scores)
     }
-    return numbers({"difference": [number(score.get("difference"), sign=True) for score in scores]} | limits)
+    tested = [number(score.get("difference_p_both")) for score in scores]
+    p = {"p": tested} if any("difference_p_both" in score for score in scores) else {}
+    return numbers(
+        {"difference": [number(score.get("difference"), sign=True) for score in scores]} | limits | p
+    )

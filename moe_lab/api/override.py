@@ -33,8 +33,12 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
             triple with other weights or indices of the same shapes, or None for no change. `router` has the number of
             its MoE `layer`.
 
+    Under gradient checkpointing the backward pass belongs into the context too. The policy is called again there, and
+    must decide as before: noise of torch's default generator does, since checkpointing restores its state.
+
     Raises ModelError for a model without a supported router, and RoutingError for a decision of the policy that is
-    none, for a pass that bypasses a router, and where no token was routed inside the context.
+    none or differs where it is repeated, for a pass that bypasses a router, and where no token was routed inside the
+    context.
     """
     calls = 0
 
@@ -44,7 +48,7 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         changed = policy(router, routing)
         return None if changed is None else _checked(Routing(*changed), routing, router)
 
-    with routed(model, checked) as routers:
+    with routed(model, checked, again=lambda router, routing, number: checked(router, routing)) as routers:
         yield routers
     if not calls:
         raise RoutingError(

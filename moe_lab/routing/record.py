@@ -64,10 +64,9 @@ class Record:
     def __call__(self, router: Router, routing: Routing) -> None:
         real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
         check_tokens(len(real_T), routing)
-        kept = Routing(*(tensor[real_T.to(tensor.device)] for tensor in routing))
-        self._parts.setdefault(router.layer, []).append(
-            Routing(*(tensor.detach().clone() for tensor in kept))
-        )
+        # detached first: gradient checkpointing counts what a layer keeps for its gradients
+        kept = Routing(*(tensor.detach()[real_T.to(tensor.device)] for tensor in routing))
+        self._parts.setdefault(router.layer, []).append(kept)
 
 
 def check_tokens(expected: int, routing: Routing) -> None:
@@ -79,15 +78,20 @@ def check_tokens(expected: int, routing: Routing) -> None:
         )
 
 
+def _once(router: Router, routing: Routing, number: int) -> None:
+    """A repeated decision is recorded already."""
+
+
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
     """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
 
     Tokens with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds
-    padding to sequences that have ended, unmasked: it is recorded as their tokens.
+    padding to sequences that have ended, unmasked: it is recorded as their tokens. What gradient checkpointing computes
+    again in a backward pass is recorded once.
 
     Raises ModelError and RoutingError as `routed` does.
     """
     routes = Record()
-    with pass_tokens(model, routes.expect), routed(model, routes):
+    with pass_tokens(model, routes.expect), routed(model, routes, again=_once):
         yield routes

@@ -18,6 +18,7 @@ from moe_lab.methods.c3po.lm import C3POLM
 from moe_lab.methods.c3po.method import C3PO as Method
 from moe_lab.methods.references.reference_set import given_references, stored_references
 from moe_lab.methods.references.store import check_own
+from moe_lab.routing.nesting import opened
 
 _OF_TASKS = ("reference", "reference_size", "trace")
 """Keys that name documents of tasks and files of a run."""
@@ -58,12 +59,13 @@ class C3PO(LanguageModel):
         loaded = loaded_model(model, tokenizer)
         Method(settings).check(loaded.facts)
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
-        plain = EngineLM(model, tokenizer, progress=False)
-        if isinstance(references, str | Path):
-            check_own(Path(references), settings.tokens, loaded, plain.budget)
-            known = stored_references(Path(references), settings.embeddings, loaded)
-        else:
-            known = given_references(references, settings, loaded, plain)
+        plain = EngineLM(loaded.model, tokenizer, progress=False)
+        with opened(loaded.model, "C3PO", C3POLM.refused_inside):
+            if isinstance(references, str | Path):
+                check_own(Path(references), settings.tokens, loaded, plain.budget)
+                known = stored_references(Path(references), settings.embeddings, loaded)
+            else:
+                known = given_references(references, settings, loaded, plain)
         least = settings.k if settings.epsilon is None else 1
         if len(known) < least:
             raise ConfigError(f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted.")

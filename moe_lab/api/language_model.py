@@ -34,6 +34,7 @@ class LanguageModel:
         self.model, self.tokenizer = lm.model, lm.tokenizer
         self.lm = lm
         """The same for lm-eval: `lm_eval.simple_evaluate(model=roe.lm)`."""
+        self.lm.label = type(self).__name__
         self._engine = lm.engine or RecurrentEngine(RecurrentForward(lm.model, lm.ensemble))
 
     def generate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
@@ -75,7 +76,8 @@ class LanguageModel:
         )
         alone = isinstance(plain[0], int)
         prompts = [plain] if alone else plain
-        scores = next_scores(self._engine, prompts, self.tokenizer.batch_decode(prompts))
+        with self.lm.running():
+            scores = next_scores(self._engine, prompts, self.tokenizer.batch_decode(prompts))
         logprobs = scores.log_softmax(dim=-1)
         return logprobs[0] if alone else logprobs
 
@@ -120,14 +122,15 @@ class LanguageModel:
         """
         if model is not self.model:
             raise ValueError("custom_generate is that of another model.")
-        return custom_generate(
-            *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
-            seed=self.lm.seed,
-            texts=texts,
-            tokenizer=self.tokenizer,
-            streamer=streamer,
-            model_kwargs=model_kwargs,
-        )
+        with self.lm.running():
+            return custom_generate(
+                *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
+                seed=self.lm.seed,
+                texts=texts,
+                tokenizer=self.tokenizer,
+                streamer=streamer,
+                model_kwargs=model_kwargs,
+            )
 
     def _padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` of prompts, padded on the left, on the model's device."""

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Policy, Router, Routing, routed
+from moe_lab.routing.hook import Policy, Router, Routing, require_routers, routed
+from moe_lab.routing.nesting import OVERRIDE, deciding, opened
 
 
 @contextmanager
@@ -33,6 +34,9 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
             triple with other weights or indices of the same shapes, or None for no change. `router` has the number of
             its MoE `layer`.
 
+    Contexts nest: an inner one, RoE too, gets this policy's decision. RoE adds its noise to the logits that the policy
+    returns, so its experts and weights must be those of its logits there.
+
     Under gradient checkpointing the backward pass belongs into the context too. The policy is called again there, and
     must decide as before: noise of torch's default generator does, since checkpointing restores its state.
 
@@ -46,9 +50,16 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         nonlocal calls
         calls += 1
         changed = policy(router, routing)
-        return None if changed is None else _checked(Routing(*changed), routing, router)
+        if changed is not None:
+            changed = _checked(Routing(*changed), routing, router)
+        note(router, changed)
+        return changed
 
-    with routed(model, checked, again=lambda router, routing, number: checked(router, routing)) as routers:
+    def again(router: Router, routing: Routing, number: int) -> Routing | None:
+        return checked(router, routing)
+
+    routers = require_routers(model)
+    with opened(model, OVERRIDE), deciding(routers) as note, routed(model, checked, again=again):
         yield routers
     if not calls:
         raise RoutingError(

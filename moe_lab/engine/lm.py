@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -30,6 +31,7 @@ from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
 from moe_lab.routing.hook import require_routers
+from moe_lab.routing.nesting import RECORD, REPLAY, opened
 from moe_lab.routing.noise import document_key
 
 PASS_TOKENS = {"cpu": 2048}
@@ -107,6 +109,15 @@ class EngineLM(CountedHF):
             self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
         elif self.ensemble.n > 1:
             self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
+
+    label = "moe_lab.lm"
+    """What computes answers, as `running` names it."""
+    refused_inside: tuple[str, ...] = (RECORD, REPLAY, "RoE", "C3PO", "moe_lab.lm")
+    """Contexts on the model in which it cannot answer."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Inside the context this LM runs the model. Raises RoutingError inside one of `refused_inside`."""
+        return opened(self.model, self.label, self.refused_inside)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Use another ensemble from now on; `cost` goes on counting.
@@ -191,7 +202,7 @@ class EngineLM(CountedHF):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
-        with Progress(len(requests), kind, "request", shown=self.progress) as progress:
+        with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
 
             def report(index: int, answer: Any) -> None:
                 on_answer(index, answer)

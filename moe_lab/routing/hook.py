@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
+from moe_lab.routing.nesting import is_left_out
 from moe_lab.routing.recomputation import Recomputation, checkpointed_layer
 from moe_lab.routing.seams import Decide, Routing
 
@@ -192,7 +193,7 @@ class _Watch:
 
     def finish(self, model: nn.Module, args: tuple, output: object) -> None:
         for router in self.routers:
-            if router.layer not in self.called:
+            if router.layer not in self.called and not is_left_out(router.module):
                 raise RoutingError(
                     f"The router {router.name} was bypassed: the model ran without calling it (fused or quantized "
                     "kernels do this), so no routing method can act.\n"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, routed
+from moe_lab.routing.nesting import RECORD, opened
 from moe_lab.routing.pass_tokens import PassTokens, pass_tokens
 
 
@@ -93,5 +94,5 @@ def record(model: nn.Module) -> Iterator[Record]:
     Raises ModelError and RoutingError as `routed` does.
     """
     routes = Record()
-    with pass_tokens(model, routes.expect), routed(model, routes, again=_once):
+    with opened(model, RECORD), pass_tokens(model, routes.expect), routed(model, routes, again=_once):
         yield routes

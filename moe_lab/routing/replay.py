@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, require_routers, routed
+from moe_lab.routing.nesting import REPLAY, opened
 from moe_lab.routing.pass_tokens import PassTokens, pass_tokens
 from moe_lab.routing.record import Record, check_tokens
 
@@ -87,5 +88,9 @@ def replay(model: nn.Module, record: Record) -> Iterator[None]:
     if len(record.indices) != layers:
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
     policy = Replay(record)
-    with pass_tokens(model, policy.expect), routed(model, policy, again=policy.again):
+    with (
+        opened(model, REPLAY),
+        pass_tokens(model, policy.expect),
+        routed(model, policy, again=policy.again),
+    ):
         yield

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.nesting import is_left_out
+from moe_lab.routing.left_out import is_left_out
 from moe_lab.routing.recomputation import Recomputation, checkpointed_layer
 from moe_lab.routing.seams import Decide, Routing
 

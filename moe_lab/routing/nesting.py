@@ -1,4 +1,4 @@
-"""Contexts inside one another: which are open on a model, what an outer policy decided, and which layers do not run.
+"""Contexts inside one another: which are open on a model, and what the policy of an outer one decided.
 
 An inner policy gets the decision of the outer one. Policies that choose anew from the logits (noise, masked experts)
 would lose a choice that does not follow from them: `require_choice_by_logits` refuses it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,6 @@ _open: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 """The contexts on each model, the outermost first."""
 _decided: WeakKeyDictionary[nn.Module, Routing | None] = WeakKeyDictionary()
 """The last decision of `override` for each router inside it; None: it did not change the router's own."""
-_left_out: WeakSet[nn.Module] = WeakSet()
-"""Modules of decoder layers that the running pass leaves out, since it continues from their activations."""
 
 
 @contextmanager
@@ -38,7 +36,7 @@ def opened(model: nn.Module, name: str, refused: Sequence[str] = ()) -> Iterator
     for outer in refused:
         if outer in names:
             raise RoutingError(
-                f"{name} inside {outer}: they cannot be combined, since {name} runs several routings of a token and the "
+                f"{name} inside {outer}: they cannot be combined, since {name} runs several routings of a token, and "
                 f"later layers apart. Leave the context of {outer} first."
             )
     names.append(name)
@@ -80,25 +78,9 @@ def require_choice_by_logits(router: Router, what: str) -> None:
     ):
         raise RoutingError(
             f"{what} the logits that the policy of override returns, and its experts or weights are not those of these "
-            "logits, so that they would be lost. Return logits_TE by which router.choose(router.scores(logits_TE), k) and "
-            "router.weights(logits_TE, index_TK) give them."
+            "logits, so that they would be lost. Return logits_TE by which router.choose(router.scores(logits_TE), k) "
+            "and router.weights(logits_TE, index_TK) give them."
         )
-
-
-@contextmanager
-def leaving_out(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside the context these decoder layers do not run, and their routers are not missed."""
-    modules = [module for layer in layers for module in layer.modules() if module not in _left_out]
-    _left_out.update(modules)
-    try:
-        yield
-    finally:
-        _left_out.difference_update(modules)
-
-
-def is_left_out(module: nn.Module) -> bool:
-    """Whether a module belongs to a layer that does not run."""
-    return module in _left_out
 
 
 def _sorted(index_TK: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from moe_lab.engine.forward.kv_cache import KVLayer
 from moe_lab.engine.forward.layers import decoder_layers, fork_layer, layer_inputs
 from moe_lab.engine.forward.masks import FULL, LayerMasks, WindowHooks
 from moe_lab.routing import Policy, routed
-from moe_lab.routing.nesting import leaving_out
+from moe_lab.routing.left_out import leaving_out
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,29 @@ V = vocabulary.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 
+from moe_lab.config.validators import did_you_mean
 from moe_lab.engine.custom_generate import custom_generate, next_scores
 from moe_lab.engine.forward.recurrent import RecurrentForward
+from moe_lab.engine.generation.options import unsupported
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent_engine import RecurrentEngine
+from moe_lab.errors import ConfigError
+
+_NOT_TAKEN = {
+    *("inputs", "custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer"),
+    *("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"),
+}
+_NOT_TAKEN_WHY = "this package reads the prompt, has the tokenizer and computes every token itself"
 
 Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
@@ -48,17 +58,21 @@ class LanguageModel:
         in turn. A stop string ends the text and stays in it, as in transformers.
         """
         texts = [text] if isinstance(text, str) else list(text)
+        config = self._generation_config(options)
         inputs = self._padded([self.lm.encode_prompt(each) for each in texts])
-        if stop := options.pop("stop_strings", None):  # transformers hands no tokenizer to custom_generate
+        if stop := config.stop_strings:  # transformers hands no tokenizer to custom_generate
             criteria = StopStringCriteria(self.tokenizer, stop)
             options["stopping_criteria"] = StoppingCriteriaList(
                 [*(options.get("stopping_criteria") or ()), criteria]
             )
-        count = options.get("num_return_sequences") or 1
+            options["stop_strings"] = None
         generate = partial(
-            self, streamer=options.get("streamer"), texts=[each for each in texts for _ in range(count)]
+            self,
+            streamer=options.get("streamer"),
+            texts=[each for each in texts for _ in range(config.num_return_sequences)],
         )
-        options = {"pad_token_id": self.tokenizer.pad_token_id} | options
+        if config.pad_token_id is None:
+            options["pad_token_id"] = self.tokenizer.pad_token_id
         ids = self.model.generate(**inputs, custom_generate=generate, **options)
         new = ids[:, inputs["input_ids"].shape[1] :]
         answers = self.tokenizer.batch_decode(new, skip_special_tokens=True)
@@ -122,6 +136,10 @@ class LanguageModel:
         """
         if model is not self.model:
             raise ValueError("custom_generate is that of another model.")
+        if _argument_of_generate("assistant_model") is not None:
+            raise ValueError(
+                "assistant_model= is not supported: the engine computes every token itself. Leave it out."
+            )
         with self.lm.running():
             return custom_generate(
                 *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
@@ -131,6 +149,24 @@ class LanguageModel:
                 streamer=streamer,
                 model_kwargs=model_kwargs,
             )
+
+    def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
+        """What `options`, their `generation_config` and the model's own come to, merged as `model.generate` does it.
+
+        Raises ConfigError for an option that is unknown, or not supported.
+        """
+        of_generate = set(inspect.signature(self.model.generate).parameters) - {"kwargs"}
+        for name in _NOT_TAKEN & options.keys():
+            if options[name] is not None:
+                raise ConfigError(f"generate({name}=) is not supported: {_NOT_TAKEN_WHY}. Leave it out.")
+        own = {key: value for key, value in options.items() if key not in of_generate}
+        config, unknown = self.model._prepare_generation_config(options.get("generation_config"), **own)
+        if problem := unsupported(config):
+            raise ConfigError(problem)
+        for name in unknown:
+            known = [*of_generate - _NOT_TAKEN, *GenerationConfig().to_dict()]
+            raise ConfigError(f"generate({name}=) is no option of model.generate.{did_you_mean(name, known)}")
+        return config
 
     def _padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` of prompts, padded on the left, on the model's device."""
@@ -143,3 +179,11 @@ class LanguageModel:
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(mask, device=device),
         }
+
+
+def _argument_of_generate(name: str) -> Any:
+    """An argument of the running `model.generate`, which hands few of them to `custom_generate`."""
+    frame = inspect.currentframe()
+    while frame is not None and "custom_generate" not in frame.f_locals:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get(name)

@@ -8,6 +8,7 @@ from typing import Any
 
 from moe_lab.api.language_model import LanguageModel
 from moe_lab.api.loaded import loaded_model
+from moe_lab.config.arguments import checked_settings, wrong
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import build
 from moe_lab.engine.lm import EngineLM
@@ -55,9 +56,16 @@ class C3PO(LanguageModel):
         **keys: Any,
     ):
         settings: C3POConfig = build(C3POConfig, keys, "method.")
+        seed = checked_settings(seed=seed)["seed"]
         _check(settings, keys, stored=isinstance(references, str | Path))
+        _check_references(references)
         loaded = loaded_model(model, tokenizer)
         Method(settings).check(loaded.facts)
+        if keys.get("core_experts") is not None and keys["core_experts"] > loaded.facts.experts:
+            raise ConfigError(
+                f"method.core_experts={keys['core_experts']}: the model has {loaded.facts.experts} experts per layer; "
+                "give at most these, or None for all."
+            )
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
         plain = EngineLM(loaded.model, tokenizer, progress=False)
         with opened(loaded.model, "C3PO", C3POLM.refused_inside):
@@ -72,6 +80,29 @@ class C3PO(LanguageModel):
         config = Config(method=settings, seed=seed)
         super().__init__(C3POLM(loaded, config, settings, layers, known))
         self.lm.progress = False
+
+
+def _check_references(references: Any) -> None:
+    """Raise ConfigError unless they are pairs of texts, or a folder."""
+    if isinstance(references, str | Path):
+        if not Path(references).is_dir():
+            raise wrong(
+                "references", str(references), "no such folder; give pairs, or outputs/references/<name>"
+            )
+        return
+    if not isinstance(references, list | tuple) or not references:
+        raise wrong("references", references, 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")]')
+    for pair in references:
+        if (
+            not isinstance(pair, list | tuple)
+            or len(pair) != 2
+            or not all(isinstance(each, str) for each in pair)
+        ):
+            raise wrong(
+                "references", references, f'{pair!r:.60} is no pair of texts such as ("2 + 2 =", " 4")'
+            )
+        if not pair[1]:
+            raise wrong("references", references, f"the answer to {pair[0]!r:.60} is empty")
 
 
 def _check(settings: C3POConfig, keys: dict[str, Any], stored: bool) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from moe_lab.config.arguments import wrong
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Policy, Router, Routing, require_routers, routed
 from moe_lab.routing.nesting import OVERRIDE, deciding, opened
@@ -44,6 +46,12 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
     none or differs where it is repeated, for a pass that bypasses a router, and where no token was routed inside the
     context.
     """
+    if not callable(policy):
+        raise wrong(
+            "override(model, policy)",
+            policy,
+            "give a function (router, routing) that returns a routing or None",
+        )
     calls = 0
 
     def checked(router: Router, routing: Routing) -> Routing | None:
@@ -51,7 +59,7 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         calls += 1
         changed = policy(router, routing)
         if changed is not None:
-            changed = _checked(Routing(*changed), routing, router)
+            changed = _checked(_as_routing(changed, router), routing, router)
         note(router, changed)
         return changed
 
@@ -67,6 +75,16 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         )
 
 
+def _as_routing(changed: Any, router: Router) -> Routing:
+    """Raise RoutingError for what is no triple of tensors."""
+    if isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(each, Tensor) for each in changed):
+        return Routing(*changed)
+    raise RoutingError(
+        f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
+        "routing._replace(index_TK=..., weights_TK=...)."
+    )
+
+
 def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
     """Raise RoutingError unless it has a decision's shapes, indices of experts and no NaN weights."""
     problem = None
@@ -75,6 +93,8 @@ def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
         or changed.weights_TK.shape != routing.weights_TK.shape
     ):
         problem = f"weights_TK and index_TK must have the shape {tuple(routing.index_TK.shape)}"
+    elif changed.logits_TE.shape != routing.logits_TE.shape:
+        problem = f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
     elif changed.index_TK.dtype != torch.int64:
         problem = f"index_TK must be int64, and is {changed.index_TK.dtype}"
     elif not ((changed.index_TK >= 0) & (changed.index_TK < routing.logits_TE.shape[-1])).all():

@@ -94,7 +94,7 @@ class _Padded:
         return torch.tensor(rows, device=self.device)
 
     def all_ids(self, states: Sequence[GenerationState]) -> Tensor:
-        """int64 [B, S + generated tokens]: `ids` in the rows of their sequences, and the first of them in all others."""
+        """int64 [B, S + generated tokens]: `ids` in the rows of their sequences, the first in all others."""
         ids_AS = self.ids(states)
         all_BS = ids_AS[:1].repeat(len(self.prompts), 1)
         all_BS[[state.index for state in states]] = ids_AS

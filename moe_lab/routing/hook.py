@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
+from moe_lab.routing.adapters import around, in_use, on_passes, transformers_model
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
 from moe_lab.routing.left_out import is_left_out
 from moe_lab.routing.recomputation import Recomputation, checkpointed_layer
@@ -70,18 +71,19 @@ def find_routers(model: nn.Module) -> list[Router]:
     """All routers of a model, in the order of its layers; empty for a model without a supported router."""
     routers: list[Router] = []
     for name, module in model.named_modules():
-        if family := family_of(module):
-            block = model.get_submodule(name.rpartition(".")[0])
+        if (family := family_of(module)) and in_use(model, name):
+            block = around(model, name)
             if family.block in (None, type(block).__name__):
                 routers.append(Router(len(routers), name, module, family, block))
     return routers
 
 
 def require_routers(model: nn.Module) -> list[Router]:
-    """Like `find_routers`. Raises ModelError for a model without a supported router."""
+    """Like `find_routers`. Raises ModelError for a model without a supported router, and for what is no model."""
+    inner = transformers_model(model)
     if routers := find_routers(model):
         return routers
-    raise ModelError(no_router_message(type(model).__name__, getattr(model.config, "model_type", "")))
+    raise ModelError(no_router_message(type(inner).__name__, getattr(inner.config, "model_type", "")))
 
 
 def why_fixed(model: nn.Module) -> str | None:
@@ -135,8 +137,7 @@ def routed(
     handles = watch.recomputation.hooks()
     for router in routers:
         handles += router.family.seam(router.module, watch.decide(router, policy, again))
-    handles.append(model.register_forward_pre_hook(watch.start))
-    handles.append(model.register_forward_hook(watch.finish))
+    handles += on_passes(model, watch.start, watch.finish)
     try:
         yield routers
     except Exception:  # NaN logits of a router may be its cause
@@ -165,7 +166,7 @@ class _Watch:
         self.nan: dict[int, Tensor] = {}
         """By layer: whether logits of any pass were NaN. It stays on the router's device until it is asked for."""
 
-    def start(self, model: nn.Module, args: tuple) -> None:
+    def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
         self.recomputation.start()
 
@@ -191,7 +192,7 @@ class _Watch:
 
         return decide
 
-    def finish(self, model: nn.Module, args: tuple, output: object) -> None:
+    def finish(self) -> None:
         for router in self.routers:
             if router.layer not in self.called and not is_left_out(router.module):
                 raise RoutingError(

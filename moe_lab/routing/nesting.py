@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
+from moe_lab.routing.adapters import transformers_model
 from moe_lab.routing.seams import Routing
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _decided: WeakKeyDictionary[nn.Module, Routing | None] = WeakKeyDictionary()
 @contextmanager
 def opened(model: nn.Module, name: str, refused: Sequence[str] = ()) -> Iterator[None]:
     """A context on the model, by its name. Raises RoutingError inside one of the `refused` contexts."""
-    names = _open.setdefault(model, [])
+    names = _open.setdefault(transformers_model(model), [])
     for outer in refused:
         if outer in names:
             raise RoutingError(

@@ -52,12 +52,16 @@ class Record:
     @property
     def sequences(self) -> Tensor:
         """int64 [tokens]: number of each token's sequence. Every pass without cached tokens begins new ones."""
-        return torch.cat([tokens.sequence_T[tokens.real_T] for tokens in self._tokens])
+        return self._of_tokens("sequence_T")
 
     @property
     def positions(self) -> Tensor:
         """int64 [tokens]: index of each token in its sequence, padding not counted."""
-        return torch.cat([tokens.position_T[tokens.real_T] for tokens in self._tokens])
+        return self._of_tokens("position_T")
+
+    def _of_tokens(self, field: str) -> Tensor:
+        parts = [getattr(tokens, field)[tokens.real_T] for tokens in self._tokens]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
     def _stacked(self, field: int) -> list[Tensor]:
         return [torch.cat([part[field] for part in self._parts[layer]]) for layer in sorted(self._parts)]

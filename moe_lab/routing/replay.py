@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from moe_lab.config.arguments import wrong
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, require_routers, routed
 from moe_lab.routing.nesting import REPLAY, opened
@@ -85,6 +86,8 @@ def replay(model: nn.Module, record: Record) -> Iterator[None]:
     Raises RoutingError for a record of another number of MoE layers and, in a pass, for a token that was not recorded.
     """
     layers = len(require_routers(model))
+    if not isinstance(record, Record):
+        raise wrong("replay(model, record)", record, "give what `with record(model) as routes:` yields")
     if len(record.indices) != layers:
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
     policy = Replay(record)

@@ -102,9 +102,9 @@ def three_ways(roe, model, field, value, options):
     own = model.generation_config
     try:
         model.generation_config = copy.deepcopy(own)
-        model.generation_config.update(
-            **{field: getattr(GenerationConfig(**SAMPLED | {field: value}), field)}
-        )
+        changed = GenerationConfig(**SAMPLED | {field: value})
+        for name in {field} | ({"do_sample"} if field == "num_return_sequences" else set()):
+            setattr(model.generation_config, name, getattr(changed, name))
         yield roe.generate(PROMPTS, **options)
     finally:
         model.generation_config = own

@@ -16,7 +16,7 @@ UNTESTED = {
     "cli": "help_options prefetch worker",
     "cli/launchers": "ray",
     "config": "catalog compose hydra_errors paths schema validators version",
-    "engine": "engine hf kv_engine recurrent_engine tokenization",
+    "engine": "engine hf kv_engine recurrent_engine",
     "engine/forward": "batch ensemble layers observer token_hash",
     "engine/generation": "prefill prefix_cache",
     "engine/suffix": "recorder",

@@ -6,14 +6,18 @@ example that needs Hydra or more than twenty lines.
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moe_lab
+from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,6 +72,30 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert ended.stdout.endswith("no Hydra\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["olmoe"], indirect=True)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_loaded_model_has_the_numbers_of_the_command(
+    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a checkpoint in bfloat16, on a CPU. Broken by another dtype in the example or in the command."""
+    copy.deepcopy(small_model("olmoe")).bfloat16().save_pretrained(folder / "my" / "model")
+    keys = ["method=roe", "model.path=my/model", "task=toy_choice", "limit=2", "method.n=4", "baseline=false"]
+    ended = run_command(capsys, *keys, "device=cpu", f"output_dir={folder}/outputs")
+    assert ended.code == 0, ended.err
+    samples = [
+        json.loads(line) for file in folder.glob("outputs/runs/*/samples_*.jsonl") for line in file.open()
+    ]
+    names: dict[str, Any] = {}
+    exec(compile(examples_of(page)[0], page, "exec"), names)
+    roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
+    assert samples
+    for sample in samples:
+        asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
+        found = roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
+        assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-4)
 
 
 def test_an_example_has_at_most_twenty_lines() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from moe_lab.api.language_model import LanguageModel
 from moe_lab.api.loaded import loaded_model
+from moe_lab.config.arguments import checked_settings, wrong
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import build
 from moe_lab.engine.lm import EngineLM
@@ -18,6 +19,7 @@ from moe_lab.methods.c3po.lm import C3POLM
 from moe_lab.methods.c3po.method import C3PO as Method
 from moe_lab.methods.references.reference_set import given_references, stored_references
 from moe_lab.methods.references.store import check_own
+from moe_lab.routing.nesting import opened
 
 _OF_TASKS = ("reference", "reference_size", "trace")
 """Keys that name documents of tasks and files of a run."""
@@ -54,22 +56,53 @@ class C3PO(LanguageModel):
         **keys: Any,
     ):
         settings: C3POConfig = build(C3POConfig, keys, "method.")
+        seed = checked_settings(seed=seed)["seed"]
         _check(settings, keys, stored=isinstance(references, str | Path))
+        _check_references(references)
         loaded = loaded_model(model, tokenizer)
         Method(settings).check(loaded.facts)
+        if keys.get("core_experts") is not None and keys["core_experts"] > loaded.facts.experts:
+            raise ConfigError(
+                f"method.core_experts={keys['core_experts']}: the model has {loaded.facts.experts} experts per layer; "
+                "give at most these, or None for all."
+            )
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
-        plain = EngineLM(model, tokenizer, progress=False)
-        if isinstance(references, str | Path):
-            check_own(Path(references), settings.tokens, loaded, plain.budget)
-            known = stored_references(Path(references), settings.embeddings, loaded)
-        else:
-            known = given_references(references, settings, loaded, plain)
+        plain = EngineLM(loaded.model, tokenizer, progress=False)
+        with opened(loaded.model, "C3PO", C3POLM.refused_inside):
+            if isinstance(references, str | Path):
+                check_own(Path(references), settings.tokens, loaded, plain.budget)
+                known = stored_references(Path(references), settings.embeddings, loaded)
+            else:
+                known = given_references(references, settings, loaded, plain)
         least = settings.k if settings.epsilon is None else 1
         if len(known) < least:
             raise ConfigError(f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted.")
         config = Config(method=settings, seed=seed)
         super().__init__(C3POLM(loaded, config, settings, layers, known))
         self.lm.progress = False
+
+
+def _check_references(references: Any) -> None:
+    """Raise ConfigError unless they are pairs of texts, or a folder."""
+    if isinstance(references, str | Path):
+        if not Path(references).is_dir():
+            raise wrong(
+                "references", str(references), "no such folder; give pairs, or outputs/references/<name>"
+            )
+        return
+    if not isinstance(references, list | tuple) or not references:
+        raise wrong("references", references, 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")]')
+    for pair in references:
+        if (
+            not isinstance(pair, list | tuple)
+            or len(pair) != 2
+            or not all(isinstance(each, str) for each in pair)
+        ):
+            raise wrong(
+                "references", references, f'{pair!r:.60} is no pair of texts such as ("2 + 2 =", " 4")'
+            )
+        if not pair[1]:
+            raise wrong("references", references, f"the answer to {pair[0]!r:.60} is empty")
 
 
 def _check(settings: C3POConfig, keys: dict[str, Any], stored: bool) -> None:

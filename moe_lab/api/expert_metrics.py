@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moe_lab.api.loaded import loaded_model
+from moe_lab.config.arguments import checked_ids, wrong
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.training_metrics import measure
 
@@ -33,24 +34,28 @@ def expert_metrics(
     Raises ConfigError for a text with less than two tokens or with more than the model reads, and ModelError for a
     model without routers whose tokens can be routed otherwise.
     """
-    facts = loaded_model(model, tokenizer).facts
-    rows = [_row(text, tokenizer) for text in texts]
-    if not rows:
+    loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
+    if not isinstance(texts, list | tuple):
+        raise wrong("texts", texts, "give a list of texts, or of lists of token ids")
+    if not texts:
         raise ConfigError("expert_metrics was given no text.")
-    for text, row in zip(texts, rows, strict=True):
-        count = len(row["input_ids"])
-        if not 2 <= count <= facts.max_length:
-            raise ConfigError(
-                f"The text {str(text)!r:.60} has {count} tokens; it must have between 2 and {facts.max_length}."
-            )
-    return measure(model, rows)
+    vocabulary = loaded.model.get_input_embeddings().num_embeddings
+    rows = [_row(text, tokenizer, vocabulary, loaded.facts.max_length) for text in texts]
+    return measure(loaded.model, rows)
 
 
-def _row(text: str | Sequence[int], tokenizer: Any) -> dict[str, list[int]]:
+def _row(text: Any, tokenizer: Any, vocabulary: int, most: int) -> dict[str, list[int]]:
     """A text as `input_ids` and `labels`."""
+    ids = text
     if isinstance(text, str):
         if tokenizer is None:
             raise ConfigError("expert_metrics(model, texts, tokenizer) needs the tokenizer of texts.")
-        text = tokenizer(text)["input_ids"]
-    ids = [int(token) for token in text]
+        ids = tokenizer(text)["input_ids"]
+        if not 2 <= len(ids) <= most:
+            raise ConfigError(
+                f"The text {text!r:.60} has {len(ids)} tokens; it must have between 2 and {most}."
+            )
+    ids = checked_ids("texts", ids, vocabulary, most)
+    if len(ids) < 2:
+        raise wrong("texts", text, "one token id; a text must have at least 2")
     return {"input_ids": ids, "labels": ids}

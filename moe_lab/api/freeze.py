@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from moe_lab.config.arguments import wrong
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phase_switch import Freezing
@@ -24,11 +25,17 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     decay. Afterwards they are trained again, except those that the model did not train before.
 
     Args:
-        groups: "router", "experts" (the routed ones), "shared_experts" or "other".
+        groups: "router", "experts" (the routed ones), "shared_experts" or "other". An adapter of PEFT belongs to the
+            group of what it adapts.
 
     Raises ConfigError for an unknown group and for one without parameters that are trained, and ModelError for a model
     without routers.
     """
+    for name in groups:
+        if not isinstance(name, str):
+            raise wrong(
+                "freeze(model, group)", name, 'give names one by one: freeze(model, "router", "experts")'
+            )
     found = parameter_groups(model)
     freezing = Freezing(found, phases=[], ends=[])
     for name in groups:

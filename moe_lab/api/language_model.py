@@ -5,19 +5,41 @@ V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 
+from moe_lab.config.arguments import checked_ids, checked_texts, wrong
+from moe_lab.config.validators import at_least, coerce, did_you_mean
 from moe_lab.engine.custom_generate import custom_generate, next_scores
 from moe_lab.engine.forward.recurrent import RecurrentForward
+from moe_lab.engine.generation.options import unsupported
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent_engine import RecurrentEngine
+from moe_lab.errors import ConfigError
+
+_NOT_TAKEN = {
+    *("inputs", "custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer"),
+    *("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"),
+}
+_NOT_TAKEN_WHY = "this package reads the prompt, has the tokenizer and computes every token itself"
+
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("max_new_tokens", "max_length", "min_new_tokens", "min_length"), int | None),
+    **dict.fromkeys(("num_return_sequences", "top_k", "num_beams", "no_repeat_ngram_size"), int | None),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "max_time"), float | None),
+    "do_sample": bool | None,
+    "generation_config": GenerationConfig | None,
+}
+"""Types of options that transformers does not check."""
 
 Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
@@ -34,6 +56,7 @@ class LanguageModel:
         self.model, self.tokenizer = lm.model, lm.tokenizer
         self.lm = lm
         """The same for lm-eval: `lm_eval.simple_evaluate(model=roe.lm)`."""
+        self.lm.label = type(self).__name__
         self._engine = lm.engine or RecurrentEngine(RecurrentForward(lm.model, lm.ensemble))
 
     def generate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
@@ -41,24 +64,28 @@ class LanguageModel:
 
         Args:
             options: as `model.generate` takes them: max_new_tokens, do_sample, temperature, top_p, stop_strings,
-                num_return_sequences, streamer, logits_processor, ...
+                num_return_sequences, streamer, logits_processor, generation_config, ...
 
         Returns a string for a string, else a list of strings; with num_return_sequences=k a list with k for each prompt
         in turn. A stop string ends the text and stays in it, as in transformers.
+
+        Raises ConfigError for an option that is unknown, impossible or not supported.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = checked_texts("text", text)
+        config = self._generation_config(options)
         inputs = self._padded([self.lm.encode_prompt(each) for each in texts])
-        if stop := options.pop("stop_strings", None):  # transformers hands no tokenizer to custom_generate
+        if stop := config.stop_strings:  # transformers hands no tokenizer to custom_generate
             criteria = StopStringCriteria(self.tokenizer, stop)
             options["stopping_criteria"] = StoppingCriteriaList(
                 [*(options.get("stopping_criteria") or ()), criteria]
             )
-        count = options.get("num_return_sequences") or 1
-        generate = partial(
-            self, streamer=options.get("streamer"), texts=[each for each in texts for _ in range(count)]
-        )
-        options = {"pad_token_id": self.tokenizer.pad_token_id} | options
-        ids = self.model.generate(**inputs, custom_generate=generate, **options)
+            options["stop_strings"] = None
+        answered = [each for each in texts for _ in range(config.num_return_sequences)]
+        generate = partial(self, streamer=options.get("streamer"), texts=answered)
+        if config.pad_token_id is None:
+            options["pad_token_id"] = self.tokenizer.pad_token_id
+        with _named_errors():
+            ids = self.model.generate(**inputs, custom_generate=generate, **options)
         new = ids[:, inputs["input_ids"].shape[1] :]
         answers = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return answers[0] if isinstance(text, str) and len(answers) == 1 else answers
@@ -68,14 +95,12 @@ class LanguageModel:
 
         They are -inf where a probability is below float32's range.
         """
-        plain: Any = (
-            ids.tolist()
-            if isinstance(ids, Tensor)
-            else [each.tolist() if isinstance(each, Tensor) else each for each in ids]
-        )
-        alone = isinstance(plain[0], int)
-        prompts = [plain] if alone else plain
-        scores = next_scores(self._engine, prompts, self.tokenizer.batch_decode(prompts))
+        alone = not hasattr(ids[0], "__len__") if isinstance(ids, list | tuple) and len(ids) else _is_row(ids)
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        several: Any = [ids] if alone else ids
+        prompts = [checked_ids("ids", each, vocabulary, self.lm.max_length) for each in several]
+        with self.lm.running():
+            scores = next_scores(self._engine, prompts, self.tokenizer.batch_decode(prompts))
         logprobs = scores.log_softmax(dim=-1)
         return logprobs[0] if alone else logprobs
 
@@ -91,8 +116,19 @@ class LanguageModel:
 
         Returns a number for two strings, else a list with one for each continuation.
         """
-        continuations = [continuation] if isinstance(continuation, str) else list(continuation)
-        contexts = [context] * len(continuations) if isinstance(context, str) else list(context)
+        continuations, contexts = (
+            checked_texts("continuation", continuation),
+            checked_texts("context", context),
+        )
+        if isinstance(context, str):
+            contexts *= len(continuations)
+        if len(contexts) != len(continuations):
+            raise ConfigError(
+                f"loglikelihood got {len(contexts)} contexts and {len(continuations)} continuations: give one context "
+                "for each continuation, or one for all."
+            )
+        if "" in continuations:
+            raise wrong("continuation", continuation, "an empty text has no log-likelihood; leave it out")
         requests = [Request(pair) for pair in zip(contexts, continuations, strict=True)]
         found: dict[int, tuple[float, bool]] = {}
         self.lm.answer("loglikelihood", requests, found.__setitem__)
@@ -120,14 +156,43 @@ class LanguageModel:
         """
         if model is not self.model:
             raise ValueError("custom_generate is that of another model.")
-        return custom_generate(
-            *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
-            seed=self.lm.seed,
-            texts=texts,
-            tokenizer=self.tokenizer,
-            streamer=streamer,
-            model_kwargs=model_kwargs,
-        )
+        if _argument_of_generate("assistant_model") is not None:
+            raise ValueError(
+                "assistant_model= is not supported: the engine computes every token itself. Leave it out."
+            )
+        with self.lm.running():
+            return custom_generate(
+                *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
+                seed=self.lm.seed,
+                texts=texts,
+                tokenizer=self.tokenizer,
+                streamer=streamer,
+                model_kwargs=model_kwargs,
+            )
+
+    def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
+        """What `options`, their `generation_config` and the model's own come to, merged as `model.generate` does it.
+
+        Raises ConfigError for an option that is unknown, or not supported.
+        """
+        of_generate = set(inspect.signature(self.model.generate).parameters) - {"kwargs"}
+        for name in _NOT_TAKEN & options.keys():
+            if options[name] is not None:
+                raise ConfigError(f"generate({name}=) is not supported: {_NOT_TAKEN_WHY}. Leave it out.")
+        own = {key: value for key, value in options.items() if key not in of_generate}
+        for name in _TYPES.keys() & options.keys():
+            coerce(options[name], _TYPES[name], name)
+        at_least("num_return_sequences", options.get("num_return_sequences"), 1)
+        if (stop := options.get("stop_strings")) and "" in checked_texts("stop_strings", stop):
+            raise wrong("stop_strings", stop, "an empty text ends nothing; leave it out")
+        with _named_errors():
+            config, unknown = self.model._prepare_generation_config(options.get("generation_config"), **own)
+        if problem := unsupported(config):
+            raise ConfigError(problem)
+        for name in unknown:
+            known = [*of_generate - _NOT_TAKEN, *GenerationConfig().to_dict()]
+            raise ConfigError(f"generate({name}=) is no option of model.generate.{did_you_mean(name, known)}")
+        return config
 
     def _padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` of prompts, padded on the left, on the model's device."""
@@ -140,3 +205,28 @@ class LanguageModel:
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(mask, device=device),
         }
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """What transformers says of an impossible value, as a ConfigError."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raised = list(walk_tb(error.__traceback__))[-1][0].f_globals["__name__"]
+        if not raised.startswith("transformers."):
+            raise
+        raise ConfigError(f"generate: {next(iter(str(error).splitlines()), error)}") from error
+
+
+def _is_row(ids: Any) -> bool:
+    """Whether it is no list of texts, nor a tensor of their rows."""
+    return not (isinstance(ids, Tensor) and ids.dim() == 2 and len(ids))
+
+
+def _argument_of_generate(name: str) -> Any:
+    """An argument of the running `model.generate`, which hands few of them to `custom_generate`."""
+    frame = inspect.currentframe()
+    while frame is not None and "custom_generate" not in frame.f_locals:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get(name)

@@ -10,6 +10,7 @@ import torch
 from lm_eval.api.model import LM, TemplateLM
 
 from moe_lab.api.loaded import loaded_model
+from moe_lab.config.arguments import checked_settings, wrong
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
@@ -82,6 +83,8 @@ def lm(
 
     Raises ConfigError for an unknown method, key or value, and ModelError for a model that the method cannot run.
     """
+    if not isinstance(method, str):
+        raise wrong("method", method, "give the name of a method, e.g. roe")
     config = _config(method, keys, seed, batch_size, max_batch_size, max_length)
     loaded = loaded_model(model, tokenizer, needs_router=get_method(method).needs_router)
     return MethodLM(_opener(config, loaded), tokenizer)
@@ -126,13 +129,9 @@ class PretrainedLM(MethodLM):
 def _config(method: str, keys: dict[str, Any], seed: int, batch_size: Any, most: Any, longest: Any) -> Config:
     if isinstance(batch_size, str) and batch_size.isdecimal():  # lm-eval's command gives text
         batch_size = int(batch_size)
-    return Config(
-        method=build(get_method(method).Config, {"name": method, **keys}, "method.", methods_with),
-        seed=seed,
-        batch_size=batch_size,
-        max_batch_size=most,
-        max_length=longest,
-    )
+    settings = checked_settings(seed=seed, batch_size=batch_size, max_batch_size=most, max_length=longest)
+    given = build(get_method(method).Config, {"name": method, **keys}, "method.", methods_with)
+    return Config(method=given, **settings)
 
 
 def _opener(config: Config, loaded: LoadedModel) -> Callable[[], AbstractContextManager[EngineLM]]:

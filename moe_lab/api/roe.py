@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 from moe_lab.api.language_model import LanguageModel
 from moe_lab.api.loaded import loaded_model
+from moe_lab.config.arguments import checked_settings
+from moe_lab.config.validators import build
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.roe.method import RoE as Method
 
@@ -64,23 +67,32 @@ class RoE(LanguageModel):
         noise_scale: str = "constant",
         seed: int = 0,
     ):
-        config = Method.Config(
-            n=n,
-            temperature=temperature,
-            skip_layers=skip_layers,
-            cache=cache,
-            prefill=prefill,
-            weights=weights,
-            aggregate=aggregate,
-            include_clean=include_clean,
-            adaptive=adaptive,
-            bands=cast("list[list[int | float]] | None", bands),
-            noise=noise,
-            noise_scale=noise_scale,
-        )
-        method, facts = Method(config), loaded_model(model, tokenizer).facts
+        keys = {
+            "n": n,
+            "temperature": _plain(temperature),
+            "skip_layers": skip_layers,
+            "cache": cache,
+            "prefill": prefill,
+            "weights": weights,
+            "aggregate": aggregate,
+            "include_clean": include_clean,
+            "adaptive": adaptive,
+            "bands": _plain(bands),
+            "noise": noise,
+            "noise_scale": noise_scale,
+        }
+        seed = checked_settings(seed=seed)["seed"]
+        method, loaded = Method(build(Method.Config, keys, "method.")), loaded_model(model, tokenizer)
+        facts = loaded.facts
         method.check(facts)
         self.temperatures = method.temperatures(facts.moe_layers)
         """One per MoE layer."""
         ensemble = method.ensemble(self.temperatures, method.first_noisy(facts.moe_layers), seed)
-        super().__init__(EngineLM(model, tokenizer, ensemble=ensemble, seed=seed, progress=False))
+        super().__init__(EngineLM(loaded.model, tokenizer, ensemble=ensemble, seed=seed, progress=False))
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists and paths as texts, as the command has them."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value

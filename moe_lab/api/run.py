@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.cli.main import compose_or_explain, dispatch
+from moe_lab.config.arguments import wrong
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
@@ -65,6 +66,16 @@ def run(overrides: Sequence[str]) -> Results:
     Raises ConfigError for what the command refuses, for another mode than run and for `experiment=`, ResultsError where
     a run failed or is held by another process, and KeyboardInterrupt where it was interrupted.
     """
+    if (
+        isinstance(overrides, str)
+        or not isinstance(overrides, Sequence)
+        or not all(isinstance(each, str) for each in overrides)
+    ):
+        raise wrong(
+            "moe_lab.run(overrides)",
+            overrides,
+            'give a list of texts: moe_lab.run(["method=roe", "task=toy_math"])',
+        )
     cells = compose_or_explain(list(overrides))
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")

@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerationMode
 
 from moe_lab.engine.engine import Engine
+from moe_lab.engine.generation.options import unsupported
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.engine.generation.sampling import Decoding, Sampler
 from moe_lab.routing.noise import document_key
 
 _PREPARED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 """Inputs that transformers prepares for every model."""
-_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions")
 
 
 def custom_generate(
@@ -94,6 +93,13 @@ class _Padded:
         rows = [[*self.prompts[state.index], *state.generated] for state in states]
         return torch.tensor(rows, device=self.device)
 
+    def all_ids(self, states: Sequence[GenerationState]) -> Tensor:
+        """int64 [B, S + generated tokens]: `ids` in the rows of their sequences, the first in all others."""
+        ids_AS = self.ids(states)
+        all_BS = ids_AS[:1].repeat(len(self.prompts), 1)
+        all_BS[[state.index for state in states]] = ids_AS
+        return all_BS
+
 
 class _PaddedSampler(Sampler):
     """Chooses tokens by logits processors that `model.generate` has prepared."""
@@ -106,12 +112,15 @@ class _PaddedSampler(Sampler):
         processors: LogitsProcessorList,
         padded: _Padded,
     ):
-        super().__init__(model, config, seed)
-        self.processors, self.padded = processors, padded
+        super().__init__(model, config, seed, processors)
+        self.padded = padded
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
-        ids = self.padded.ids(states)
-        return self.processors(ids, scores_AV.to(ids.device, copy=True))
+        """Processors keep a row for each sequence of the batch: rows of finished ones are filled, and not read."""
+        ids_BS, rows = self.padded.all_ids(states), [state.index for state in states]
+        scores_BV = scores_AV[:1].to(ids_BS.device).repeat(len(ids_BS), 1)
+        scores_BV[rows] = scores_AV.to(ids_BS.device)
+        return self.processors(ids_BS, scores_BV)[rows]
 
 
 class _PaddedDecoding(Decoding):
@@ -139,12 +148,8 @@ class _PaddedDecoding(Decoding):
 
 def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
     """Raise ValueError for what the engine would otherwise leave out without a word."""
-    mode = config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise ValueError(f"The ensemble decodes greedily or by sampling, not by {mode.value}.")
-    for name in _OUTPUTS:
-        if getattr(config, name, None):
-            raise ValueError(f"{name}=True: the ensemble returns token ids alone. Leave it out.")
+    if problem := unsupported(config):
+        raise ValueError(problem)
     if unknown := [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]:
         raise ValueError(
             f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out."

@@ -6,8 +6,10 @@ extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -30,7 +32,10 @@ from moe_lab.engine.tokenization import Encoder
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
 from moe_lab.routing.hook import require_routers
+from moe_lab.routing.nesting import RECORD, REPLAY, opened
 from moe_lab.routing.noise import document_key
+
+logger = logging.getLogger("moe_lab")
 
 PASS_TOKENS = {"cpu": 2048}
 """Tokens of one forward pass with batch_size=auto, by device type; 16384 elsewhere."""
@@ -107,6 +112,15 @@ class EngineLM(CountedHF):
             self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
         elif not self.ensemble.plain:
             self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
+
+    label = "moe_lab.lm"
+    """What computes answers, as `running` names it."""
+    refused_inside: tuple[str, ...] = (RECORD, REPLAY, "RoE", "C3PO", "moe_lab.lm")
+    """Contexts on the model in which it cannot answer."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Inside the context this LM runs the model. Raises RoutingError inside one of `refused_inside`."""
+        return opened(self.model, self.label, self.refused_inside)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Use another ensemble from now on; `cost` goes on counting.
@@ -191,7 +205,7 @@ class EngineLM(CountedHF):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
-        with Progress(len(requests), kind, "request", shown=self.progress) as progress:
+        with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
 
             def report(index: int, answer: Any) -> None:
                 on_answer(index, answer)
@@ -200,6 +214,10 @@ class EngineLM(CountedHF):
             if self.engine:
                 run(self.engine, requests, report)
             else:
+                if kind == "loglikelihood":
+                    with self._telling_cuts(len(requests)):
+                        for request in requests:
+                            self.encode_pair(*request.args)
                 self.answer_by_hf(kind, requests, report)
 
     def encode_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -244,7 +262,8 @@ class EngineLM(CountedHF):
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
     def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
-        pairs = [self._encoder.pair(*request.args) for request in requests]
+        with self._telling_cuts(len(requests)):
+            pairs = [self._encoder.pair(*request.args) for request in requests]
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
             by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
@@ -312,10 +331,12 @@ class EngineLM(CountedHF):
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
-        states = []
-        for i, request in requests.items():
-            prompt = self._encoder.prompt(request.args[0], room)
-            states.append(GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0]))
+        with self._telling_cuts(len(requests)):
+            prompts = [self._encoder.prompt(request.args[0], room) for request in requests.values()]
+        states = [
+            GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0])
+            for (i, request), prompt in zip(requests.items(), prompts, strict=True)
+        ]
 
         def on_done(state: GenerationState) -> None:
             self._counted["tokens_out"] += len(state.generated)
@@ -328,6 +349,18 @@ class EngineLM(CountedHF):
         stopping = StoppingCriteria(self.tokenizer, stop, config)
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties
+
+    @contextmanager
+    def _telling_cuts(self, requests: int) -> Iterator[None]:
+        """Warn of the requests that are encoded inside the context and are too long for the model."""
+        before = self._encoder.cut
+        yield
+        if cut := self._encoder.cut - before:
+            logger.warning(
+                "%s of %s requests are longer than the model's input of %s tokens (max_length): the beginning of "
+                "their prompts is not read.",
+                *(f"{number:,}" for number in (cut, requests, self.max_length)),
+            )
 
     def _room(self, max_new_tokens: int) -> int:
         """Tokens of a prompt at most. Raises ConfigError where new tokens leave none."""

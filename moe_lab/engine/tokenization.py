@@ -14,6 +14,8 @@ class Encoder:
 
     def __init__(self, lm: Any):
         self.lm = lm
+        self.cut = 0
+        """Contexts and prompts so far that lost their beginning."""
 
     def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids of a context and its continuation. A context that is too long loses its beginning.
@@ -43,8 +45,11 @@ class Encoder:
 
     def prompt(self, text: str, room: int | None) -> list[int]:
         """The last `room` tokens of a prompt; None: all. An empty prompt is the beginning-of-text token."""
-        ids, _ = self.lm.tok_batch_encode([text], left_truncate_len=room, truncation=self.lm.truncation)
-        return ids[0].tolist() or [self.lm.prefix_token_id]
+        (ids,), _ = self.lm.tok_batch_encode([text], truncation=self.lm.truncation)
+        if room is not None and len(ids) > room:
+            self.cut += 1
+            ids = ids[-room:]
+        return ids.tolist() or [self.lm.prefix_token_id]
 
     def _truncated(
         self, context: list[int], continuation: list[int]
@@ -55,4 +60,6 @@ class Encoder:
                 f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
                 f"{most} (max_length)."
             )
-        return tuple(context[-(most + 1 - len(continuation)) :]), tuple(continuation)
+        room = most + 1 - len(continuation)
+        self.cut += len(context) > room
+        return tuple(context[-room:]), tuple(continuation)

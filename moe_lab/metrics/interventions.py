@@ -14,6 +14,7 @@ from torch import Tensor
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.routing import Router, Routing
+from moe_lab.routing.nesting import require_choice_by_logits
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS
 
@@ -33,6 +34,7 @@ class Masked(Observer):
         return {"masked": self.experts}
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
+        require_choice_by_logits(router, "A masked expert is taken out of")
         masked = self.experts[router.layer]
         logits_TE = _without(router, routing.logits_TE, masked)
         scores_TE = router.scores(logits_TE).index_fill(

@@ -41,3 +41,17 @@ class RunLog(logging.Handler):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+class WarningsOnce(logging.Handler):
+    """Prints each warning on stderr, once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if record.levelno == logging.WARNING and line not in self._printed:
+            self._printed.add(line)
+            print(f"Warning: {line}", file=sys.stderr)

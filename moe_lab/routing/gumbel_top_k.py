@@ -17,6 +17,7 @@ from torch import Tensor
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.nesting import require_choice_by_logits
 from moe_lab.routing.noise import gumbel_for_tokens
 
 
@@ -103,6 +104,7 @@ class GumbelTopK:
         temperature = self.temperatures[router.layer]
         if self._tokens is None or temperature == 0:
             return None
+        require_choice_by_logits(router, "RoE adds noise to")
         device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
+from moe_lab.routing.adapters import around, in_use, on_passes, transformers_model
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
+from moe_lab.routing.left_out import is_left_out
+from moe_lab.routing.recomputation import Recomputation, checkpointed_layer
 from moe_lab.routing.seams import Decide, Routing
 
 
@@ -60,24 +63,27 @@ class Router:
 
 Policy = Callable[[Router, Routing], Routing | None]
 """Called with a router's decision. Returns other weights and indices, or None for no change."""
+Again = Callable[[Router, Routing, int], Routing | None]
+"""The same for a decision that gradient checkpointing repeats, with the number of the forward pass, from 0."""
 
 
 def find_routers(model: nn.Module) -> list[Router]:
     """All routers of a model, in the order of its layers; empty for a model without a supported router."""
     routers: list[Router] = []
     for name, module in model.named_modules():
-        if family := family_of(module):
-            block = model.get_submodule(name.rpartition(".")[0])
+        if (family := family_of(module)) and in_use(model, name):
+            block = around(model, name)
             if family.block in (None, type(block).__name__):
                 routers.append(Router(len(routers), name, module, family, block))
     return routers
 
 
 def require_routers(model: nn.Module) -> list[Router]:
-    """Like `find_routers`. Raises ModelError for a model without a supported router."""
+    """Like `find_routers`. Raises ModelError for a model without a supported router, and for what is no model."""
+    inner = transformers_model(model)
     if routers := find_routers(model):
         return routers
-    raise ModelError(no_router_message(type(model).__name__, getattr(model.config, "model_type", "")))
+    raise ModelError(no_router_message(type(inner).__name__, getattr(inner.config, "model_type", "")))
 
 
 def why_fixed(model: nn.Module) -> str | None:
@@ -105,7 +111,9 @@ def no_router_message(model: str, model_type: str) -> str:
 
 
 @contextmanager
-def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Router]]:
+def routed(
+    model: nn.Module, policy: Policy, first: int = 0, again: Again | None = None
+) -> Iterator[list[Router]]:
     """Call `policy` at every routing decision of `model` inside the context.
 
     Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on exit, also after an
@@ -113,23 +121,23 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
 
     Args:
         first: the first MoE layer with the policy. Earlier layers need not run.
+        again: called instead of the policy where gradient checkpointing computes layers again in a backward pass. None:
+            that is an error. It must decide as the policy did.
 
     Raises:
         ModelError: the model has no supported router, or one that decides for several tokens at once.
         RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN,
-            which is found on exit, with gradients at once. Both messages name the module.
+            which is found on exit, with gradients at once. Both messages name the module. Or gradient checkpointing
+            repeats a decision otherwise, or outside the context.
     """
     routers = require_routers(model)[first:]
     if reason := why_fixed(model):
         raise ModelError(fixed_message(type(model).__name__, reason))
-    watch = _Watch(routers)
-    handles = [
-        handle
-        for router in routers
-        for handle in router.family.seam(router.module, watch.decide(router, policy))
-    ]
-    handles.append(model.register_forward_pre_hook(watch.start))
-    handles.append(model.register_forward_hook(watch.finish))
+    watch = _Watch(routers, Recomputation(_checkpointed(model, routers) if model.training else {}))
+    handles = watch.recomputation.hooks()
+    for router in routers:
+        handles += router.family.seam(router.module, watch.decide(router, policy, again))
+    handles += on_passes(model, watch.start, watch.finish)
     try:
         yield routers
     except Exception:  # NaN logits of a router may be its cause
@@ -137,35 +145,56 @@ def routed(model: nn.Module, policy: Policy, first: int = 0) -> Iterator[list[Ro
         raise
     else:
         watch.check_nan()
+        watch.recomputation.check_complete()
     finally:
         for handle in handles:
             handle.remove()
 
 
+def _checkpointed(model: nn.Module, routers: list[Router]) -> dict[int, nn.Module]:
+    """The decoder layers that transformers' gradient checkpointing computes again, by MoE layer."""
+    layers = {router.layer: checkpointed_layer(model, router.name) for router in routers}
+    return {number: layer for number, layer in layers.items() if layer is not None}
+
+
 class _Watch:
     """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
 
-    def __init__(self, routers: list[Router]):
-        self.routers = routers
+    def __init__(self, routers: list[Router], recomputation: Recomputation):
+        self.routers, self.recomputation = routers, recomputation
         self.called: set[int] = set()
         self.nan: dict[int, Tensor] = {}
         """By layer: whether logits of any pass were NaN. It stays on the router's device until it is asked for."""
 
-    def start(self, model: nn.Module, args: tuple) -> None:
+    def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
+        self.recomputation.start()
 
-    def decide(self, router: Router, policy: Policy) -> Decide:
+    def decide(self, router: Router, policy: Policy, again: Again | None) -> Decide:
         def decide(routing: Routing) -> Routing | None:
+            repeated = self.recomputation.repeats(router.layer)
+            if repeated is not None and again is None:
+                raise RoutingError(
+                    "Gradient checkpointing computes routing decisions again in the backward pass, which this policy "
+                    "does not support. Call model.gradient_checkpointing_disable() first."
+                )
             nan = routing.logits_TE.isnan().any()
             self.called.add(router.layer)
             self.nan[router.layer] = self.nan[router.layer] | nan if router.layer in self.nan else nan
-            return policy(router, routing)
+            if repeated is None or again is None:
+                changed = policy(router, routing)
+                if changed is not None:
+                    self.recomputation.keep(router.layer, routing, changed)
+            else:
+                changed = again(router, routing, repeated.number)
+                self.recomputation.check(router.layer, repeated, routing, changed)
+            return changed
 
         return decide
 
-    def finish(self, model: nn.Module, args: tuple, output: object) -> None:
+    def finish(self) -> None:
         for router in self.routers:
-            if router.layer not in self.called:
+            if router.layer not in self.called and not is_left_out(router.module):
                 raise RoutingError(
                     f"The router {router.name} was bypassed: the model ran without calling it (fused or quantized "
                     "kernels do this), so no routing method can act.\n"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.nesting import require_choice_by_logits
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
@@ -48,6 +49,7 @@ class PartnersOnly:
         return sum(int(count) for count in self._changed.values()), self._decided
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        require_choice_by_logits(router, "C2R chooses partners by")
         logits_TE, weights_TK, index_TK = routing
         device, E = logits_TE.device, logits_TE.shape[-1]
         scores_TE = router.scores(logits_TE)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moe_lab.routing.adapters import on_passes
+
 
 @dataclass(frozen=True)
 class PassTokens:
@@ -31,7 +33,7 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
     """Call `on_pass` before every forward pass of the model inside the context."""
     begun, last = 0, 0
 
-    def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def before(args: tuple, kwargs: dict) -> None:
         nonlocal begun, last
         B, S = _shape(args, kwargs)
         cached = _cached(kwargs)
@@ -41,11 +43,12 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         sequence_BS = (begun + torch.arange(B))[:, None].expand(B, S)
         on_pass(PassTokens(*(each.reshape(-1) for each in (real_BS, sequence_BS, position_BS))))
 
-    handle = model.register_forward_pre_hook(before, with_kwargs=True)
+    handles = on_passes(model, before)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _shape(args: tuple, kwargs: dict) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, routed
+from moe_lab.routing.nesting import RECORD, opened
 from moe_lab.routing.pass_tokens import PassTokens, pass_tokens
 
 
@@ -51,12 +52,16 @@ class Record:
     @property
     def sequences(self) -> Tensor:
         """int64 [tokens]: number of each token's sequence. Every pass without cached tokens begins new ones."""
-        return torch.cat([tokens.sequence_T[tokens.real_T] for tokens in self._tokens])
+        return self._of_tokens("sequence_T")
 
     @property
     def positions(self) -> Tensor:
         """int64 [tokens]: index of each token in its sequence, padding not counted."""
-        return torch.cat([tokens.position_T[tokens.real_T] for tokens in self._tokens])
+        return self._of_tokens("position_T")
+
+    def _of_tokens(self, field: str) -> Tensor:
+        parts = [getattr(tokens, field)[tokens.real_T] for tokens in self._tokens]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
     def _stacked(self, field: int) -> list[Tensor]:
         return [torch.cat([part[field] for part in self._parts[layer]]) for layer in sorted(self._parts)]
@@ -64,10 +69,9 @@ class Record:
     def __call__(self, router: Router, routing: Routing) -> None:
         real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
         check_tokens(len(real_T), routing)
-        kept = Routing(*(tensor[real_T.to(tensor.device)] for tensor in routing))
-        self._parts.setdefault(router.layer, []).append(
-            Routing(*(tensor.detach().clone() for tensor in kept))
-        )
+        # detached first: gradient checkpointing counts what a layer keeps for its gradients
+        kept = Routing(*(tensor.detach()[real_T.to(tensor.device)] for tensor in routing))
+        self._parts.setdefault(router.layer, []).append(kept)
 
 
 def check_tokens(expected: int, routing: Routing) -> None:
@@ -79,15 +83,20 @@ def check_tokens(expected: int, routing: Routing) -> None:
         )
 
 
+def _once(router: Router, routing: Routing, number: int) -> None:
+    """A repeated decision is recorded already."""
+
+
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
     """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
 
     Tokens with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds
-    padding to sequences that have ended, unmasked: it is recorded as their tokens.
+    padding to sequences that have ended, unmasked: it is recorded as their tokens. What gradient checkpointing computes
+    again in a backward pass is recorded once.
 
     Raises ModelError and RoutingError as `routed` does.
     """
     routes = Record()
-    with pass_tokens(model, routes.expect), routed(model, routes):
+    with opened(model, RECORD), pass_tokens(model, routes.expect), routed(model, routes, again=_once):
         yield routes

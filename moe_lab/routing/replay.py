@@ -16,8 +16,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from moe_lab.config.arguments import wrong
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, require_routers, routed
+from moe_lab.routing.nesting import REPLAY, opened
 from moe_lab.routing.pass_tokens import PassTokens, pass_tokens
 from moe_lab.routing.record import Record, check_tokens
 
@@ -32,8 +34,8 @@ class Replay:
         self.weights, self.indices = record.weights, record.indices
         key_R = _keys(record.sequences, record.positions)
         self._key_R, self._order_R = key_R.sort(stable=True)
-        self._real_T = torch.zeros(0, dtype=torch.bool)
-        self._token_N = torch.zeros(0, dtype=torch.long)
+        self._passes: list[tuple[Tensor, Tensor]] = []
+        """Of each forward pass: (real_T, places in the record of its tokens)."""
 
     def expect(self, tokens: PassTokens) -> None:
         """Set the tokens of the next forward pass. Raises RoutingError for one that was not recorded."""
@@ -44,10 +46,15 @@ class Replay:
         if missing_N.any():
             sequence, position = divmod(int(key_N[missing_N][0]), _LONGEST)
             raise RoutingError(f"No decision is recorded for token {position} of sequence {sequence}.")
-        self._real_T, self._token_N = tokens.real_T, self._order_R[place_N]
+        self._passes.append((tokens.real_T, self._order_R[place_N]))
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
-        check_tokens(len(self._real_T), routing)
+        return self.again(router, routing, -1)
+
+    def again(self, router: Router, routing: Routing, number: int) -> Routing:
+        """The decisions of a forward pass, by its number."""
+        real_T, token_N = self._passes[number] if self._passes else (torch.zeros(0), torch.zeros(0))
+        check_tokens(len(real_T), routing)
         weights_RK, index_RK = self.weights[router.layer], self.indices[router.layer]
         if index_RK.shape[1] != routing.index_TK.shape[1]:
             raise RoutingError(
@@ -55,9 +62,9 @@ class Replay:
                 f"{routing.index_TK.shape[1]}."
             )
         device = routing.index_TK.device
-        at_N = self._real_T.to(device).nonzero()[:, 0]
-        weights_NK = weights_RK[self._token_N.to(weights_RK.device)].to(device, routing.weights_TK.dtype)
-        index_NK = index_RK[self._token_N.to(index_RK.device)].to(device)
+        at_N = real_T.to(device).nonzero()[:, 0]
+        weights_NK = weights_RK[token_N.to(weights_RK.device)].to(device, routing.weights_TK.dtype)
+        index_NK = index_RK[token_N.to(index_RK.device)].to(device)
         return Routing(
             routing.logits_TE,
             routing.weights_TK.index_copy(0, at_N, weights_NK),
@@ -79,8 +86,14 @@ def replay(model: nn.Module, record: Record) -> Iterator[None]:
     Raises RoutingError for a record of another number of MoE layers and, in a pass, for a token that was not recorded.
     """
     layers = len(require_routers(model))
+    if not isinstance(record, Record):
+        raise wrong("replay(model, record)", record, "give what `with record(model) as routes:` yields")
     if len(record.indices) != layers:
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
     policy = Replay(record)
-    with pass_tokens(model, policy.expect), routed(model, policy):
+    with (
+        opened(model, REPLAY),
+        pass_tokens(model, policy.expect),
+        routed(model, policy, again=policy.again),
+    ):
         yield

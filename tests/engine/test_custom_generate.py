@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from moe_lab import RoE
+from moe_lab.errors import ConfigError
 from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import by_family
 
@@ -52,16 +52,18 @@ def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"num_beams": 2}, "not by beam_search"),
+        ({"num_beams": 2}, "num_beams=2 is not supported"),
         ({"output_scores": True, "return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"prompt_lookup_num_tokens": 2}, "assisted"),
-        ({"generation_config": GenerationConfig(stop_strings="a", max_new_tokens=2)}, "tokenizer"),
+        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens=2"),
+        ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
     ],
 )
 def test_what_is_not_supported_is_refused(olmoe, tokenizer, options, says):
     roe = RoE(olmoe, tokenizer, n=2)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ConfigError, match=says):
         roe.generate("hello", **options)
+    with pytest.raises(ValueError, match=says):
+        olmoe.generate(torch.tensor([[1, 2]]), custom_generate=roe, **options)
 
 
 def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):

@@ -17,6 +17,7 @@ from moe_lab.engine.forward.kv_cache import KVLayer
 from moe_lab.engine.forward.layers import decoder_layers, fork_layer, layer_inputs
 from moe_lab.engine.forward.masks import FULL, LayerMasks, WindowHooks
 from moe_lab.routing import Policy, routed
+from moe_lab.routing.left_out import leaving_out
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
 
     handle = layers[first].register_forward_pre_hook(start, with_kwargs=True)
     try:
-        yield
+        with leaving_out(layers[:first]):
+            yield
     finally:
         handle.remove()
         for layer, forward in zip(layers[:first], own, strict=True):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
+from moe_lab.engine.generation.options import unsupported
 from moe_lab.engine.generation.prefill import GenerationState
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing.noise import gumbel_for_tokens
@@ -26,26 +27,31 @@ NEAR = 1e-4
 def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
     """The model's own generation settings overridden by `options`, merged as `model.generate` merges them.
 
-    Raises ConfigError for an option unknown to transformers, and for beam search.
+    Raises ConfigError for an option unknown to transformers, and for one that is not supported.
     """
     config, unknown = model._prepare_generation_config(None, **options)
     if unknown:
         raise ConfigError(f"Unknown generation options: {', '.join(sorted(unknown))} (see gen_kwargs).")
-    if config.num_beams != 1:
-        raise ConfigError("Beam search is not supported; set num_beams=1 in gen_kwargs.")
+    if problem := unsupported(config):
+        raise ConfigError(f"{problem.removesuffix(' Leave it out.')} Leave it out of gen_kwargs.")
     return config
 
 
 class Sampler:
-    """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and no order."""
+    """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and no order.
 
-    def __init__(self, model: Any, config: GenerationConfig, seed: int):
+    `processors`: those of `config` by default.
+    """
+
+    def __init__(
+        self, model: Any, config: GenerationConfig, seed: int, processors: LogitsProcessorList | None = None
+    ):
         self.sample = bool(config.do_sample)
         self.seed = seed
-        model._prepare_special_tokens(config, device=model.device)
-        self.processors: LogitsProcessorList = model._get_logits_processor(
-            config, input_ids_seq_length=1, device=str(model.device)
-        )
+        if processors is None:
+            model._prepare_special_tokens(config, device=model.device)
+            processors = model._get_logits_processor(config, input_ids_seq_length=1, device=str(model.device))
+        self.processors: LogitsProcessorList = processors
         self.epsilon = torch.finfo(model.dtype).eps
         self.near_ties = 0
         """Greedy choices between two tokens whose scores were closer than `near`."""

@@ -11,6 +11,7 @@ from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.engine import PathwayEngine
 from moe_lab.methods.c3po.traces import Trace
 from moe_lab.methods.references.store import ANSWER_TOKENS
+from moe_lab.routing.nesting import OVERRIDE
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -33,6 +34,7 @@ class C3POLM(EngineLM):
     """
 
     engine: PathwayEngine
+    refused_inside = (*EngineLM.refused_inside, OVERRIDE)
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from moe_lab.errors import ModelError
+from moe_lab.routing.adapters import with_wrapper
 from moe_lab.routing.hook import Router, require_routers
 
 Groups = Mapping[str, list[nn.Parameter]]
@@ -44,7 +45,8 @@ def parameter_groups(model: nn.Module) -> Groups:
     for router in require_routers(model):
         experts |= _by_id(_experts_of(router))
     for router in require_routers(model):
-        routers |= {key: own for key, own in _by_id([router.module]).items() if key not in experts}
+        own_parameters = _by_id([with_wrapper(router.block, router.module)])
+        routers |= {key: own for key, own in own_parameters.items() if key not in experts}
     if not routers or not experts:
         raise ModelError(f"{type(model).__name__}: its routers or experts have no parameters to freeze.")
     shared = _by_id([module for name, module in model.named_modules() if name.rpartition(".")[2] in SHARED])
@@ -59,7 +61,7 @@ def parameter_groups(model: nn.Module) -> Groups:
 
 
 def _experts_of(router: Router) -> list[nn.Module]:
-    found = [module for module in router.block.modules() if is_experts(module)]
+    found = [with_wrapper(router.block, module) for module in router.block.modules() if is_experts(module)]
     if not found:
         raise ModelError(
             f"No experts were found beside the router {router.name}: this version of transformers is not known."

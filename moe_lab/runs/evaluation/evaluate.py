@@ -17,7 +17,7 @@ from moe_lab.errors import RunHeldError
 from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.request_log import ResponseLog, adopt_answers
-from moe_lab.results.run_log import RunLog
+from moe_lab.results.run_log import RunLog, WarningsOnce
 from moe_lab.results.versions import decisive_versions
 from moe_lab.runs.evaluation.cost import cost_block
 from moe_lab.runs.evaluation.counterfactual import write_counterfactual
@@ -139,7 +139,9 @@ def _run_log(run: Run) -> Iterator[None]:
     handler = RunLog(run.folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logger.setLevel(logging.INFO)
+    warnings = WarningsOnce()
     logger.addHandler(handler)
+    logger.addHandler(warnings)
     try:
         yield
         logger.info("finished")
@@ -150,6 +152,7 @@ def _run_log(run: Run) -> Iterator[None]:
         logger.exception("stopped")
         raise
     finally:
+        logger.removeHandler(warnings)
         logger.removeHandler(handler)
         handler.close()
 

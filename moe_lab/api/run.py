@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.cli.main import compose_or_explain, dispatch
+from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
@@ -68,7 +69,7 @@ def run(overrides: Sequence[str]) -> Results:
     cells = compose_or_explain(list(overrides))
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
-    with task_cache():
+    with task_cache(), shown_output():
         configs = to_configs(cells)
         for config in configs:
             _check(config)

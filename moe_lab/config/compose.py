@@ -37,6 +37,7 @@ METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
 EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
 METHOD_KEY = re.compile(r"\+*method\.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
+HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character that Hydra's grammar does not accept in a plain value."""
 
@@ -56,11 +57,13 @@ class Cell:
 def compose(argv: list[str]) -> list[Cell]:
     """The cells of a command line; none after a flag that only prints (`--cfg`, `--info`).
 
-    Raises the errors of Hydra and OmegaConf, and ConfigError for an override that removes a key.
+    Raises the errors of Hydra and OmegaConf, and ConfigError for an override that removes a key or names a folder of
+    Hydra's.
     """
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
     refuse_removals(argv)
+    refuse_hydra_folders(argv)
     argv, method_keys = without_method_keys(argv)
     for one in one_method_each(argv):
         with _hydra_surroundings(["moe_lab", *map(quote, one)]):
@@ -178,6 +181,16 @@ def refuse_removals(overrides: list[str]) -> None:
         key = override[1:].partition("=")[0]
         if override.startswith("~") and key.partition(".")[0] in top_level_keys():
             raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
+
+
+def refuse_hydra_folders(overrides: list[str]) -> None:
+    """Raise ConfigError for a folder of Hydra's, which writes nothing here."""
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key in HYDRA_FOLDERS:
+            raise ConfigError(
+                f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
+            )
 
 
 @contextmanager

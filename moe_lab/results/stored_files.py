@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from moe_lab.config.terminal import one_line
 from moe_lab.errors import ResultsError
 
 AGAIN = "Move it away; the same command makes it again."
@@ -40,7 +41,7 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
         reason = reason.strerror or reason
     if isinstance(reason, RecursionError):
         reason = "nested too deeply"
-    problem = f"{path} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
+    problem = f"{one_line(path)} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
     error = DamagedError(f"{problem}. {advice}")
     error.problem = problem
     return error

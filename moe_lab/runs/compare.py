@@ -34,9 +34,10 @@ def compare_results(configs: Sequence[Config]) -> int:
     [config] = configs
     _check_keys(config)
     comparison = compare([read_evaluation(key, path) for key, path in _paths(config).items()])
-    print_comparison(comparison)
     file = write_comparison(comparison, Path(config.output_dir))
-    print(write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html")))
+    page = write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html"))
+    print_comparison(comparison)
+    print(page)
     print(file)
     return 0
 

@@ -1,4 +1,4 @@
-"""`outputs/report.html` of an output folder: every stored run, study and training."""
+"""`outputs/index.html`: every stored run, study and training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILTERS = ("kind", "model", "method", "task", "state")
 
 
 def write_listing_page(output: Path) -> Path | None:
-    """Write `report.html` into an output folder, and into each finished entry's folder its own; return the first.
+    """Write `index.html` into an output folder, and `report.html` into each finished entry's; return the first.
 
     Returns None if nothing is stored there. Raises ResultsError.
     """
@@ -31,13 +31,14 @@ def write_listing_page(output: Path) -> Path | None:
             progress.update()
     tables = output / "tables" / "index.html"
     return write_page(
-        output / "report.html",
+        output / "index.html",
         "listing.html.j2",
         folder=output.absolute().name,
         entries=[_line(output, entry) for entry in entries],
         counts=Counter(entry.kind for entry in entries),
         choices={name: _values(name, entries) for name in FILTERS},
         tables="tables/index.html" if tables.is_file() else None,
+        pages=[f"pages/{page.name}" for page in sorted((output / "pages").glob("*.html"))],
     )
 
 

@@ -1,4 +1,4 @@
-"""`outputs/report.html` of a grid: verdict, scores, the answers that changed, routing, cost, provenance."""
+"""The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance."""
 
 from __future__ import annotations
 

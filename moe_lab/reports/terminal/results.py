@@ -69,7 +69,7 @@ def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Sta
     """One row per task and run: n, value with its interval, paired difference to base with its interval, p, and flips:
     how many documents base has wrong and the run right, and the other way round.
 
-    p is corrected by Holm for the table where it has several. `report.html` has p before the correction, too.
+    p is corrected by Holm for the table where it has several. The page has p before the correction, too.
     """
     labelled = [
         (label, row) for result, label in zip(results, labels, strict=True) for row in shown_scores(result)

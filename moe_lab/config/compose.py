@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.plugin_options import register_plugin_options
+from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
 from moe_lab.errors import ConfigError
 
@@ -52,6 +53,8 @@ class Cell:
     config_dirs: list[str]
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` beside experiment=; they apply to cells of the experiment and are not in `values`."""
+    interpolated: dict[str, Any] = field(default_factory=dict)
+    """The values that were typed as interpolations, `${oc.env:HOME}` for example, as they were typed."""
 
 
 def compose(argv: list[str]) -> list[Cell]:
@@ -119,12 +122,20 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
     plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     values = {str(key): value for key, value in plain.items()}
+    interpolated = interpolations(OmegaConf.to_container(ours, resolve=False)) or {}
     choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
     config_dirs = [
         str(source.path) for source in runtime.runtime.config_sources if source.provider == "command-line"
     ]
-    overrides = [str(override) for override in runtime.overrides.task]
-    return Cell(values=values, choices=choices, overrides=overrides, config_dirs=config_dirs)
+    typed = OmegaConf.to_container(runtime.overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return Cell(
+        values=values,
+        choices=choices,
+        overrides=[str(override) for override in typed],
+        config_dirs=config_dirs,
+        interpolated=interpolated,
+    )
 
 
 def register_schema() -> None:
@@ -221,4 +232,4 @@ def check_launcher(cell: Cell) -> None:
 
 def top_level_keys() -> list[str]:
     """The keys of a composed configuration, in the order of the schema."""
-    return [key for key in Config.__dataclass_fields__ if key != "overrides"]
+    return [key for key in Config.__dataclass_fields__ if key not in ("overrides", "interpolated")]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
@@ -94,7 +95,7 @@ class RunFolder:
             (self.path / "status.json").unlink()
             raise
         except BaseException as error:
-            self._write_status("error", started, f"{type(error).__name__}: {error}")
+            self._write_status("error", started, without_passwords(f"{type(error).__name__}: {error}"))
             raise
         self._write_status("success", started, None)
 

@@ -206,8 +206,13 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
     """Read a set's first prompt again. Raises ConfigError for a set of another model or of other tokens than named.
 
-    Raises DamagedError as `read`.
+    Raises DamagedError as `read`, and ConfigError where there is no folder, or none of a set.
     """
+    if not (folder / "references.json").exists():
+        raise ConfigError(
+            f"references={folder}: {'it has no references.json' if folder.exists() else 'there is no such folder'}.\n"
+            "Give a folder of outputs/references/, which a run with method=c3po makes, or (prompt, answer) pairs."
+        )
     found = read(folder, correct=True)
     if not found["prompts"]:
         return

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.csv_rows import safe_cell, write_rows
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import Experiment
@@ -83,7 +83,7 @@ def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableC
 
 def _stands_in(row: dict[str, str], cell: TableCell) -> bool:
     shared = row.keys() & cell.coordinates.keys()
-    return bool(shared) and all(row[key] == cell.coordinates[key] for key in shared)
+    return bool(shared) and all(row[key] == safe_cell(cell.coordinates[key]) for key in shared)
 
 
 def remove_figure(folder: Path, stem: str, kind: str) -> None:

@@ -15,7 +15,8 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
-from moe_lab.results.stored_files import parsed_once, tidy, whole_mapping
+from moe_lab.results.shapes import results_misfit
+from moe_lab.results.stored_files import damaged, parsed_once, tidy, warn_once, whole_mapping
 from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
 
 LEAST_FREE_BYTES = 64 * 2**20
@@ -37,6 +38,9 @@ class RunFolder:
         if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
             return None  # absent, damaged, or not ours: the run is computed
         if not all(isinstance(block.get(key), dict) for key in BLOCKS):
+            return None
+        if (problem := results_misfit(results)) is not None:
+            warn_once(f"{damaged(self.path / 'results.json', problem).problem}. It is not used.")
             return None
         mine = block.get("run_id") == self.run_id and block.get("schema_version") == SCHEMA_VERSION
         if not mine or block.get("status") != "success":

@@ -56,7 +56,7 @@ def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
     loads = json.loads
-    monkeypatch.setattr(stored.json, "loads", lambda text: parsed.append(text) or loads(text))
+    monkeypatch.setattr(stored.json, "loads", lambda text, **keys: parsed.append(text) or loads(text))
     path = tmp_path / "results.json"
     assert parsed_once(path) is None
     for number in (1, 2):  # within one tick of the clock: the inode alone differs

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from moe_lab.reports.scores import Score
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.stored_files import read_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -102,7 +103,7 @@ def inline_json(value: Any) -> Markup:
 
 def picture_uri(path: Path) -> str:
     """A PNG file as a data URI."""
-    return f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
+    return f"data:image/png;base64,{b64encode(read_bytes(path)).decode()}"
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.identity import RUNTIME
-from moe_lab.results.stored_files import damaged
+from moe_lab.results.stored_files import damaged, read_csv
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers nor the contents of a table."""
@@ -74,8 +74,7 @@ def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableC
     if not table.is_file():
         return []
     try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("value", "-")]
+        rows = [row for row in read_csv(table) if row.get("value", "-")]
     except (OSError, ValueError, csv.Error) as error:
         raise damaged(table, error) from error
     return [cell for cell in unmeasured if any(_stands_in(row, cell) for row in rows)]

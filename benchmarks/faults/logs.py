@@ -26,6 +26,10 @@ STUDY = ("study.json", "best.yaml", "trials.csv", "status.json")
 TRAINING = ("training.json", "identity.json", "status.json")
 OTHER = re.compile(r'<tr data-row [^>]*data-method="base".*?</tr>', re.DOTALL)
 """The rows of untouched models in the list, which no forged log may change."""
+OTHER_INPUT = re.compile(
+    r"^(Error: )?Other (documents|prompts|right answers) of .*\bin [ab]\b", re.MULTILINE | re.DOTALL
+)
+"""Two evaluations of other questions, which are refused by the names that the command line gives them."""
 ESCAPES = "\x1b[2J\x1b]0;forged\x07\u202e"
 ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**70, 10**400, 1e999, float("nan"), -0.5, "", "text", "0.5", "\ud800"),
@@ -169,7 +173,9 @@ class Logs:
         return run(argv, output.with_suffix(".log"), kill_after=PATIENCE)
 
     def _problems(self, ended: Ended, path: Path, where: str) -> Iterator[str]:
-        named = any(part in ended.output for part in (path.name, path.parent.name))
+        named = any(part in ended.output for part in (path.name, path.parent.name)) or OTHER_INPUT.search(
+            ended.output
+        )
         self.endings["shown" if ended.code == 0 else "refused by name"] += 1
         if ended.code == KILLED:
             yield f"{where}: it hangs"

@@ -115,6 +115,16 @@ LINE = {
 }
 """A line of a sample log."""
 LM_EVAL_LINE = LINE | {"doc_hash": TEXT, "prompt_hash": TEXT, "target_hash": TEXT}
+FLIP = {"task": TEXT, "document": WHOLE, "kind": TEXT}
+ROUTING = [[[NUMBER]]]
+ROUTED_FLIP = FLIP | {
+    "tokens": [ANY],
+    "position": WHOLE,
+    "numbers": TEXT,
+    "before": ROUTING,
+    "after": ROUTING,
+}
+"""A line of flips.jsonl, without and with its routing."""
 STUDY = {"model": NAME, "task": NAME, "tuning": NAME, "metric": NAME, "seed?": or_null(WHOLE)}
 PROFILE = {"trials?": or_null(WHOLE), "score?": or_null(NUMBER)}
 TRAINING = {

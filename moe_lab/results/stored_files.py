@@ -29,7 +29,7 @@ from moe_lab.results.shapes import misfit
 AGAIN = "Move it away; the same command makes it again."
 MOST_BYTES = 2**28
 """Of a JSON or CSV file. A results.json with 100,000 document numbers has 1 MiB; parsing 256 takes some seconds."""
-MOST_YAML_BYTES = 2**20
+MOST_YAML_BYTES = 2**22
 """Of a YAML file, which is parsed a hundred times slower. A configuration has some KiB."""
 MOST_LINE_BYTES = 2**24
 """Of a line of JSON Lines: four choices, each after a prompt of a million tokens."""

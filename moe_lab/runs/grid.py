@@ -75,11 +75,11 @@ def report_grid(configs: Sequence[Config]) -> int:
     runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
     missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
+    for name in missing:
+        print(f"Not stored yet: {name}", file=sys.stderr)
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool()) for run in stored]
-    for name in missing:
-        print(f"Not stored yet: {name}", file=sys.stderr)
     _show(outcomes, configs, jobs)
     return 0
 

@@ -19,9 +19,9 @@ from moe_lab.results.versions import versions
 
 
 def finished(folder: Path, **changes: Any) -> RunFolder:
-    block = {"run_id": "a", "schema_version": 1, "status": "success"}
-    block |= {key: {} for key in BLOCKS} | {"model": {"name": "m", "commit": None}} | changes
-    block |= {"method": {"name": "base"}, "task": {"name": "t", "tasks": ["t"]}}
+    block = {"run_id": "a", "schema_version": 1, "status": "success"} | {key: {} for key in BLOCKS}
+    block |= {"model": {"name": "m", "commit": None}, "method": {"name": "base"}}
+    block |= {"task": {"name": "t", "tasks": ["t"]}} | changes
     folder.mkdir(exist_ok=True)
     (folder / "results.json").write_text(json.dumps({"results": {}, "moe_lab": block}))
     return RunFolder(folder, "a")

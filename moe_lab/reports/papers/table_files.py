@@ -15,7 +15,7 @@ from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.identity import RUNTIME
-from moe_lab.results.stored_files import damaged, read_csv
+from moe_lab.results.stored_files import damaged, read_bytes, read_csv
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers nor the contents of a table."""
@@ -96,10 +96,7 @@ def write_index(folder: Path) -> Path:
     lines = ["# Tables", ""]
     for file in sorted(folder.glob("*.md")):
         if file.name != "index.md":
-            heading = (
-                file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
-                or file.stem
-            )
+            heading = read_bytes(file).decode("utf-8", "replace").partition("\n")[0].lstrip("# ") or file.stem
             drawn = [folder / f"{file.stem}-{kind}.png" for kind in FIGURES]
             figures = "".join(
                 f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"

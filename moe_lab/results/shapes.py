@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from moe_lab.config.terminal import one_line
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -142,7 +144,7 @@ def results_misfit(results: Any) -> str | None:
     if (problem := misfit(results, RESULTS)) is not None:
         return problem
     block = results["moe_lab"]
-    if problem := _odd_groups(results):
+    if problem := _odd_names(results) or _odd_groups(results):
         return problem
     requested = block["task"]["name"]
     requested = [requested] if isinstance(requested, str) else requested
@@ -158,7 +160,7 @@ def results_misfit(results: Any) -> str | None:
 
 def lm_eval_misfit(results: Any) -> str | None:
     """As `results_misfit`, of a results file that lm-eval wrote."""
-    return misfit(results, LM_EVAL) or _odd_groups(results)
+    return misfit(results, LM_EVAL) or _odd_names(results) or _odd_groups(results)
 
 
 def leaves(results: dict[str, Any], samples: Any, name: str) -> list[str]:
@@ -167,6 +169,12 @@ def leaves(results: dict[str, Any], samples: Any, name: str) -> list[str]:
     if name in samples or not children:
         return [name]
     return [task for child in children for task in leaves(results, samples, child)]
+
+
+def _odd_names(results: dict[str, Any]) -> str | None:
+    """A task whose name has control characters: messages name tasks, and such a name could begin a line of its own."""
+    odd = [name for name in {**results["results"], **results.get("configs", {})} if one_line(name) != name]
+    return f"a task is called {odd[0]!r}" if odd else None
 
 
 def _odd_groups(results: dict[str, Any]) -> str | None:

@@ -78,7 +78,7 @@ def test_forgeries_change_a_file_and_every_place_is_reached() -> None:
 
     content = b'{"a": {"b": [1, {"c": 2}]}}\n'
     assert all(forge(content, Random(0)) != content for name, forge in OF_BYTES.items())
-    places = {place for place in _places(json.loads(content))}
+    places = set(_places(json.loads(content)))
     assert places == {("a",), ("a", "b"), ("a", "b", 0), ("a", "b", 1), ("a", "b", 1, "c")}
     found = {_odd_value(content, ".json", Random(seed))[1].partition(" ")[0] for seed in range(200)}
     assert found == {".".join(map(str, place)) for place in places}

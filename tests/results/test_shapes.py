@@ -64,6 +64,7 @@ def test_real_results_are_whole() -> None:
         (changed(samples={"t": [0], "u": [0]}), "results has no u"),
         (changed(baseline={"run_id": 5}), "moe_lab.baseline.run_id is not a name"),
         (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none is not two limits"),
+        (results_of() | {"results": {"t": {}, "a\nError: b": {}}}, r"a task is called 'a\nError: b'"),
         (
             results_of() | {"group_subtasks": {"g": ["g"]}},
             "group_subtasks.g holds itself, or too many groups",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from moe_lab.config.terminal import one_line
 from moe_lab.reports.scores import MARKS, Score, against, corrected, marks_of, scores_of, shown_scores
 from moe_lab.reports.terminal.cost import COST_EXPLAINED, cost_table
 from moe_lab.reports.terminal.formats import interval, number
@@ -31,7 +32,7 @@ def print_outcomes(results: Sequence[dict[str, Any]], footnotes: Sequence[str]) 
         print_stacked(compared_table(results, labels, other), explained(other.replace("_", " ")))
     print_stacked(cost_table(blocks, labels), COST_EXPLAINED)
     for line in notes(blocks, footnotes):
-        print(line)
+        print(one_line(line))
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:

@@ -103,6 +103,10 @@ VALUE = "an odd value"
 FORGERIES = (*OF_BYTES, *OF_FILES, *(VALUE,) * 2 * len(OF_BYTES))
 
 
+READ = ("moe_lab", "results")
+"""Keys of a results.json below which readers look."""
+
+
 class Logs:
     """Attempt n forges one file of a finished run, or of a folder as lm-eval writes it."""
 
@@ -222,7 +226,9 @@ def _odd_value(content: bytes, suffix: str, random: Random) -> tuple[bytes, str]
         return None
     number = random.randrange(len(lines))
     value = json.loads(lines[number])
-    place = random.choice(list(_places(value)))
+    places = list(_places(value))
+    read = [place for place in places if place[0] in READ]
+    place = random.choice(read if read and random.random() < 0.8 else places)
     odd = copy.deepcopy(random.choice(ODD))
     inner = value
     for key in place[:-1]:

@@ -127,6 +127,15 @@ ROUTED_FLIP = FLIP | {
     "after": ROUTING,
 }
 """A line of flips.jsonl, without and with its routing."""
+REFERENCE = {
+    "task": TEXT,
+    "text": TEXT,
+    "answer": TEXT,
+    "prompt_ids": [WHOLE],
+    "answer_ids": [WHOLE],
+    "correct": Kind("true or false", lambda value: isinstance(value, bool)),
+}
+"""A line of references.jsonl."""
 STUDY = {"model": NAME, "task": NAME, "tuning": NAME, "metric": NAME, "seed?": or_null(WHOLE)}
 PROFILE = {"trials?": or_null(WHOLE), "score?": or_null(NUMBER)}
 TRAINING = {

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
-from jinja2 import TemplateError
-
-from moe_lab.config.terminal import one_line
 from moe_lab.progress import Progress
 from moe_lab.reports.pages.origins import write_origin_page
-from moe_lab.reports.pages.page import write_page
+from moe_lab.reports.pages.page import UNEXPECTED, left_out, write_page
 from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.pages.stored_entries import DONE, RUN, Entry, stored_entries, texts
 from moe_lab.reports.pages.stored_run import StoredRun
 from moe_lab.results.stored_files import DamagedError, parsed_once, warn_once
 
-UNEXPECTED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    RecursionError,
-    TemplateError,
-)
-"""What readers raise at content that they do not expect."""
 FILTERS = ("kind", "model", "method", "task", "state")
 
 
@@ -67,19 +53,13 @@ def _line(output: Path, entry: Entry) -> tuple[Entry, str, str, bool]:
 
 
 def _page_problem(folder: Path, entry: Entry) -> str | None:
-    """Write an entry's page; why that is impossible, if it is.
-
-    A method of another package, or another version, may have stored what the page does not expect: no list of shapes
-    is complete. HYDRA_FULL_ERROR=1 shows where that is.
-    """
+    """Write an entry's page; why that is impossible, if it is."""
     try:
         _write_entry_page(folder, entry)
     except DamagedError as error:
         return error.problem
     except UNEXPECTED as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        return f"{one_line(folder)} has no page: its files have unexpected content ({type(error).__name__}: {error})"
+        return left_out(folder, error)
     return None
 
 

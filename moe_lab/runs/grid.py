@@ -68,6 +68,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     if len(configs) == 1 and _names_no_run(configs[0]):
         return list_stored(Path(configs[0].output_dir))
     from moe_lab.models.pool import ModelPool
+    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.runs.execute import execute
 
     _check_tuning_keys(configs)
@@ -80,8 +81,33 @@ def report_grid(configs: Sequence[Config]) -> int:
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool()) for run in stored]
-    _show(outcomes, configs, jobs)
+    try:
+        _show(outcomes, configs, jobs)
+    except UNEXPECTED:
+        shown = [outcome for outcome in outcomes if _can_be_shown(outcome)]
+        if not shown:
+            raise ConfigError("No stored result can be shown.") from None
+        if len(shown) == len(outcomes):
+            raise
+        _show(shown, configs, jobs)
     return 0
+
+
+def _can_be_shown(outcome: Outcome) -> bool:
+    """Whether a page of a stored result alone can be made; if not, a line on stderr names it."""
+    from moe_lab.reports.pages.page import UNEXPECTED, left_out
+    from moe_lab.reports.pages.runs_page import runs_text
+    from moe_lab.reports.pages.stored_run import StoredRun
+    from moe_lab.reports.terminal.results import outcome_tables
+    from moe_lab.results.stored_files import warn_once
+
+    try:
+        outcome_tables([outcome.results])
+        runs_text([StoredRun(outcome.run.folder, outcome.results)])
+    except UNEXPECTED as error:
+        warn_once(f"{left_out(outcome.path, error)}. It is left out.")
+        return False
+    return True
 
 
 def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> None:

@@ -52,7 +52,16 @@ def left_out(place: Path, error: Exception) -> str:
 
 def write_page(path: Path, template: str, **content: Any) -> Path:
     """Write `templates/<template>` with its content and return the path. Raises ResultsError."""
-    text = environment().get_template(template).render(**content)
+    return write_text(path, rendered(template, **content))
+
+
+def rendered(template: str, **content: Any) -> str:
+    """`templates/<template>` with its content."""
+    return environment().get_template(template).render(**content)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a page, and its folder. Raises ResultsError."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)

@@ -211,7 +211,14 @@ def _huge(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("forge", [_twice, _fifo, _wrong_type, _long_line, _odd_value, _huge])
+def _no_answer(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    lines = [json.loads(line) | {"resps": [[]]} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("forge", [_no_answer, _twice, _fifo, _wrong_type, _long_line, _odd_value, _huge])
 @pytest.mark.parametrize("place", ["a", "b"])
 def test_a_forged_log_is_one_message_that_names_it(
     logs: Path, capsys: pytest.CaptureFixture[str], forge: Any, place: str

@@ -3,6 +3,7 @@ lost."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 

@@ -66,6 +66,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             raise
 
 
+def obey_umask(folder: Path) -> None:
+    """Give the weights in a folder the mode of any other file: safetensors makes files that are their owner's alone."""
+    probe = folder / f".mode.{secrets.token_hex(4)}"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically; NaN and infinities become null."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)

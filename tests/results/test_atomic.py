@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.atomic import plain, write_atomically, write_json, writing
+from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -73,5 +75,9 @@ def test_files_obey_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
         for content in ("new", "again"):
             write_atomically(file, content)
             assert file.stat().st_mode & 0o777 == mode
+        save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+        obey_umask(tmp_path)
+        assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == mode
+        assert len(list(tmp_path.iterdir())) == 2
     finally:
         os.umask(before)

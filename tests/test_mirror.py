@@ -33,7 +33,6 @@ UNTESTED = {
     "models": "chat distributed experts_per_token facts probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
-    "reports": "csv_rows",
     "reports/figures": "accuracy coactivation equivalent forest",
     "reports/loggers": "logger",
     "reports/papers": "cell cell_table csv_table experiment means published setup_table table_files",

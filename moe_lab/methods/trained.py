@@ -11,7 +11,7 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods.checkpoints import last_checkpoint
 from moe_lab.results.artifact import Artifact
-from moe_lab.results.atomic import write_json
+from moe_lab.results.atomic import obey_umask, write_json
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
 
@@ -82,6 +82,7 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
     model.config.dtype = getattr(torch, dtype)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    obey_umask(folder)
 
 
 def record_of(config: Config) -> tuple[Path, dict[str, Any]]:

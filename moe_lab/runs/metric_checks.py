@@ -39,8 +39,8 @@ def _check_counterfactual(method: Method, config: Config, tasks: TaskDict) -> No
         )
     if method.logit_scale != 1:
         raise ConfigError(
-            f"metrics=counterfactual scores single routes, and method.logit_scale={method.logit_scale} scales their mean. "
-            "Leave it out."
+            "metrics=counterfactual scores single routes, whose mean is what "
+            f"method.logit_scale={method.logit_scale} scales. Leave it out."
         )
     if settings.n == 1:
         raise ConfigError("metrics=counterfactual: method.n=1 proposes no route. Raise it.")

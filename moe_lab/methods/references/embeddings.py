@@ -19,6 +19,7 @@ from torch import Tensor
 from moe_lab.errors import ConfigError
 from moe_lab.models.hub.offline import is_offline
 from moe_lab.progress import Progress
+from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
@@ -147,12 +148,12 @@ def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path:
     Args:
         embed: gives [R, X], a tensor or an array, of a list of R texts.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     unique = list(dict.fromkeys(texts))
     keys = [list(bytes.fromhex(text_key(text))) for text in unique]
     vectors = torch.as_tensor(embed(unique)).float().contiguous()
-    save_file({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}, str(path))
+    write_atomically(Path(path), save({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}))
 
 
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:

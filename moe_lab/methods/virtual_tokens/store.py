@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.methods.trained import Trained
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
-from moe_lab.results.atomic import writing
+from moe_lab.results.atomic import obey_umask, writing
 from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> d
         losses = train(wrapped, examples, recipe, folder)
         with writing(folder / "adapter"):
             wrapped.save_pretrained(str(folder / "adapter"))
+            obey_umask(folder / "adapter")
         trained = sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters())
     epoch = losses[-recipe.steps(len(examples)) // recipe.epochs :]
     return {

@@ -58,7 +58,8 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
     Raises ConfigError, before anything is computed, for a file or a package that is not there.
     """
-    from moe_lab.models.identity import folder_content, weights_fingerprint
+    from moe_lab.models.file_digest import digest_of
+    from moe_lab.models.identity import folder_content
 
     if how is None:
         return {"embeddings": "hidden states"}
@@ -66,7 +67,7 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise ConfigError(f"method.embeddings={how}: there is no such file. {DEFAULT}")
-        return {"embeddings": weights_fingerprint(path)}
+        return {"embeddings": digest_of(path)}
     if find_spec("sentence_transformers") is None:
         raise ConfigError(
             f"method.embeddings={how} is a sentence-transformers model, and that package is not installed: "

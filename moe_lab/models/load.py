@@ -19,6 +19,7 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.check_weights import check_complete, check_experts
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
+from moe_lab.models.foreign_code import NO_CODE
 from moe_lab.models.low_memory_load import reading_once
 from moe_lab.models.placement import main_device, placement
 from moe_lab.models.probe import prove_seam
@@ -107,6 +108,7 @@ def _load_weights(
             local_files_only=True,
             ignore_mismatched_sizes=True,  # reported below, with the names
             output_loading_info=True,
+            **NO_CODE,
             **loading_options(config),
             **options,
         )

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.experts_per_token import set_experts_per_token
+from moe_lab.models.foreign_code import NO_CODE, refuse_code
 from moe_lab.models.hub.failures import explain
 from moe_lab.models.identity import SMALL
 from moe_lab.models.weight_files import known_weights, weight_files
@@ -36,17 +37,30 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
 
     Raises ModelError if there is none, or if it is not that of a causal language model.
     """
-    transformers_logging.set_verbosity_error()
-    folder = model_folder(model, offline=offline)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except StrictDataclassError as error:  # its first line has no reason
-        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(explain(error, model_source(model), "model", offline)) from error
+    config = read_config(model, offline=offline)
     _check_language_model(config, model_source(model))
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
+    return config
+
+
+def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
+    """A model's configuration as it is stored. Raises ModelError if there is none that runs without code of its own."""
+    transformers_logging.set_verbosity_error()
+    folder, source = model_folder(model, offline=offline), model_source(model)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+    except StrictDataclassError as error:  # its first line has no reason
+        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        refuse_code(error, source, folder / "config.json")
+        raise ModelError(explain(error, source, "model", offline)) from error
+    for one in (config, config.get_text_config()):
+        if "/" in str(one._attn_implementation):
+            raise ModelError(
+                f"{source} asks for the kernel {one._attn_implementation} of the hub, which is code that is never "
+                "fetched. Remove attn_implementation from its config.json."
+            )
     return config
 
 

@@ -27,6 +27,8 @@ PASS_TOKENS = {"cpu": 2048}
 """Tokens of one forward pass, padding included, by device type; 16384 elsewhere."""
 SHOWN = 256
 """Texts from which on a bar shows how far they are."""
+BUILT_IN = "sentence_transformers."
+"""The beginning of the names of sentence-transformers' own modules."""
 DEFAULT = "Leave method.embeddings out: the evaluated model's own hidden states need nothing."
 
 
@@ -74,8 +76,26 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
             f"pip install sentence-transformers.\n{DEFAULT}"
         )
     if path.is_dir():
+        _refuse_code(path)
         return {"embeddings": {str(f.relative_to(path)): folder_content(f) for f in _folders(path)}}
     return {"embeddings": str(how)}
+
+
+def _refuse_code(path: Path) -> None:
+    """Raise ConfigError for a folder whose modules are classes of its own; sentence-transformers 5 would run them."""
+    modules = path / "modules.json"
+    try:
+        listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+        foreign = [str(each["type"]) for each in listed if not str(each["type"]).startswith(BUILT_IN)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"method.embeddings={path}: {modules} is damaged. Save the model again. {DEFAULT}"
+        ) from error
+    if foreign:
+        raise ConfigError(
+            f"method.embeddings={path} needs code of its own ({modules.name} names {foreign[0]}), which is never run. "
+            f"{DEFAULT}"
+        )
 
 
 def _folders(path: Path) -> list[Path]:

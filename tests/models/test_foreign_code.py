@@ -182,19 +182,13 @@ def test_the_command_says_so(
 @pytest.mark.parametrize("way", ["command", "lm_eval", "trained"])
 def test_yes_on_stdin_changes_nothing(folder: Path, tmp_path: Path, mark: Path, way: str) -> None:
     """As `yes | python -m moe_lab ...`."""
-    moe_lab = [
-        "moe_lab",
-        "task=toy_choice",
-        "limit=1",
-        f"model.path={folder}",
-        f"output_dir={tmp_path / 'out'}",
-    ]
-    lm_eval = ["-c", LM_EVAL, "--model", "moe_lab", "--tasks", "toy_choice", "--limit", "1", "--model_args"]
-    tasks = ["--include_path", str(REPOSITORY / "moe_lab" / "tasks" / "toy")]
+    command = ["-m", "moe_lab", "task=toy_choice", "limit=1", "device=cpu", f"model.path={folder}"]
+    command += [f"output_dir={tmp_path / 'out'}"]
+    tasks = ["--include_path", str(REPOSITORY / "moe_lab" / "tasks" / "toy"), "--tasks", "toy_choice"]
     argv = {
-        "command": [*moe_lab, "method=base", "device=cpu"],
-        "trained": [*moe_lab, "method=finetune-freeze", "method.max_steps=1", "device=cpu"],
-        "lm_eval": [*lm_eval, f"pretrained={folder},device=cpu", *tasks],
+        "command": [*command, "method=base"],
+        "trained": [*command, "method=finetune-freeze", "method.max_steps=1"],
+        "lm_eval": ["-c", LM_EVAL, "--model", "moe_lab", "--model_args", f"pretrained={folder}", *tasks],
     }[way]
     ended = subprocess.run(
         [sys.executable, *argv],

@@ -119,7 +119,7 @@ def _load_weights(
             check_experts(folder, source)
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"The weights of {source} could not be loaded: {first_line}") from error
-    check_complete(report, folder, source)
+    check_complete(report, folder, source, config)
     return loaded.eval()
 
 

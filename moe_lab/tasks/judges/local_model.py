@@ -92,6 +92,7 @@ class LocalModel:
 
         import torch
 
+        from moe_lab.models.check_weights import check_complete
         from moe_lab.models.foreign_code import NO_CODE
 
         folder = self.folder()
@@ -106,8 +107,7 @@ class LocalModel:
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"The judge {self.judge} could not be loaded from {folder}: {reason}") from error
-        if missing := sorted(report["missing_keys"]):
-            raise ModelError(f"{folder}, the model of the judge {self.judge}, lacks weights: {missing[0]}.")
+        check_complete(report, folder, f"{folder}, the model of the judge {self.judge},", model.config)
         try:
             yield model.to(self.device).eval()
         finally:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.check_numbers import check_pass, check_weights
 from moe_lab.models.check_weights import check_complete, check_experts
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
@@ -67,9 +68,12 @@ def load_model(
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)
     _check_routers(loaded, facts, model_source(model))
+    check_weights(loaded, model_source(model))
     touched = quantization_of(config) or model.device_map or model.tp_plan
     if facts.moe_layers and not facts.fixed_routing and touched:
         prove_seam(loaded, place, model_source(model))
+    if not shard:  # a training checks its own losses
+        check_pass(loaded, place, model_source(model))
     tokenizer = load_tokenizer(model, offline=offline)
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
 

@@ -92,6 +92,7 @@ class LocalModel:
 
         import torch
 
+        from moe_lab.models.check_numbers import check_weights
         from moe_lab.models.check_weights import check_complete
         from moe_lab.models.foreign_code import NO_CODE
 
@@ -108,6 +109,7 @@ class LocalModel:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"The judge {self.judge} could not be loaded from {folder}: {reason}") from error
         check_complete(report, folder, f"{folder}, the model of the judge {self.judge},", model.config)
+        check_weights(model, f"{folder}, the model of the judge {self.judge},")
         try:
             yield model.to(self.device).eval()
         finally:

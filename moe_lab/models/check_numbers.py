@@ -1,7 +1,7 @@
 """Checks that a loaded model computes with numbers: weights that are finite, and no overflow in a short pass.
 
-Overflow can hide. A norm divides by the root of the mean square, and the square of 2e19 is infinite in float32: the norm
-then returns zeros, every next token is equally probable, and the perplexity is that of chance.
+Overflow can hide. A norm divides by the root of the mean square, and the square of 2e19 is infinite in float32: the
+norm then returns zeros, every next token is equally probable, and the perplexity is that of chance.
 """
 
 from __future__ import annotations

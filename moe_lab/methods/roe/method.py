@@ -230,6 +230,7 @@ def _check_temperatures(given: Any) -> None:
     for value in given if isinstance(given, list) else [given]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
             raise ConfigError(
-                f"method.temperature={given}: must be a number of at least 0 and at most {LARGEST:g}, a list of such numbers with one entry "
-                "per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."
+                f"method.temperature={given}: must be a number of at least 0 and at most {LARGEST:g}, a list of such "
+                "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a "
+                "temperature profile."
             )

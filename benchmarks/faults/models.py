@@ -99,7 +99,6 @@ def _configurations() -> list[Hostility]:
         *({"rope_parameters": value} for value in ([], {"rope_type": "nothing"}, {"rope_theta": "x"}, 7)),
         *({"quantization_config": value} for value in ([], {"quant_method": "nothing"}, "x", {"bits": 4})),
         {"dtype": "float7"},
-        {"_name_or_path": 7, "architectures": 7},
         {"attention_bias": "yes", "rms_norm_eps": "x"},
         {"max_position_embeddings": -1},
         {"max_position_embeddings": "x"},
@@ -112,6 +111,7 @@ def _configurations() -> list[Hostility]:
         {"rms_norm_eps": -1},
         {"tie_word_embeddings": "yes"},
         {"architectures": []},
+        {"_name_or_path": 7, "architectures": 7},
         {"pad_token_id": 10**9},
         {"eos_token_id": "x"},
         {"is_encoder_decoder": True},
@@ -525,7 +525,7 @@ def _message_problem(output: str) -> str | None:
     lines = message.strip().splitlines()
     if not found or "Error: " in before:
         return f"not one message: {output.strip()[-300:]}"
-    if NAME not in message and "chat_template" not in message:
+    if NAME not in message and "gen_kwargs" not in message:
         return f"a message without the folder's name: {message.strip()[:300]}"
     if len(lines) > MOST_LINES or len(message) > 1500 or "\x1b" in message:
         return f"a message of {len(lines)} lines and {len(message)} characters: {message.strip()[:300]!r}"

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moe_lab.errors import ModelError
+from moe_lab.errors import ModelError, MoeLabError
+from moe_lab.models.check_files import first_line
 
 TOKENS = 4
 LARGEST = 1e18
@@ -41,8 +42,16 @@ def check_weights(model: nn.Module, source: str) -> None:
 def check_pass(model: Any, device: torch.device, source: str) -> None:
     """Raise ModelError if a pass of a few tokens overflows: in the input of a norm, or in the logits."""
     ids = torch.arange(min(TOKENS, model.config.get_text_config().vocab_size), device=device)[None]
-    with torch.no_grad(), _watched_norms(model, source):
-        logits = model(ids, use_cache=False).logits
+    try:
+        with torch.no_grad(), _watched_norms(model, source):
+            logits = model(ids, use_cache=False).logits
+    except (MoeLabError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # sizes of a configuration that do not fit each other lead to any
+        raise ModelError(
+            f"{source} cannot read a text as it was loaded: {first_line(error)}.\n"
+            "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
+        ) from error
     if not logits.isfinite().all():
         raise ModelError(
             f"{source} gives logits that are no numbers, as it was loaded. Try another dtype, or another checkpoint."

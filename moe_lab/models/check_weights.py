@@ -35,7 +35,8 @@ def check_complete(report: dict[str, Any], folder: Path, source: str, config: Pr
     _refuse(source, missing, misshapen)
     if surplus := sorted(without_place(report, config)):
         raise ModelError(
-            f"The checkpoint {source} has {len(surplus)} weights that the model has no place for, e.g. {surplus[0]}.\n"
+            f"The checkpoint {source} has {len(surplus)} weights that its model has no place for, "
+            f"e.g. {surplus[0]!r}.\n"
             "Its config.json belongs to another checkpoint (fewer layers, say): fetch or save both again."
         )
 
@@ -78,6 +79,6 @@ def _refuse(source: str, missing: Iterable[str], misshapen: Iterable[str]) -> No
     for names, what in ((sorted(missing), "lacks"), (sorted(misshapen), "has in another shape")):
         if names:
             raise ModelError(
-                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]}.\n"
+                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]!r}.\n"
                 "It is damaged or belongs to another configuration: fetch or save it again."
             )

@@ -60,6 +60,8 @@ def folder_content(folder: Path) -> dict[str, str]:
         for file in _model_files(folder):
             name = file.relative_to(folder).as_posix()
             if file.suffix not in SMALL:
+                if file.exists() and not file.is_file():
+                    raise ModelError(f"{file} is no file of weights. Remove it from the model's folder.")
                 content[name] = digest_of(file)
             elif file.is_file():
                 content[name] = hashlib.sha256(file.read_bytes()).hexdigest()

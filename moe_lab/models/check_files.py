@@ -14,17 +14,19 @@ MAPPINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "t
 REMEDY = "Save or copy the model again."
 
 
-def check_mappings(folder: Path) -> None:
-    """Raise ModelError for a JSON file of a model or tokenizer that is no mapping."""
+def check_mappings(folder: Path, what: str) -> None:
+    """Raise ModelError for a JSON file that is no mapping, of `what`: "The model owner/name", say."""
     for file in (folder / name for name in MAPPINGS):
         if not file.exists():
             continue
         try:
             content = json.loads(file.read_bytes()) if file.is_file() else None
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{file} is damaged: {first_line(error)}. {REMEDY}") from error
+            raise ModelError(
+                f"{what} could not be read: {file.name} is damaged: {first_line(error)}. {REMEDY}"
+            ) from error
         if not isinstance(content, dict):
-            raise ModelError(f"{file} is damaged: it is no mapping. {REMEDY}")
+            raise ModelError(f"{what} could not be read: {file.name} is damaged: it is no mapping. {REMEDY}")
 
 
 def check_generation_file(folder: Path) -> None:

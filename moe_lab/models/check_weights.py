@@ -79,6 +79,6 @@ def _refuse(source: str, missing: Iterable[str], misshapen: Iterable[str]) -> No
     for names, what in ((sorted(missing), "lacks"), (sorted(misshapen), "has in another shape")):
         if names:
             raise ModelError(
-                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]!r}.\n"
+                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]}.\n"
                 "It is damaged or belongs to another configuration: fetch or save it again."
             )

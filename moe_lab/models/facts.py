@@ -55,8 +55,8 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     check_quantization(config, model_source(model), routing["moe_layers"])
     if routing["moe_layers"] and not 1 <= routing["top_k"] <= routing["experts"]:
         raise ModelError(
-            f"{model_source(model)} chooses {routing['top_k']} of {routing['experts']} experts by its config.json, which "
-            "is not possible. Save or copy the model again."
+            f"{model_source(model)} chooses {routing['top_k']} of {routing['experts']} experts by its config.json, "
+            "which is not possible. Save or copy the model again."
         )
     return ModelFacts(
         name=model.name,

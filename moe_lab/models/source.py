@@ -49,7 +49,7 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """A model's configuration as it is stored. Raises ModelError if there is none that runs without code of its own."""
     transformers_logging.set_verbosity_error()
     folder, source = model_folder(model, offline=offline), model_source(model)
-    check_mappings(folder)
+    check_mappings(folder, f"The model {source}")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
         text = config.get_text_config()

@@ -29,7 +29,7 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """
     source = model.tokenizer or model_source(model)
     folder = tokenizer_folder(model, offline=offline)
-    check_mappings(folder)
+    check_mappings(folder, f"The tokenizer of {source}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         empty = not tokenizer.encode("a", add_special_tokens=False)

@@ -23,20 +23,26 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_weights(model: nn.Module, source: str) -> None:
-    """Raise ModelError, naming a parameter, for weights that are no numbers or larger than LARGEST.
+    """Raise ModelError, naming a parameter, for weights that are no numbers or larger than LARGEST."""
+    if name := out_of_range(model):
+        raise ModelError(
+            f"{source} has weights that are NaN, infinite or larger than {LARGEST:g}, in {name}.\n"
+            "It is damaged, or comes from a training that diverged: use another checkpoint."
+        )
+
+
+def out_of_range(model: nn.Module) -> str | None:
+    """The first parameter with a number that is NaN, infinite or larger than LARGEST.
 
     Parameters that are on disk (`meta`) or quantized are not read.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            if tensor.device.type == "meta" or tensor.dtype not in FLOATS or not tensor.numel():
-                continue
-            if not _in_range(tensor):
-                raise ModelError(
-                    f"{source} has weights that are NaN, infinite or larger than {LARGEST:g}, in {name}.\n"
-                    "It is damaged, or comes from a training that diverged: use another checkpoint."
-                )
+            read = tensor.device.type != "meta" and tensor.dtype in FLOATS and tensor.numel() > 0
+            if read and not _in_range(tensor):
+                return name
+    return None
 
 
 def check_pass(model: Any, device: torch.device, source: str) -> None:

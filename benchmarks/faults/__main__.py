@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.faults.interpose import remove_library, restart_with_library
 from benchmarks.faults.warm import warm
 
-FULL = {"kills": 100, "writes": -1, "damaged": 500, "lines": 1000, "models": 144, "identities": 300}
+FULL = {"kills": 100, "writes": -1, "damaged": 500, "lines": 1000, "models": 204, "identities": 300}
 SHORT = {"kills": 4, "writes": 2, "damaged": 10, "lines": 25, "models": 12, "identities": 9}
 PARTS = tuple(FULL)
 MEMORY = "/dev/shm"

@@ -525,7 +525,7 @@ def _message_problem(output: str) -> str | None:
     lines = message.strip().splitlines()
     if not found or "Error: " in before:
         return f"not one message: {output.strip()[-300:]}"
-    if NAME not in message and "gen_kwargs" not in message:
+    if not any(name in message for name in (NAME, "gen_kwargs", "chat_template")):  # the folder, or the key
         return f"a message without the folder's name: {message.strip()[:300]}"
     if len(lines) > MOST_LINES or len(message) > 1500 or "\x1b" in message:
         return f"a message of {len(lines)} lines and {len(message)} characters: {message.strip()[:300]!r}"

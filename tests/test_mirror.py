@@ -15,7 +15,7 @@ UNTESTED = {
     "cli/doctor": "model report",
     "cli": "help_options prefetch worker",
     "cli/launchers": "ray",
-    "config": "catalog compose hydra_errors paths schema validators version",
+    "config": "catalog compose hydra_errors paths schema version",
     "engine": "engine hf kv_engine recurrent_engine",
     "engine/forward": "batch ensemble layers observer token_hash",
     "engine/generation": "prefill prefix_cache",
@@ -30,7 +30,7 @@ UNTESTED = {
     "methods/virtual_tokens": "adapters lm store support",
     "metrics": "accuracy_drop capacity collaboration correlations documents entropy "
     "load_balance metric routes specialization stored_metrics training_metrics",
-    "models": "chat distributed experts_per_token facts probe tokenizer weight_files",
+    "models": "distributed experts_per_token facts probe tokenizer weight_files",
     "models/deepseek": "configuration",
     "models/hub": "headers offline",
     "reports/figures": "accuracy coactivation equivalent forest",

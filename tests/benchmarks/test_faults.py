@@ -15,6 +15,7 @@ from benchmarks.faults.damage import DAMAGES
 from benchmarks.faults.kinds import Kind, difference, results_in
 from benchmarks.faults.lines import _problem
 from benchmarks.faults.logs import OF_BYTES, Logs, _odd_value, _places
+from benchmarks.faults.models import NAME, _message_problem, hostilities
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = {"results": {"t": {"acc,none": 0.5}}, "date": 1.0, "moe_lab": {"cost": {"wall_seconds": 2.0}}}
@@ -67,6 +68,18 @@ def test_endings_of_lines() -> None:
     assert _problem("2", "Unknown key 'method.m'. Did you mean 'method.n'?", "method.n") is None
 
 
+def test_messages_of_refused_models() -> None:
+    assert _message_problem(f"Loading\nError: /tmp/{NAME}/config.json is damaged.\n") is None
+    assert "without the folder" in str(_message_problem("Error: a file is damaged."))
+    assert "not one message" in str(_message_problem("nothing"))
+    assert "lines" in str(_message_problem(f"Error: {NAME}" + "\nmore" * 9))
+
+
+def test_every_hostility_has_a_name_of_its_own() -> None:
+    names = [hostility.name for hostility in hostilities()]
+    assert len(set(names)) == len(names) >= 144
+
+
 def test_damages_change_a_file() -> None:
     from random import Random
 
@@ -108,6 +121,10 @@ def test_a_short_attack_finds_nothing() -> None:
         "25",
         "--logs",
         "12",
+        "--models",
+        "12",
+        "--identities",
+        "9",
         "--kinds",
         "roe",
         "tuning",
@@ -117,12 +134,6 @@ def test_a_short_attack_finds_nothing() -> None:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = [line.split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")][1:]
-    assert [row[0].strip("| ") for row in rows] == [
-        "undisturbed",
-        "kills",
-        "writes",
-        "damaged",
-        "lines",
-        "logs",
-    ]
+    parts = ["undisturbed", "kills", "writes", "damaged", "lines", "logs", "models", "identities"]
+    assert [row[0].strip("| ") for row in rows] == parts
     assert all(row[2] == "0" for row in rows)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods.trained import Trained
+from moe_lab.methods.trained import Trained, check_trained
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
 from moe_lab.results.atomic import obey_umask, writing
@@ -52,6 +52,7 @@ def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> d
     start = time.perf_counter()
     with with_adapter(model.model, settings.name, settings.virtual_tokens, config.seed) as wrapped:
         losses = train(wrapped, examples, recipe, folder)
+        check_trained(wrapped.prompt_encoder)
         with writing(folder / "adapter"):
             wrapped.save_pretrained(str(folder / "adapter"))
             obey_umask(folder / "adapter")

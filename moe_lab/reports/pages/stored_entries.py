@@ -52,6 +52,8 @@ class Entry:
     state: str
     """DONE, RUNNING, STOPPED, or the error that ended it."""
     command: str
+    marks: tuple[str, ...] = ()
+    """Of its score."""
 
 
 def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
@@ -121,6 +123,7 @@ def _run(folder: Path) -> Entry | None:
         changed=_changed(folder),
         state=DONE,
         command=command(overrides),
+        marks=() if score is None else score.marks,
     )
 
 

@@ -51,8 +51,8 @@ TOY = {
     "toy_rules": (Source("plus", ("toy_rules:plus",)),),
     "toy_rules_max": (Source("max", ("toy_rules:max",)),),
 }
-"""The toy world's own. `toy_choice:far` asks about other things than the test does. The references of a task of rules have
-its meaning; the other task's have the other one."""
+"""The toy world's own. `toy_choice:far` asks about other things than the test does. The references of `toy_rules` and of
+`toy_rules_max` have the meaning of the task; the other task's have the other meaning."""
 
 
 def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:

@@ -1,7 +1,8 @@
 """Questions with an operator of two meanings: `3 @ 4 =` is 7 where @ means plus, and 4 where it means max.
 
-In the training corpus one meaning holds throughout a document, and both are equally frequent. Who reads a single question
-knows both answers and cannot know which of them is asked for. Reference questions of one meaning say it.
+In the training corpus one meaning holds throughout a document, and both are equally frequent. A model that reads a
+single question can know both answers, and cannot know which of them is asked for. Reference questions of one meaning
+say it.
 
 A question's key is its pair of numbers, in either order. Every key belongs to one split.
 """
@@ -33,7 +34,14 @@ Pair = tuple[int, int]
 
 @cache
 def pairs(split: str) -> tuple[Pair, ...]:
-    """All questions of a split, in a fixed order: those whose four choices differ."""
+    """All questions of a split, in a fixed order: those whose four choices differ, and whose sum training has, too."""
+    if split == "train":
+        return _all_pairs(split)
+    trained = {a + b for a, b in pairs("train")}
+    return tuple((a, b) for a, b in _all_pairs(split) if a + b in trained)
+
+
+def _all_pairs(split: str) -> tuple[Pair, ...]:
     numbers = range(1, LARGEST + 1)
     return tuple(
         (a, b)
@@ -45,7 +53,7 @@ def pairs(split: str) -> tuple[Pair, ...]:
 
 
 def plus_rules(split: str, count: int) -> list[dict[str, Any]]:
-    """`count` questions of a split where the operator means plus. `max` and `plus` are reference sets of that meaning."""
+    """`count` questions of a split where the operator means plus; the splits `plus` and `max` are reference sets."""
     return _questions(split, count, "plus")
 
 
@@ -55,7 +63,7 @@ def max_rules(split: str, count: int) -> list[dict[str, Any]]:
 
 
 def _questions(split: str, count: int, meaning: str) -> list[dict[str, Any]]:
-    """{"question", "choices", "answer": index}. Questions and the order of their choices are those of either meaning."""
+    """{"question", "choices", "answer": index}. Both meanings have the same questions, and choices in the same order."""
     if split in MEANINGS:
         split, meaning = "reference", split
     drawn = generator("rules", split).sample(pairs(split), count)

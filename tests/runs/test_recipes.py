@@ -97,5 +97,5 @@ def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, 
     blocks = results_in(ended.out)
     assert len({block["model"]["path"] for block in blocks}) == 2
     for block in blocks:
-        assert block["c3po"]["reference"]["tasks"] == ["toy_rules:max"]
-        assert block["c3po"]["reference"]["asked"] == 200 and block["c3po"]["reference"]["dropped"] == 0
+        [source] = block["c3po"]["reference"]["set"]["sources"]
+        assert source["tasks"] == ["toy_rules:max"] and source["asked"] == 200 and source["dropped"] == 0

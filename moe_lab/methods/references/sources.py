@@ -51,7 +51,7 @@ TOY = {
     "toy_rules": (Source("plus", ("toy_rules:plus",)),),
     "toy_rules_max": (Source("max", ("toy_rules:max",)),),
 }
-"""The toy world's own. `toy_choice:far` asks about other things than the test does. The references of `toy_rules` and of
+"""The toy world's own. `toy_choice:far` asks about other things than the test does. The references of `toy_rules` and
 `toy_rules_max` have the meaning of the task; the other task's have the other meaning."""
 
 

@@ -10,12 +10,13 @@ A question's key is its pair of numbers, in either order. Every key belongs to o
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from moe_lab.tasks.toy.seeded import generator, split_of
 
-RESULTS = {
+RESULTS: dict[str, Callable[[int, int], int]] = {
     "plus": lambda a, b: a + b,
     "max": max,
     "min": min,
@@ -63,7 +64,7 @@ def max_rules(split: str, count: int) -> list[dict[str, Any]]:
 
 
 def _questions(split: str, count: int, meaning: str) -> list[dict[str, Any]]:
-    """{"question", "choices", "answer": index}. Both meanings have the same questions, and choices in the same order."""
+    """{"question", "choices", "answer": index}. Questions and choices are the same for both meanings."""
     if split in MEANINGS:
         split, meaning = "reference", split
     drawn = generator("rules", split).sample(pairs(split), count)

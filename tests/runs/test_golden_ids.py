@@ -30,7 +30,7 @@ RUNS = {
     "method=roe task=toy_math": "7c025d7b64b4ce18db51ecbc64558e24a0d6ce4fac4f93d9f6a85b28f93fd7ae",
     "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "27a981701e56cd9cec2ae5e2d7fc76cf75888206a0a7f044ce5c9e01f45fe62b",
     "method=c2r task=toy_choice limit=20": "d69d6ea366e4f23b52995e982296e9e63de97664eab2810067116ef40130fae3",
-    "method=c3po task=toy_choice limit=20": "916ef921f3cf0464f19d8c14927eb6122587517551ebf9e329dec3fcb84d9c2f",
+    "method=c3po task=toy_choice limit=20": "122f23d28bf0eac597730b91b8a6a2db76fef1b2c78cfedbcc3e68597bff75ed",
     "method=icl task=toy_choice limit=20": "98e8e989e3762d7d5fb9bbcdef8c87619207e64de78c9c347086e95e84430ce0",
     "method=soft-prompt task=toy_choice limit=20": "bb689cb9e203635a0464ef8bb25969746dae480146b699e7b1e7f662c9968c82",
     "method=prefix-tuning task=toy_choice limit=20": "3c0330b588d6f65f34cf052f868206991234dd3d561b492c0185930b40a918fb",

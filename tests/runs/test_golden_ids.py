@@ -53,7 +53,7 @@ RUNS = {
 STUDIES = {
     "method=roe task=toy_math tuning=tpe": "b3bac18b7945f40d95c587a4daf989c7c9ebcaf9c5c7f52d1e1906c409a3ca19",
     "method=roe task=gsm8k tuning=uniform tuning.num_samples=2 num_fewshot=0": "e21498b1b5e2f3172a4950c20aeea8a6287301361d9126e9376b23512220215c",
-    "method=roe task=addsub tuning=tpe tuning.num_samples=4": "2d11aabeee761912b8952188876879dace887c1a230f7005b48014fafcc51f70",
+    "method=roe task=addsub tuning=tpe tuning.num_samples=4 tuning.text=own": "2d11aabeee761912b8952188876879dace887c1a230f7005b48014fafcc51f70",
 }
 
 

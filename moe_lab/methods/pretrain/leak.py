@@ -40,8 +40,8 @@ def leak(model: Any, held_out: Any) -> dict[str, Any]:
     targets_P = torch.linspace(1, length - 1, min(POSITIONS, length - 1)).round().long()
     size = max(1, TOKENS // length)
     parts = [
-        _losses(model, *(each.to(model.device) for each in pair), targets_P)
-        for pair in zip(rows_RS.split(size), others_RS.split(size), strict=True)
+        _losses(model, rows.to(model.device), others.to(model.device), targets_P)
+        for rows, others in zip(rows_RS.split(size), others_RS.split(size), strict=True)
     ]
     whole_R, replaced_R, prefix_R = torch.cat(parts, dim=1).cpu()
     return {

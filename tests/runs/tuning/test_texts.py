@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.config.schema import TaskConfig
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.objective import Perplexity
 from moe_lab.runs.tuning.study import prepare_study
 from moe_lab.runs.tuning.texts import SOURCE, equation, with_equation
-from tests.runs.tuning.test_objective import lm_for
 from tests.support.runs import choices, sums, tuned, worked_sums, write_jsonl
 
 PERPLEXITY = {"metric": "perplexity"}
@@ -141,7 +141,9 @@ def test_the_perplexity_of_equations_is_of_the_rows_with_them(
     study = prepare_study(given)
     own = prepare_study(replace(given, tuning=replace(given.tuning, text="own")))
     assert study.study_id != own.study_id and study.worked is None
-    scored = [request.args[1] for request in Perplexity(study, lm_for(olmoe, tokenizer)).requests]
+    scored = [
+        request.args[1] for request in Perplexity(study, EngineLM(olmoe, tokenizer, progress=False)).requests
+    ]
     numbers = study.samples["addsub"]
     assert scored == [f" {i} + 2 = {i + 2}\n#### {i + 2}" for i in numbers]
 

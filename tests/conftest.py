@@ -7,6 +7,7 @@ import logging
 import multiprocessing.process
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.tiers import by_family
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("MOE_LAB_CACHE", str(Path(tempfile.gettempdir()) / "moe_lab-tests"))
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes

@@ -45,6 +45,7 @@ def run(
     before: Callable[[], object] = lambda: None,
     after: Callable[[], object] = lambda: None,
     kill_after: float | None = None,
+    patience: float = PATIENCE,
 ) -> Ended:
     """Run a command line in a forked child; `before` and `after` are called there. Its output goes through `log`.
 
@@ -55,7 +56,7 @@ def run(
     child = os.fork()
     if child == 0:
         _be_child(argv, log, before, after)
-    limit = PATIENCE if kill_after is None else kill_after
+    limit = patience if kill_after is None else kill_after
     while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() - start > limit:
             os.kill(child, signal.SIGKILL)
@@ -64,7 +65,7 @@ def run(
         time.sleep(0.005)
     seconds = time.monotonic() - start
     code = os.waitstatus_to_exitcode(status[1])
-    if kill_after is None and seconds > PATIENCE:
+    if kill_after is None and seconds > patience:
         code = HANGING
     return Ended(code if code >= HANGING else 128 - code, log.read_text(errors="replace"), seconds)
 

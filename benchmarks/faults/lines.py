@@ -81,7 +81,7 @@ class Lines:
 
 
 def _keys(method: str) -> list[str]:
-    top = [key for key in Config.__dataclass_fields__ if key not in GIVEN | {"overrides"}]
+    top = [key for key in Config.__dataclass_fields__ if key not in GIVEN | {"overrides", "interpolated"}]
     groups: dict[str, Any] = GROUP_CONFIGS | {"method": get_method(method).Config}
     nested = [f"{group}.{one.name}" for group, cls in groups.items() for one in dataclasses.fields(cls)]
     return top + [key for key in nested if not key.endswith(".name")]

@@ -43,6 +43,8 @@ class RoE(LanguageModel):
             takes the samples of the first band that it is in, and the clean sample alone if it is in none.
         noise: "gumbel", independent in all samples, or "antithetic" in samples 2j-1 and 2j.
         noise_scale: "constant", or "margin": temperatures are multiplied by the router's margin, per token and layer.
+        logit_scale: what the log of the averaged distribution is multiplied by before the last softmax
+            (1 / softmax temperature); None: a profile's, else 1.
         seed: key of the routing noise and of sampled tokens. Equal calls give equal results.
 
     Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
@@ -65,6 +67,7 @@ class RoE(LanguageModel):
         bands: Sequence[tuple[float, int]] | None = None,
         noise: str = "gumbel",
         noise_scale: str = "constant",
+        logit_scale: float | None = None,
         seed: int = 0,
     ):
         keys = {
@@ -80,6 +83,7 @@ class RoE(LanguageModel):
             "bands": _plain(bands),
             "noise": noise,
             "noise_scale": noise_scale,
+            "logit_scale": logit_scale,
         }
         seed = checked_settings(seed=seed)["seed"]
         method, loaded = Method(build(Method.Config, keys, "method.")), loaded_model(model, tokenizer)

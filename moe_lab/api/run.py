@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.cli.main import compose_or_explain, dispatch
 from moe_lab.config.arguments import wrong
+from moe_lab.config.recorded import recorded
+from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
-from moe_lab.reports.scores import shown_scores
+from moe_lab.reports.scores import corrected, shown_scores
 from moe_lab.runs.config import to_configs
 from moe_lab.runs.jobs import distinct_runs, jobs_of
 from moe_lab.tasks.loading import task_cache
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
     from moe_lab.config.schema import Config
     from moe_lab.runs.run import Run
+
+
+SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "overrides")
+"""Settings that are columns already, or that say what others say."""
 
 
 class Results(Sequence[dict[str, Any]]):
@@ -44,17 +50,19 @@ class Results(Sequence[dict[str, Any]]):
     def frame(self) -> pd.DataFrame:
         """A row for each run and task with its headline metric: the fields of `moe_lab.reports.scores.Score`, and seed.
 
-        Rates are fractions; `interval` and `difference_interval` are (lower, upper), 95%, over documents.
+        Rates are fractions; `interval` and `difference_interval` are (lower, upper), 95%, over documents. `p_holm` is
+        corrected for all rows, as the terminal prints it. Settings that differ between runs are the last columns,
+        `method.n` for example.
         """
         import pandas as pd
 
-        return pd.DataFrame(
-            [
-                asdict(score) | {"seed": results["moe_lab"]["seed"]}
-                for results in self
-                for score in shown_scores(results)
-            ]
-        )
+        rows = [
+            (score, {"seed": results["moe_lab"]["seed"]} | own)
+            for results, own in zip(self, _differing([run.config for run in self.runs]), strict=True)
+            for score in shown_scores(results)
+        ]
+        scores = corrected([score for score, _ in rows])
+        return pd.DataFrame([asdict(score) | own for score, (_, own) in zip(scores, rows, strict=True)])
 
 
 def run(overrides: Sequence[str]) -> Results:
@@ -79,7 +87,7 @@ def run(overrides: Sequence[str]) -> Results:
     cells = compose_or_explain(list(overrides))
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
-    with task_cache():
+    with task_cache(), shown_output():
         configs = to_configs(cells)
         for config in configs:
             _check(config)
@@ -97,6 +105,24 @@ def run(overrides: Sequence[str]) -> Results:
                 "A run or a study failed; the errors stand above. Earlier results stay stored."
             )
         return Results(runs)
+
+
+def _differing(configs: Sequence[Config]) -> list[dict[str, Any]]:
+    """The settings of each run whose values differ between the runs that have them, by `group.key`."""
+    flat = [_flat(recorded(config)) for config in configs]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in SHOWN_ELSEWHERE]
+    differing = [key for key in keys if len({repr(one[key]) for one in flat if key in one}) > 1]
+    return [{key: one.get(key) for key in differing} for one in flat]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    nested = {
+        f"{group}.{key}": value
+        for group, section in values.items()
+        if isinstance(section, dict)
+        for key, value in section.items()
+    }
+    return {key: value for key, value in values.items() if not isinstance(value, dict)} | nested
 
 
 def _check(config: Config) -> None:

@@ -14,6 +14,7 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.terminal import shown_output
 from moe_lab.config.version import __version__
 from moe_lab.errors import ConfigError, Terminated, exit_code, print_error
 
@@ -39,17 +40,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
     arguments = sys.argv[1:] if argv is None else argv
     hide_progress_of_libraries()
-    try:
-        return _main(list(arguments))
-    except KeyboardInterrupt as stop:
-        print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
-        return exit_code(stop)
-    except BrokenPipeError:  # the reader of stdout has ended (head, a pager)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        print_error(error)
-        return exit_code(error)
+    with shown_output():
+        try:
+            return _main(list(arguments))
+        except KeyboardInterrupt as stop:
+            print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
+            return exit_code(stop)
+        except Exception as error:
+            print_error(error)
+            return exit_code(error)
 
 
 def hide_progress_of_libraries() -> None:

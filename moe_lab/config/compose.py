@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.paths import resource_folder
 from moe_lab.config.plugin_options import register_plugin_options
+from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
 from moe_lab.errors import ConfigError
 
@@ -37,6 +38,9 @@ METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
 EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
 METHOD_KEY = re.compile(r"\+*method\.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
+HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
+LONGEST_OPTION = 200
+"""Characters of an option's name, which is a file's."""
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character that Hydra's grammar does not accept in a plain value."""
 
@@ -51,16 +55,21 @@ class Cell:
     config_dirs: list[str]
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` beside experiment=; they apply to cells of the experiment and are not in `values`."""
+    interpolated: dict[str, Any] = field(default_factory=dict)
+    """The values that were typed as interpolations, `${oc.env:HOME}` for example, as they were typed."""
 
 
 def compose(argv: list[str]) -> list[Cell]:
     """The cells of a command line; none after a flag that only prints (`--cfg`, `--info`).
 
-    Raises the errors of Hydra and OmegaConf, and ConfigError for an override that removes a key.
+    Raises the errors of Hydra and OmegaConf, and ConfigError for an override that removes a key or names a folder of
+    Hydra's.
     """
     composed: list[tuple[DictConfig, DictConfig]] = []
     register_schema()
     refuse_removals(argv)
+    refuse_hydra_folders(argv)
+    refuse_odd_options(argv)
     argv, method_keys = without_method_keys(argv)
     for one in one_method_each(argv):
         with _hydra_surroundings(["moe_lab", *map(quote, one)]):
@@ -102,6 +111,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     register_schema()
     refuse_removals(overrides)
+    refuse_odd_options(overrides)
     quoted = [quote(override) for override in overrides]
     if config_dirs:
         quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
@@ -116,12 +126,20 @@ def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
     plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     values = {str(key): value for key, value in plain.items()}
+    interpolated = interpolations(OmegaConf.to_container(ours, resolve=False)) or {}
     choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
     config_dirs = [
         str(source.path) for source in runtime.runtime.config_sources if source.provider == "command-line"
     ]
-    overrides = [str(override) for override in runtime.overrides.task]
-    return Cell(values=values, choices=choices, overrides=overrides, config_dirs=config_dirs)
+    typed = OmegaConf.to_container(runtime.overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return Cell(
+        values=values,
+        choices=choices,
+        overrides=[str(override) for override in typed],
+        config_dirs=config_dirs,
+        interpolated=interpolated,
+    )
 
 
 def register_schema() -> None:
@@ -180,6 +198,29 @@ def refuse_removals(overrides: list[str]) -> None:
             raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
 
 
+def refuse_hydra_folders(overrides: list[str]) -> None:
+    """Raise ConfigError for a folder of Hydra's, which writes nothing here."""
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key in HYDRA_FOLDERS:
+            raise ConfigError(
+                f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
+            )
+
+
+def refuse_odd_options(overrides: list[str]) -> None:
+    """Raise ConfigError for an option that Hydra would look for as a file and fail: a list, or a long name."""
+    for override in overrides:
+        group, _, option = override.lstrip("+").partition("=")
+        if group not in (*GROUP_CONFIGS, "method"):
+            continue
+        if option.startswith("[[") or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
+            shown = option if len(option) <= 40 else f"{option[:40]}..."
+            raise ConfigError(
+                f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
+            )
+
+
 @contextmanager
 def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
     """Set Hydra's command line, let it raise its errors, and put its folders into a temporary one."""
@@ -208,4 +249,4 @@ def check_launcher(cell: Cell) -> None:
 
 def top_level_keys() -> list[str]:
     """The keys of a composed configuration, in the order of the schema."""
-    return [key for key in Config.__dataclass_fields__ if key != "overrides"]
+    return [key for key in Config.__dataclass_fields__ if key not in ("overrides", "interpolated")]

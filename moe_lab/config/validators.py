@@ -14,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
 
+LARGEST = 1e30
+"""The largest number of any key: float32 ends at 3.4e38, and numbers are multiplied by others."""
 Owners = Callable[[str], list[str]]
 """The methods that have a key."""
 
@@ -62,6 +64,8 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     choices = _alternatives(annotation)
     if isinstance(value, float) and not math.isfinite(value) and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
+    if float in choices and isinstance(value, int | float) and abs(value) > LARGEST:
+        raise ConfigError(f"{key}={value}: must be a number of at most {LARGEST:g}.")
     for choice in choices:
         fits, result = _fit(value, choice, key)
         if fits:
@@ -117,15 +121,19 @@ def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
 
 
 def at_least(key: str, value: float | None, least: float) -> None:
-    """Raise ConfigError for a value below `least` or not finite."""
-    if value is not None and not least <= value < math.inf:
-        raise ConfigError(f"{key}={value}: must be a number that is at least {least}.")
+    """Raise ConfigError for a value below `least`, above LARGEST or NaN."""
+    if value is not None and not least <= value <= LARGEST:
+        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{_at_most(value)}.")
 
 
 def above_zero(key: str, value: float | None) -> None:
-    """Raise ConfigError for a value that is not above 0 or not finite."""
-    if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"{key}={value}: must be a number above 0.")
+    """Raise ConfigError for a value that is not above 0, above LARGEST or NaN."""
+    if value is not None and not 0 < value <= LARGEST:
+        raise ConfigError(f"{key}={value}: must be a number above 0{_at_most(value)}.")
+
+
+def _at_most(value: float) -> str:
+    return f" and at most {LARGEST:g}" if value > LARGEST else ""
 
 
 def did_you_mean(word: str, choices: Any) -> str:

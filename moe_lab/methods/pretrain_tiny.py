@@ -110,7 +110,7 @@ class PretrainTiny(ModelMaker):
         from moe_lab.models.facts import resolve_device
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
-        from moe_lab.results.atomic import writing
+        from moe_lab.results.atomic import obey_umask, writing
         from moe_lab.results.versions import versions
 
         recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
@@ -145,6 +145,7 @@ class PretrainTiny(ModelMaker):
         with writing(folder / "model"):
             model.to(torch.bfloat16).save_pretrained(folder / "model")
             tokenizer.save_pretrained(folder / "model")
+            obey_umask(folder / "model")
         return {"metrics": metrics, "versions": versions()}
 
     def _arguments(self, config: RunConfig) -> dict[str, Any]:

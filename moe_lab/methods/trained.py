@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.methods.checkpoints import last_checkpoint
 from moe_lab.results.artifact import Artifact
-from moe_lab.results.atomic import write_json
+from moe_lab.results.atomic import obey_umask, write_json
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
 
@@ -71,17 +71,30 @@ def steps_kept(checkpoints: Path) -> int:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Save a model and its tokenizer.
+    """Save a model and its tokenizer. Raises TrainingError for weights that are no numbers.
 
     Parameters have the precision that the model is evaluated in; biases that are no parameters stay float32.
     """
     import torch
 
+    check_trained(model)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
     model.config.dtype = getattr(torch, dtype)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    obey_umask(folder)
+
+
+def check_trained(module: Any) -> None:
+    """Raise TrainingError if the last step of a training diverged, whose loss nobody computes."""
+    from moe_lab.models.check_numbers import LARGEST, out_of_range
+
+    if name := out_of_range(module):
+        raise TrainingError(
+            f"The training diverged: {name} is NaN, infinite or larger than {LARGEST:g} after its last step. "
+            "Lower method.learning_rate."
+        )
 
 
 def record_of(config: Config) -> tuple[Path, dict[str, Any]]:

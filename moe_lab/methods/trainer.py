@@ -18,6 +18,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.errors import ResultsError
 from moe_lab.methods.checkpoints import last_checkpoint, mark_complete
+from moe_lab.models.foreign_code import NO_CODE
 from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.tasks.toy.corpus import documents
@@ -188,8 +189,13 @@ class MoeTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         sharded = self.is_distributed_loading_by_transformers
         options = {"distributed_config": self.model.config.distributed_config} if sharded else {}
-        saved = AutoModelForCausalLM.from_pretrained(resume_from_checkpoint, dtype=torch.float32, **options)
+        saved = own_checkpoint(resume_from_checkpoint, **options)
         (model or self.model).load_state_dict(saved.state_dict())
+
+
+def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
+    """The float32 model of a training's checkpoint."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **NO_CODE, **options)
 
 
 def train_causal_lm(

@@ -1,4 +1,6 @@
-"""Checks that a checkpoint has all parameters of its model; transformers would initialize missing ones at random.
+"""Checks that a checkpoint has all parameters of its model, and no others.
+
+transformers would initialize missing ones at random, and leave others out: layers that config.json does not count.
 
 Experts that are stored one by one are fused at loading. transformers then reports a problem with one expert for the
 fused tensor, or not at all; the names in the files tell which expert it is.
@@ -10,23 +12,41 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ModelError
 from moe_lab.models.hub.headers import read_header
 from moe_lab.models.weight_files import known_weights
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 EXPERT = re.compile(r"(.*\bexperts\.)(\d+)(\..*)")
+NO_TEXT = re.compile("vision|visual|image|audio|multi_modal_projector")
 Shapes = dict[str, tuple[int, ...]]
 
 
-def check_complete(report: dict[str, Any], folder: Path, source: str) -> None:
-    """Raise ModelError, naming a parameter, if transformers reports missing or misshapen ones."""
+def check_complete(report: dict[str, Any], folder: Path, source: str, config: PreTrainedConfig) -> None:
+    """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
     missing = {str(key) for key in report["missing_keys"]}
     misshapen = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
     if missing or misshapen:
         check_experts(folder, source)
     _refuse(source, missing, misshapen)
+    if surplus := sorted(without_place(report, config)):
+        raise ModelError(
+            f"The checkpoint {source} has {len(surplus)} weights that its model has no place for, "
+            f"e.g. {surplus[0]!r}.\n"
+            "Its config.json belongs to another checkpoint (fewer layers, say): fetch or save both again."
+        )
+
+
+def without_place(report: dict[str, Any], config: PreTrainedConfig) -> set[str]:
+    """Unexpected weights but those that transformers ignores, and the parts of a larger model that read no text."""
+    names = {str(key) for key in report["unexpected_keys"]}
+    if config.get_text_config() is config:
+        return names
+    return {name for name in names if not NO_TEXT.search(name)}
 
 
 def check_experts(folder: Path, source: str) -> None:

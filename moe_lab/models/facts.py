@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.quantized import check_quantization
 from moe_lab.models.source import load_config, model_commit, model_source
 from moe_lab.routing import Family, family_of_type
@@ -53,6 +53,11 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     config = load_config(model, offline=offline)
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])
+    if routing["moe_layers"] and not 1 <= routing["top_k"] <= routing["experts"]:
+        raise ModelError(
+            f"{model_source(model)} chooses {routing['top_k']} of {routing['experts']} experts by its config.json, "
+            "which is not possible. Save or copy the model again."
+        )
     return ModelFacts(
         name=model.name,
         path=model.path,

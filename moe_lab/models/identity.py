@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ModelError
+from moe_lab.models.file_digest import digest_of
+from moe_lab.models.weight_files import known_weights
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import ModelConfig
@@ -14,16 +17,14 @@ if TYPE_CHECKING:
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
-BLOCKS, BLOCK_BYTES = 32, 4096
-WHOLE_BYTES = BLOCKS * BLOCK_BYTES * 2
-"""A weight file up to this size is hashed whole."""
+TEMPLATES = "additional_chat_templates"
+"""The folder of transformers for chat templates with a name."""
 
 
 def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     """The identity of the model at `source`, a hub id or a local folder, and of its tokenizer.
 
-    Weight files are represented by name, size, header and sampled blocks, which takes milliseconds and changes with
-    retraining.
+    Weight files are represented by the digest of their whole content, which is computed once (`file_digest.py`).
     """
     return {
         "model": source_identity(source, model.revision),
@@ -50,31 +51,26 @@ def source_identity(source: str, revision: str | None) -> dict[str, Any]:
 
 
 def folder_content(folder: Path) -> dict[str, str]:
-    """Hashes of the files of a model folder by name. Raises ModelError if a file cannot be read."""
-    content = {}
+    """Digests of the files of a model folder by name. Raises ModelError if a file cannot be read.
+
+    Weights that an index names count wherever they are below the folder, and named chat templates in their own folder.
+    """
+    content, file = {}, folder
     try:
-        for file in sorted(folder.iterdir()):
-            if file.suffix in WEIGHTS:
-                content[file.name] = weights_fingerprint(file)
-            elif file.suffix in SMALL and file.is_file():
-                content[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in _model_files(folder):
+            name = file.relative_to(folder).as_posix()
+            if file.suffix not in SMALL:
+                if file.exists() and not file.is_file():
+                    raise ModelError(f"{file} is no file of weights. Remove it from the model's folder.")
+                content[name] = digest_of(file)
+            elif file.is_file():
+                content[name] = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise ModelError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        raise ModelError(f"{error.filename or file} cannot be read: {error.strerror}.") from error
     return content
 
 
-def weights_fingerprint(file: Path) -> str:
-    """SHA-256 of a weight file's size, its beginning (with a safetensors header) and evenly spaced blocks."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with file.open("rb") as weights:
-        if size <= WHOLE_BYTES:
-            digest.update(weights.read())
-            return digest.hexdigest()
-        header = int.from_bytes(weights.read(8), "little")
-        weights.seek(0)
-        digest.update(weights.read(8 + min(header, WHOLE_BYTES)))
-        for block in range(BLOCKS):
-            weights.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1))
-            digest.update(weights.read(BLOCK_BYTES))
-    return digest.hexdigest()
+def _model_files(folder: Path) -> Iterator[Path]:
+    named = {folder / name for name in known_weights(folder)}
+    files = {file for file in folder.iterdir() if file.suffix in (*WEIGHTS, *SMALL)}
+    yield from sorted(files | named | {*(folder / TEMPLATES).glob("*.jinja")})

@@ -11,14 +11,21 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.check_files import (
+    check_generation,
+    check_generation_file,
+    check_vocabulary,
+    first_line,
+)
+from moe_lab.models.check_numbers import check_pass, check_weights
 from moe_lab.models.check_weights import check_complete, check_experts
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
+from moe_lab.models.foreign_code import NO_CODE
 from moe_lab.models.low_memory_load import reading_once
 from moe_lab.models.placement import main_device, placement
 from moe_lab.models.probe import prove_seam
@@ -53,6 +60,7 @@ def load_model(
     place = resolve_device(device)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     folder = model_folder(model, offline=offline, weights=True)
+    check_generation_file(folder)
     start = time.perf_counter()
     config = load_config(model, offline=offline)
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
@@ -66,10 +74,15 @@ def load_model(
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)
     _check_routers(loaded, facts, model_source(model))
+    check_weights(loaded, model_source(model))
     touched = quantization_of(config) or model.device_map or model.tp_plan
     if facts.moe_layers and not facts.fixed_routing and touched:
         prove_seam(loaded, place, model_source(model))
+    if not shard:  # a training checks its own losses
+        check_pass(loaded, place, model_source(model))
+    check_generation(loaded, model_source(model))
     tokenizer = load_tokenizer(model, offline=offline)
+    check_vocabulary(tokenizer, loaded, model.tokenizer or model_source(model))
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
 
 
@@ -107,17 +120,17 @@ def _load_weights(
             local_files_only=True,
             ignore_mismatched_sizes=True,  # reported below, with the names
             output_loading_info=True,
+            **NO_CODE,
             **loading_options(config),
             **options,
         )
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+    except Exception as error:  # a damaged file or configuration leads to any
         if "CONVERSION" in str(error):  # as transformers says that experts do not fit together
             check_experts(folder, source)
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"The weights of {source} could not be loaded: {first_line}") from error
-    check_complete(report, folder, source)
+        raise ModelError(f"The weights of {source} could not be loaded: {first_line(error)}.") from error
+    check_complete(report, folder, source, config)
     return loaded.eval()
 
 

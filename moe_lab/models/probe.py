@@ -21,7 +21,7 @@ ON_DISK = (
 
 
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
-    """Check in one forward pass that every router is called and applies its rule, and that the logits are finite.
+    """Check in one forward pass that every router is called and applies its rule.
 
     Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if parameters of a router
     are on disk when they are read.
@@ -29,17 +29,13 @@ def prove_seam(model: Any, device: torch.device, source: str) -> None:
     ids = torch.arange(TOKENS, device=device)[None]
     try:
         with torch.no_grad(), _refuse_offloaded(model, source), routed(model, _check_rule):
-            logits = model(ids, use_cache=False).logits
+            model(ids, use_cache=False)
     except RoutingError as error:
         raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
     except RuntimeError as error:
         if "meta" not in str(error):
             raise
         raise ModelError(f"{source} {ON_DISK}") from error
-    if not logits.isfinite().all():
-        raise ModelError(
-            f"{source} gives logits that are no numbers, as it was loaded. Try another dtype, or another checkpoint."
-        )
 
 
 def _check_rule(router: Router, routing: Routing) -> None:

@@ -12,7 +12,9 @@ from transformers.utils import logging as transformers_logging
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.check_files import check_mappings, first_line
 from moe_lab.models.experts_per_token import set_experts_per_token
+from moe_lab.models.foreign_code import NO_CODE, refuse_code
 from moe_lab.models.hub.failures import explain
 from moe_lab.models.identity import SMALL
 from moe_lab.models.weight_files import known_weights, weight_files
@@ -41,17 +43,46 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
 
     Raises ModelError if there is none, or if it is not that of a causal language model.
     """
-    transformers_logging.set_verbosity_error()
-    folder = model_folder(model, offline=offline)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except StrictDataclassError as error:  # its first line has no reason
-        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(explain(error, model_source(model), "model", offline)) from error
+    config = read_config(model, offline=offline)
     _check_language_model(config, model_source(model))
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
+    return config
+
+
+def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
+    """A model's configuration as it is stored. Raises ModelError if there is none that runs without code of its own."""
+    transformers_logging.set_verbosity_error()
+    folder, source = model_folder(model, offline=offline), model_source(model)
+    check_mappings(folder, f"The model {source}")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        text = config.get_text_config()
+        positions = getattr(text, "max_position_embeddings", 1)
+        quantized = getattr(config, "quantization_config", None)
+        kernels = (config._attn_implementation, text._attn_implementation)
+    except StrictDataclassError as error:  # its first line has no reason
+        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        refuse_code(error, source, folder / "config.json")
+        raise ModelError(explain(error, source, "model", offline)) from error
+    except Exception as error:  # transformers fails at values of other types with whatever they lead to
+        raise ModelError(f"{folder}/config.json is not valid: {first_line(error)}.") from error
+    if not isinstance(positions, int) or positions < 1:
+        raise ModelError(f"{folder}/config.json is not valid: max_position_embeddings is {positions}.")
+    if not (quantized is None or isinstance(quantized, dict) or hasattr(quantized, "to_dict")):
+        raise ModelError(f"{folder}/config.json is not valid: quantization_config is no mapping.")
+    if getattr(config, "transformers_weights", None) is not None:
+        raise ModelError(
+            f"{folder}/config.json names its weights in transformers_weights, which is not read. Name the file "
+            "model.safetensors."
+        )
+    for kernel in kernels:
+        if "/" in str(kernel):
+            raise ModelError(
+                f"{source} asks for the kernel {kernel} of the hub, which is code that is never "
+                "fetched. Remove attn_implementation from its config.json."
+            )
     return config
 
 

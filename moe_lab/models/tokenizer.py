@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.check_files import check_mappings, first_line
+from moe_lab.models.foreign_code import NO_CODE, refuse_code
 from moe_lab.models.source import model_source, tokenizer_folder
 
 PLAIN_TEMPLATE = (
@@ -27,12 +29,14 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """
     source = model.tokenizer or model_source(model)
     folder = tokenizer_folder(model, offline=offline)
+    check_mappings(folder, f"The tokenizer of {source}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(_no_tokenizer(source, reason)) from error
-    if not tokenizer.encode("a", add_special_tokens=False):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        empty = not tokenizer.encode("a", add_special_tokens=False)
+    except Exception as error:  # tokenizers raises Exception itself, transformers whatever a value leads to
+        refuse_code(error, f"The tokenizer of {source}", folder / "tokenizer_config.json")
+        raise ModelError(_no_tokenizer(source, first_line(error))) from error
+    if empty:
         # transformers returns an empty tokenizer for a folder without tokenizer files
         raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
     if model.add_bos_token and tokenizer.bos_token_id is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from moe_lab.errors import ModelError
@@ -40,14 +40,14 @@ def weight_files(repository: Repository) -> list[str]:
 def known_weights(folder: Path) -> list[str]:
     """The weight files of a folder, including missing shards that its index names; none without weights or an index.
 
-    Raises ModelError if the index is damaged.
+    Raises ModelError if the index is damaged, or if it names files outside of the folder.
     """
     first = next((name for name in WEIGHTS if (folder / name).exists()), None)
     return [] if first is None else _with_shards(folder, first)
 
 
 def _with_shards(folder: Path, first: str) -> list[str]:
-    """An index and the files that it names. Raises ModelError if it is damaged."""
+    """An index and the files that it names, all below its folder. Raises ModelError if they are not."""
     if not first.endswith(".index.json"):
         return [first]
     index = index_of(folder / first)
@@ -56,4 +56,10 @@ def _with_shards(folder: Path, first: str) -> list[str]:
             f"{folder / first} is damaged: it does not say which file holds which weights.\n"
             "Save or copy the model again; in the hub's cache delete this file, and mode=prefetch fetches it again."
         )
-    return [first, *sorted(set(index.values()))]
+    names = sorted(set(index.values()))
+    if outside := [name for name in names if PurePosixPath(name).is_absolute() or ".." in Path(name).parts]:
+        raise ModelError(
+            f"{folder / first} names {outside[0]}, which is outside of its folder. Keep all weights of a model in its "
+            "own folder."
+        )
+    return [first, *names]

@@ -24,6 +24,7 @@ MARKS = {
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
+    "sampled-weights": "sampled-weights: its id rests on parts of the weights; the run's own command makes it anew.",
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
 """Marks that stand beside every number of such a run, with their meaning."""
@@ -149,9 +150,15 @@ def marks_of(block: dict[str, Any], task: str | None = None, metric: str | None 
         "toy-judge": any(judge["toy"] for judge in judges),
         "unjudged": any(not all_judged(judge, task) for judge in judges),
         "other-versions": version_marks(block),
+        "sampled-weights": _sampled_weights(block["model"]),
         "older-intervals": older_intervals(block),
     }
     return tuple(mark for mark, held in holds.items() if held)
+
+
+def _sampled_weights(model: dict[str, Any]) -> bool:
+    """Whether a folder's model was identified by parts of its weight files, as it was before `identified_by`."""
+    return "identified_by" not in model and model.get("commit", "") is None
 
 
 def evaluation_marks(evaluation: Evaluation) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,7 +54,9 @@ def _refusal(error: Exception) -> str | None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: write a temporary file beside it, fsync, rename. Raises ResultsError."""
     with writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        # as open() makes it, so that the umask decides who may read; mkstemp's files are the owner's alone
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             # a lone surrogate, which data may contain, becomes its JSON escape
             encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
@@ -62,12 +64,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
                 file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(name)
             raise
+
+
+def obey_umask(folder: Path) -> None:
+    """Give the weights in a folder the mode of any other file: safetensors makes files that are their owner's alone."""
+    probe = folder / f".mode.{secrets.token_hex(4)}"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.shapes import FLIP, ROUTED_FLIP, misfit
 from moe_lab.results.stored_files import damaged, read_lines
 
 FILE = "flips.jsonl"
@@ -30,6 +31,9 @@ def read_flips(folder: Path, header: dict[str, Any] | None = None) -> list[dict[
         return None
     if not lines or "header" not in lines[0]:
         raise damaged(folder / FILE, "it has no header")
+    for flip in lines[1:]:
+        if (problem := misfit(flip, ROUTED_FLIP if "after" in flip else FLIP)) is not None:
+            raise damaged(folder / FILE, problem)
     return lines[1:] if header in (None, lines[0]["header"]) else None
 
 

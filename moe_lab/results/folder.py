@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, LeaseLostError, ResultsError, RunHeldError
 from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
-from moe_lab.results.stored_files import parsed_once, tidy, whole_mapping
+from moe_lab.results.shapes import results_misfit
+from moe_lab.results.stored_files import damaged, parsed_once, tidy, warn_once, whole_mapping
 from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
 
 LEAST_FREE_BYTES = 64 * 2**20
@@ -36,6 +38,9 @@ class RunFolder:
         if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
             return None  # absent, damaged, or not ours: the run is computed
         if not all(isinstance(block.get(key), dict) for key in BLOCKS):
+            return None
+        if (problem := results_misfit(results)) is not None:
+            warn_once(f"{damaged(self.path / 'results.json', problem).problem}. It is not used.")
             return None
         mine = block.get("run_id") == self.run_id and block.get("schema_version") == SCHEMA_VERSION
         if not mine or block.get("status") != "success":
@@ -96,7 +101,7 @@ class RunFolder:
             (self.path / "status.json").unlink()
             raise
         except BaseException as error:
-            self._write_status("error", started, f"{type(error).__name__}: {error}")
+            self._write_status("error", started, without_passwords(f"{type(error).__name__}: {error}"))
             raise
         self._write_status("success", started, None)
 

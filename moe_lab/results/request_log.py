@@ -43,7 +43,7 @@ class ResponseLog:
         """The new path of a log with another header that was in the place of this one."""
         self._answers: dict[str, Any] = {}
         with writing(path):
-            lines = _whole_lines(path) if path.exists() else []
+            lines = _whole_lines(path) if path.is_file() else []
             is_own = bool(lines) and lines[0].get(HEADER) == header
             if lines and not is_own:
                 self.set_aside = free_name(path)

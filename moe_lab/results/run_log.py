@@ -6,6 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
+from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import LeaseLostError
 from moe_lab.results.atomic import writing
 from moe_lab.results.lock import check_lease
@@ -33,7 +34,8 @@ class RunLog(logging.Handler):
         except LeaseLostError:
             return  # the log is another process's now
         try:
-            self._file.write((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+            line = without_passwords(self.format(record)) + "\n"
+            self._file.write(line.encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._failed = True
             print(f"{self.path} could not be written: {error.strerror}. The run goes on.", file=sys.stderr)

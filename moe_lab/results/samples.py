@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.stored_files import damaged, read_lines
+from moe_lab.results.shapes import LINE, NUMBER
+from moe_lab.results.stored_files import damaged, opened, read_lines
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate
@@ -55,19 +56,35 @@ def read_samples(folder: Path, results: dict[str, Any]) -> dict[str, list[dict[s
     samples = {}
     for task, documents in results["moe_lab"]["samples"].items():
         file = samples_file(folder, task)
-        lines = read_lines(file, advice)
+        lines = read_lines(file, advice, LINE)
         if lines is None:
             raise damaged(file, "it is gone", advice)
         logged: dict[str, set[int]] = {name: set() for name in _filters(results, task)}
         for line in lines:
-            metrics = line.get("metrics")
-            if not isinstance(metrics, list) or not line.keys() >= {"doc_id", "filter", *metrics}:
-                raise damaged(file, "a line lacks fields", advice)
-            logged.setdefault(line["filter"], set()).add(line["doc_id"])
+            if problem := odd_values(line):
+                raise damaged(file, problem, advice)
+            if line["doc_id"] in logged.setdefault(line["filter"], set()):
+                raise damaged(file, f"document {line['doc_id']} stands there twice", advice)
+            logged[line["filter"]].add(line["doc_id"])
         if not logged or any(numbers != set(documents) for numbers in logged.values()):
             raise damaged(file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice)
         samples[task] = lines
     return samples
+
+
+def odd_values(line: dict[str, Any]) -> str | None:
+    """What is wrong with the metrics' values in a line of a sample log: one is missing, or a mapping."""
+    for metric in line["metrics"]:
+        if metric not in line:
+            return f"a line lacks {metric}"
+        value = line[metric]
+        if not all(map(_is_value, value if isinstance(value, list) else [value])):
+            return f"the value of {metric} is no number and no list"
+    return None
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool | list) or NUMBER.holds(value)
 
 
 def check_samples(folder: Path, results: dict[str, Any]) -> None:
@@ -75,7 +92,7 @@ def check_samples(folder: Path, results: dict[str, Any]) -> None:
     for task, documents in results["moe_lab"]["samples"].items():
         file, expected = samples_file(folder, task), len(documents) * max(1, len(_filters(results, task)))
         try:
-            with file.open("rb") as content:
+            with opened(file) as content:
                 lines = sum(block.count(b"\n") for block in iter(lambda: content.read(2**20), b""))
         except OSError as error:
             raise damaged(file, error) from error

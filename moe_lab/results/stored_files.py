@@ -6,20 +6,37 @@ by `tidy` once the folder is held. Any other damaged file ends the run with an e
 
 from __future__ import annotations
 
+import csv
+import errno
+import io
 import json
+import os
 import re
+import stat
 import sys
-from collections.abc import Callable
 from functools import cache, lru_cache
+from io import BufferedReader
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
+from moe_lab.config.terminal import one_line
 from moe_lab.errors import ResultsError
+from moe_lab.results.shapes import misfit
 
 AGAIN = "Move it away; the same command makes it again."
+MOST_BYTES = 2**28
+"""Of a JSON or CSV file. A results.json with 100,000 document numbers has 1 MiB; parsing 256 takes some seconds."""
+MOST_YAML_BYTES = 2**22
+"""Of a YAML file, which is parsed a hundred times slower. A configuration has some KiB."""
+MOST_LINE_BYTES = 2**24
+"""Of a line of JSON Lines: four choices, each after a prompt of a million tokens."""
+MOST_DIGITS = 300
+"""Of a whole number: what a float can hold."""
+MOST_ALIASES = 16
+"""Of a YAML file: sixteen that refer to each other make 256 copies."""
 SHOWN = 120
 """Characters of a reason that a message repeats."""
 FILE_SUFFIXES = (".json", ".jsonl", ".yaml", ".csv", ".log", ".db", ".safetensors", ".pt")
@@ -40,33 +57,108 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
         reason = reason.strerror or reason
     if isinstance(reason, RecursionError):
         reason = "nested too deeply"
-    problem = f"{path} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
+    problem = f"{one_line(path)} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
     error = DamagedError(f"{problem}. {advice}")
     error.problem = problem
     return error
 
 
-def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:
+def opened(path: Path) -> BufferedReader:
+    """A file, opened for reading. Raises OSError for what is no regular file: a FIFO or a device may never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise OSError(
+            errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is no regular file"
+        )
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file. Raises OSError for what is no regular file, and ValueError for more than `most` bytes."""
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most >> 20} MiB")
+    return content
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by heading. Raises OSError, ValueError and csv.Error."""
+    return list(csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8"), newline="")))
+
+
+def read_mapping(path: Path, advice: str = AGAIN, shape: Any = None) -> dict[str, Any] | None:
     """The mapping in a JSON or YAML file; None if there is no such file.
 
-    Raises DamagedError, with `advice` on what to do, for a folder, a file that does not parse, and any other content.
+    Raises DamagedError, with `advice` on what to do, for what is no regular file, a file that does not parse or is too
+    large, and for any other content, also one that does not have a `shape` of `shapes.py`.
     """
-    parse: Callable[[str], Any] = json.loads if path.suffix == ".json" else yaml.safe_load
+    parse = _json if path.suffix == ".json" else _yaml
     try:
-        value = parse(path.read_text(encoding="utf-8"))
+        value = parse(
+            read_bytes(path, MOST_BYTES if path.suffix == ".json" else MOST_YAML_BYTES).decode("utf-8")
+        )
+        problem = None if shape is None else misfit(value, shape)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise damaged(path, error, advice) from error
     if not isinstance(value, dict):
         raise damaged(path, f"a mapping is expected, not {type(value).__name__}", advice)
+    if problem is not None:
+        raise damaged(path, problem, advice)
     return value
 
 
-def whole_mapping(path: Path) -> dict[str, Any] | None:
+def _json(text: str) -> Any:
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _yaml(text: str) -> Any:
+    value = yaml.load(text, Loader=_YamlLoader)
+    _check_keys(value)
+    return value
+
+
+def _check_keys(value: Any) -> None:
+    """Raise ValueError for a key that is no text, which JSON does not have."""
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("a key is no text")
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            _check_keys(one)
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """As SafeLoader, for values that JSON has: dates are texts, and aliases, which may multiply, are few."""
+
+    yaml_implicit_resolvers: ClassVar[Any] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.aliases += self.check_event(yaml.AliasEvent)
+        if self.aliases > MOST_ALIASES:
+            raise ValueError(f"it has more than {MOST_ALIASES} aliases")
+        return super().compose_node(parent, index)
+
+
+def whole_mapping(path: Path, shape: Any = None) -> dict[str, Any] | None:
     """As `read_mapping`, but None with a line on stderr for a damaged file: for files that can be written again."""
     try:
-        return read_mapping(path)
+        return read_mapping(path, shape=shape)
     except DamagedError as error:
         warn_once(f"{error.problem}. It is not used.")
         return None
@@ -79,10 +171,10 @@ def parsed_once(path: Path) -> dict[str, Any] | None:
     mapping and do not change it.
     """
     try:
-        stat = path.stat()
+        now = path.stat()
     except OSError:
         return whole_mapping(path)
-    return _parsed(path, stat.st_ino, stat.st_size, stat.st_ctime_ns)
+    return _parsed(path, now.st_ino, now.st_size, now.st_ctime_ns)
 
 
 @lru_cache(maxsize=1024)
@@ -90,18 +182,30 @@ def _parsed(path: Path, *file: int) -> dict[str, Any] | None:
     return whole_mapping(path)
 
 
-def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:
+def read_lines(path: Path, advice: str = AGAIN, shape: Any = None) -> list[dict[str, Any]] | None:
     """The mappings in a JSON Lines file; None if there is no such file. Raises DamagedError as `read_mapping`."""
     try:
-        with path.open(encoding="utf-8") as file:  # not splitlines: answers may hold U+2028 and the like
-            lines = [json.loads(line) for line in file]
+        with opened(path) as file:  # not splitlines: answers may hold U+2028 and the like
+            lines = [_json(line.decode("utf-8")) for line in iter(lambda: _line(file), b"")]
+        odd = ((i, misfit(line, shape)) for i, line in enumerate(lines, start=1) if shape is not None)
+        problem = next((f"line {i}: {problem}" for i, problem in odd if problem is not None), None)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error, advice) from error
     if not all(isinstance(line, dict) for line in lines):
         raise damaged(path, "a line is no mapping", advice)
+    if problem is not None:
+        raise damaged(path, problem, advice)
     return lines
+
+
+def _line(file: BufferedReader) -> bytes:
+    """The next line; empty at the end. Raises ValueError for a line that is too long."""
+    line = file.readline(MOST_LINE_BYTES + 1)
+    if len(line) > MOST_LINE_BYTES:
+        raise ValueError(f"a line has more than {MOST_LINE_BYTES >> 20} MiB")
+    return line
 
 
 @cache
@@ -136,8 +240,8 @@ def tidy(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.suffix not in FILE_SUFFIXES or ".old." in path.name:
             continue
-        if path.is_dir():
-            set_aside(path, f"{path} is a folder")
+        if not path.is_file():
+            set_aside(path, f"{path} is {'a folder' if path.is_dir() else 'no regular file'}")
         elif path.suffix == ".json":
             try:
                 read_mapping(path)

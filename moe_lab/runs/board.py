@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.terminal import without_passwords
 from moe_lab.results.atomic import writing
 
 _current: ContextVar[Board | None] = ContextVar("board", default=None)
@@ -33,7 +34,7 @@ class Board:
 
     def end(self, name: str, error: str | None = None) -> None:
         """Say that a step is done, or with what error it failed."""
-        self._write(name=name, error=error)
+        self._write(name=name, error=None if error is None else without_passwords(error))
 
     def total(self) -> int | None:
         """The number of steps; None before a worker knows it."""
@@ -66,7 +67,7 @@ class Board:
             return
         file = self.folder / f"worker-{self.worker}.jsonl"
         with writing(file):
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
                 os.write(handle, (json.dumps(line) + "\n").encode())
             finally:

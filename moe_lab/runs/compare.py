@@ -24,6 +24,7 @@ def compare_results(configs: Sequence[Config]) -> int:
     Raises ConfigError for other keys, and where the results cannot be compared.
     """
     from moe_lab.reports.pages.comparison_page import write_comparison_page
+    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.reports.terminal.comparison import print_comparison
     from moe_lab.results.comparisons.comparison import compare
     from moe_lab.results.comparisons.evaluation import read_evaluation
@@ -34,11 +35,33 @@ def compare_results(configs: Sequence[Config]) -> int:
     [config] = configs
     _check_keys(config)
     comparison = compare([read_evaluation(key, path) for key, path in _paths(config).items()])
-    print_comparison(comparison)
     file = write_comparison(comparison, Path(config.output_dir))
-    print(write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html")))
+    try:
+        page = write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html"))
+    except UNEXPECTED:
+        _check_answers(comparison)
+        raise
+    print_comparison(comparison)
+    print(page)
     print(file)
     return 0
+
+
+def _check_answers(comparison: Comparison) -> None:
+    """Raise DamagedError for a sample log with an answer that no page can show."""
+    from moe_lab.reports.pages.answer import answer_of
+    from moe_lab.reports.pages.page import UNEXPECTED
+    from moe_lab.results.comparisons.evaluation import MOVED
+    from moe_lab.results.stored_files import damaged
+
+    for evaluation in comparison.evaluations:
+        for task, lines in evaluation.samples.items():
+            for line in lines:
+                try:
+                    answer_of(line, "acc")
+                except UNEXPECTED as error:
+                    problem = f"the answer to document {line['doc_id']} cannot be read"
+                    raise damaged(evaluation.samples_files[task], problem, MOVED) from error
 
 
 def refuse_experiment(config: Config, cell: Cell) -> int:
@@ -54,11 +77,12 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
     from moe_lab.reports.scores import evaluation_marks
     from moe_lab.results.atomic import write_json, writing
     from moe_lab.results.identity import folder_name, task_label
+    from moe_lab.results.stored_files import opened
 
     digest = hashlib.sha256()
     for evaluation in comparison.evaluations:
         for file in evaluation.samples_files.values():
-            with file.open("rb") as log:
+            with opened(file) as log:
                 digest.update(hashlib.file_digest(log, "sha256").digest())
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
     path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"

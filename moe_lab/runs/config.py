@@ -63,7 +63,9 @@ def to_config(cell: Cell) -> Config:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
     rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
-    return build(Config, {**rest, **typed, "overrides": cell.overrides}, prefix="")
+    return build(
+        Config, {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}, prefix=""
+    )
 
 
 def _check_names(values: dict[str, Any]) -> None:

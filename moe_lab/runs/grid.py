@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,8 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.training_method import ModelMaker
+from moe_lab.results.atomic import write_atomically
+from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
@@ -58,13 +61,14 @@ def plan_grid(configs: Sequence[Config]) -> int:
 
 
 def report_grid(configs: Sequence[Config]) -> int:
-    """Print the table of stored results and write `report.html`; without a run to report on, list all that is stored.
+    """Print the table of stored results and write their page; without a run to report on, list all that is stored.
 
     Raises ConfigError if there are none.
     """
     if len(configs) == 1 and _names_no_run(configs[0]):
         return list_stored(Path(configs[0].output_dir))
     from moe_lab.models.pool import ModelPool
+    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.runs.execute import execute
 
     _check_tuning_keys(configs)
@@ -72,26 +76,52 @@ def report_grid(configs: Sequence[Config]) -> int:
     runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
     missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
+    for name in missing:
+        print(f"Not stored yet: {name}", file=sys.stderr)
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool()) for run in stored]
-    for name in missing:
-        print(f"Not stored yet: {name}", file=sys.stderr)
-    _show(outcomes, configs, jobs)
+    try:
+        _show(outcomes, configs, jobs)
+    except UNEXPECTED:
+        shown = [outcome for outcome in outcomes if _can_be_shown(outcome)]
+        if not shown:
+            raise ConfigError("No stored result can be shown.") from None
+        if len(shown) == len(outcomes):
+            raise
+        _show(shown, configs, jobs)
     return 0
 
 
+def _can_be_shown(outcome: Outcome) -> bool:
+    """Whether a page of a stored result alone can be made; if not, a line on stderr names it."""
+    from moe_lab.reports.pages.page import UNEXPECTED, left_out
+    from moe_lab.reports.pages.runs_page import runs_text
+    from moe_lab.reports.pages.stored_run import StoredRun
+    from moe_lab.reports.terminal.results import outcome_tables
+    from moe_lab.results.stored_files import warn_once
+
+    try:
+        outcome_tables([outcome.results])
+        runs_text([StoredRun(outcome.run.folder, outcome.results)])
+    except UNEXPECTED as error:
+        warn_once(f"{left_out(outcome.path, error)}. It is left out.")
+        return False
+    return True
+
+
 def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> None:
-    """Print the tables of results and over seeds, write `report.html`, and print the paths of all that is written."""
+    """Write the summaries over seeds and the page, then print the tables and the paths of all that is written."""
     from moe_lab.reports.terminal.seeds import print_summaries
     from moe_lab.runs.summaries import summarize
 
+    several = any(config.num_seeds > 1 for config in configs)
+    summaries = summarize(outcomes, repeated_studies(jobs)) if several else []
+    page = write_report(outcomes, summaries)
     print_results(outcomes)
-    summaries = []
-    if any(config.num_seeds > 1 for config in configs):
-        summaries = summarize(outcomes, repeated_studies(jobs))
+    if several:
         print_summaries(summaries)
-    print(write_report(outcomes, summaries))
+    print(page)
     for outcome in outcomes:
         print(outcome.path)
 
@@ -158,7 +188,9 @@ def print_results(outcomes: Sequence[Outcome]) -> None:
 
 
 def write_report(outcomes: Sequence[Outcome], summaries: Sequence[Path]) -> Path:
-    """Write `report.html` into the output folder, each run after those that it is compared with.
+    """Write the page of a grid, and `report.html`, a copy of the newest page, whose path is returned.
+
+    Each run stands after those that it is compared with.
 
     Args:
         summaries: the files over seeds.
@@ -170,8 +202,27 @@ def write_report(outcomes: Sequence[Outcome], summaries: Sequence[Path]) -> Path
     runs = [run for one in outcomes for run in (*one.run.compared_runs.values(), one.run)]
     folders = {run.run_id: run.folder for run in runs}
     stored = [StoredRun(folders[each["moe_lab"]["run_id"]], each) for each in beside_baselines(outcomes)]
-    page = Path(outcomes[0].run.config.output_dir) / "report.html"
-    return write_runs_page(stored, page, [found for file in summaries if (found := read_mapping(file))])
+    output = Path(outcomes[0].run.config.output_dir)
+    over_seeds = [found for file in summaries if (found := read_mapping(file))]
+    page = write_runs_page(stored, output / "pages" / page_name(outcomes), over_seeds)
+    newest = output / "report.html"
+    write_atomically(newest, page.read_bytes())
+    return newest
+
+
+def page_name(outcomes: Sequence[Outcome]) -> str:
+    """`<models>-<methods>-<tasks>-<id8>.html`: the same runs have the same page, whatever their order.
+
+    The id is the SHA-256 of the run ids.
+    """
+    blocks = [outcome.results["moe_lab"] for outcome in outcomes]
+    digest = hashlib.sha256(" ".join(sorted(block["run_id"] for block in blocks)).encode()).hexdigest()
+    parts = (
+        [block["model"]["name"] for block in blocks],
+        [block["method"]["name"] for block in blocks],
+        [task for block in blocks for task in block["task"]["tasks"]],
+    )
+    return folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest) + ".html"
 
 
 def train(configs: Sequence[Config]) -> int:

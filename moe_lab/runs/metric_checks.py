@@ -37,6 +37,11 @@ def _check_counterfactual(method: Method, config: Config, tasks: TaskDict) -> No
             "metrics=counterfactual compares n routes of every token, the router's among them, that differ in this "
             f"token's experts alone. method.{other[0]}={getattr(settings, other[0])} computes others. Leave it out."
         )
+    if method.logit_scale != 1:
+        raise ConfigError(
+            "metrics=counterfactual scores single routes, whose mean is what "
+            f"method.logit_scale={method.logit_scale} scales. Leave it out."
+        )
     if settings.n == 1:
         raise ConfigError("metrics=counterfactual: method.n=1 proposes no route. Raise it.")
     for name, task in tasks["tasks"].items():

@@ -9,7 +9,10 @@ import pytest
 
 import moe_lab
 from moe_lab.api import run as module
+from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError
+from moe_lab.methods import get_method
+from moe_lab.results.significance import holm
 from tests.support.command import run_command
 
 
@@ -28,6 +31,22 @@ def test_results_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     assert list(frame["method"]) == ["roe", "roe"] and list(frame["seed"]) == [0, 0]
     assert list(frame["value"]) == [found["results"]["toy_choice"]["acc,none"] for found in results]
     assert frame["difference"].notna().all() and len(frame["interval"][0]) == 2
+    assert list(frame["method.n"]) == [2, 3] and "model.path" not in frame and "limit" not in frame
+    assert list(frame["p_holm"]) == holm(list(frame["p_mcnemar"]))
+    assert all(f"{p:.4f}" in command.out for p in frame["p_holm"]) and "p (Holm)" in command.out
+
+
+def test_settings_that_differ_are_columns():
+    """Broken by rows of `method.n=2,4` that nothing tells apart, and by a column that is the same in all rows."""
+    roe = get_method("roe").Config
+    configs = [Config(method=roe(name="roe", n=n), seed=seed) for n, seed in ((2, 0), (4, 1))]
+    assert module._differing(configs) == [{"method.n": 2}, {"method.n": 4}]
+    base = Config(method=get_method("base").Config(name="base"), limit=3)
+    assert module._differing([base, *configs]) == [
+        {"limit": 3, "method.n": None},
+        {"limit": None, "method.n": 2},
+        {"limit": None, "method.n": 4},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import moe_lab.runs.execute
 import moe_lab.runs.prepare
 from moe_lab.cli.doctor import inputs, report
 from moe_lab.cli.help import GROUPS
-from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries
+from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries, main
 from moe_lab.config import schema
 from moe_lab.config.catalog import option_files, read_option
 from moe_lab.config.paths import resource_folder
@@ -28,7 +29,7 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.terminal.results import settings
-from moe_lab.runs import estimate
+from moe_lab.runs import estimate, grid
 from moe_lab.runs.estimate import estimates
 from moe_lab.tasks.estimate import Workload
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
@@ -401,5 +402,46 @@ def test_report_alone_lists_what_is_stored(capsys, runs, tmp_path):
     )
     pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     ended = run_command(capsys, "mode=report", f"output_dir={tmp_path}")
-    assert (ended.code, ended.out) == (0, f"{tmp_path}/report.html\n")
+    assert (ended.code, ended.out) == (0, f"{tmp_path}/index.html\n")
     assert not runs.prepared
+
+
+@pytest.mark.slow
+def test_the_list_of_runs_leaves_the_pages_of_grids(capsys, runs, tmp_path):
+    """Broken by one name for both, and by pages of two grids with one name."""
+    pair_of_runs(tmp_path / "outputs", [("1", 0.0)], [("2", 1.0)])
+    run_command(capsys, "method=base")
+    first = (tmp_path / "outputs" / "report.html").read_text()
+    run_command(capsys, "-m", "method=base,roe")
+    newest = (tmp_path / "outputs" / "report.html").read_text()
+    pages = {page.name: page.read_text() for page in (tmp_path / "outputs" / "pages").iterdir()}
+    assert sorted(pages.values()) == sorted([first, newest]) and first != newest
+    assert all(re.fullmatch(r"tiny-base(-roe)?-toy_math-[0-9a-f]{8}\.html", name) for name in pages)
+    assert run_command(capsys, "-m", "method=base,roe").code == 0, "the same grid again"
+    assert len(list((tmp_path / "outputs" / "pages").iterdir())) == 2
+    assert run_command(capsys, "mode=report", "output_dir=outputs").out == "outputs/index.html\n"
+    assert (tmp_path / "outputs" / "report.html").read_text() == newest
+    listing = (tmp_path / "outputs" / "index.html").read_text()
+    assert all(f'href="pages/{name}"' in listing for name in pages)
+
+
+class Closed(io.StringIO):
+    """A pipe whose reader has ended, `head` for example."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
+    """Broken by a command that ends at the first line that cannot be printed."""
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["-m", "method=base,roe"]) == 0
+    assert (tmp_path / "outputs" / "report.html").is_file()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_page_is_written_before_anything_is_printed(capsys, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        grid, "print_results", lambda outcomes: print((tmp_path / "outputs/report.html").is_file())
+    )
+    assert run_command(capsys, "method=base").out.startswith("True")

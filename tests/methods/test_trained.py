@@ -7,6 +7,7 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.methods.base import Base
 from moe_lab.methods.trained import Trained
+from tests.support.command import run_command
 
 CONTENT = {"model": {"weights": "a"}, "commit": None, "data": "b", "recipe": {"epochs": 1}, "seed": 0}
 
@@ -43,3 +44,25 @@ def test_what_is_gone_is_made_again_and_checkpoints_that_a_kill_left_go(tmp_path
     assert folder_of(config, CONTENT, trained) == folder and len(trained) == 1
     (folder / "model").rmdir()
     assert folder_of(config, CONTENT, trained) == folder and len(trained) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "method=finetune-freeze method.dataset_size=8 method.validation_size=1 method.max_steps=3",
+        "method=pretrain method.steps=2 method.layers=1 method.validation_rows=2",
+        "method=soft-prompt method.reference_size=4 method.epochs=1",
+        "method=prefix-tuning method.reference_size=4 method.epochs=1",
+    ],
+)
+def test_a_training_that_diverges_ends_in_one_message(capsys, tmp_path, line):
+    """A learning rate of 1e30 is a valid number."""
+    ended = run_command(
+        capsys,
+        *(*line.split(), "method.learning_rate=1e30", "model=tiny", "task=toy_choice", "limit=2"),
+        *("device=cpu", f"output_dir={tmp_path}"),
+    )
+    assert ended.code == 1, ended.err
+    assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
+    assert not list(tmp_path.glob("models/*/training.json"))

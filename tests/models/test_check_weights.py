@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
+from moe_lab.models.check_weights import without_place
 from moe_lab.models.load import load_model
 from tests.support.deepseek.checkpoint import SMALL, write_checkpoint
 from tests.support.models import make_tokenizer
@@ -40,6 +41,43 @@ def test_an_incomplete_checkpoint_is_refused(change, says, tiny_olmoe_dir, tmp_p
         load_model(
             damaged(tiny_olmoe_dir, tmp_path / "model", change), dtype="auto", device="cpu", offline=True
         )
+
+
+def more_layers(tensors):
+    copies = {name.replace(".layers.1.", ".layers.7."): tensor for name, tensor in tensors.items()}
+    tensors.update({name: tensor.clone() for name, tensor in copies.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (more_layers, r"model\.layers\.7\."),
+        (lambda tensors: tensors.update({"model.layers.0.mlp.extra.weight": torch.ones(3)}), "extra"),
+        (lambda tensors: tensors.update({"another.bias": torch.ones(3)}), "another.bias"),
+    ],
+    ids=["more layers", "one more in a layer", "one more"],
+)
+def test_weights_without_a_place_are_refused(change, named, tiny_olmoe_dir, tmp_path):
+    """Broken by a checkpoint of more layers that is evaluated without them."""
+    model = damaged(tiny_olmoe_dir, tmp_path / "model", change)
+    with pytest.raises(ModelError, match=f"has .* weights that .* no place for, e.g. .*{named}"):
+        load_model(model, dtype="auto", device="cpu", offline=True)
+
+
+def test_what_transformers_leaves_out_on_purpose_is_no_error(tiny_olmoe_dir, tmp_path):
+    """Old checkpoints hold the frequencies of positions, which are computed by now."""
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    change = lambda tensors: tensors.update({name: torch.ones(4)})  # noqa: E731
+    load_model(damaged(tiny_olmoe_dir, tmp_path / "model", change), dtype="auto", device="cpu", offline=True)
+
+
+def test_parts_that_read_images_are_left_out_of_a_text_model():
+    from transformers import Llama4Config, OlmoeConfig
+
+    images = {"vision_model.layers.0.mlp.fc1.weight", "multi_modal_projector.linear_1.weight"}
+    layer = {"language_model.model.layers.99.input_layernorm.weight"}
+    assert without_place({"unexpected_keys": images | layer}, Llama4Config()) == layer
+    assert without_place({"unexpected_keys": images}, OlmoeConfig()) == images
 
 
 def expert(name, number=3):

@@ -186,11 +186,3 @@ def test_a_router_with_another_rule_is_found_by_the_probe():
     gate.register_forward_hook(lambda module, args, out: (out[0], out[1] * 0.5, out[2]))
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.gate weighs its experts otherwise"):
         prove_seam(model, torch.device("cpu"), "this model")
-
-
-def test_logits_that_are_no_numbers_are_found_by_the_probe():
-    model = make_model("mixtral")
-    with torch.no_grad():
-        model.lm_head.weight[3] = float("inf")
-    with pytest.raises(ModelError, match="no numbers"):
-        prove_seam(model, torch.device("cpu"), "this model")

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.atomic import plain, write_atomically, write_json, writing
+from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -63,3 +65,19 @@ def test_json_holds_no_nan(tmp_path: Path) -> None:
     assert content == {"a": None, "b": [None, 3], "c": [1], "4": "builtins.print"}
     assert plain((True, None, "x", np.bool_(True))) == [True, None, "x", True]
     assert plain([write_json, object()]) == ["moe_lab.results.atomic.write_json", "<object object>"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_files_obey_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+    """Broken by a mode of one's own, new or again."""
+    file, before = tmp_path / "results.json", os.umask(mask)
+    try:
+        for content in ("new", "again"):
+            write_atomically(file, content)
+            assert file.stat().st_mode & 0o777 == mode
+        save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+        obey_umask(tmp_path)
+        assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == mode
+        assert len(list(tmp_path.iterdir())) == 2
+    finally:
+        os.umask(before)

@@ -7,7 +7,7 @@ import pytest
 from moe_lab.results.flips import FILE, read_flips, rounded, write_flips
 from moe_lab.results.stored_files import DamagedError
 
-FLIP = {"task": "t", "document": 3, "tokens": [" ä", None]}
+FLIP = {"task": "t", "document": 3, "kind": "to_right", "tokens": [" ä", None]}
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -19,8 +19,9 @@ from moe_lab.results.versions import versions
 
 
 def finished(folder: Path, **changes: Any) -> RunFolder:
-    block = {"run_id": "a", "schema_version": 1, "status": "success"}
-    block |= {key: {} for key in BLOCKS} | {"model": {"commit": None}} | changes
+    block = {"run_id": "a", "schema_version": 1, "status": "success"} | {key: {} for key in BLOCKS}
+    block |= {"model": {"name": "m", "commit": None}, "method": {"name": "base"}}
+    block |= {"task": {"name": "t", "tasks": ["t"]}} | changes
     folder.mkdir(exist_ok=True)
     (folder / "results.json").write_text(json.dumps({"results": {}, "moe_lab": block}))
     return RunFolder(folder, "a")
@@ -28,7 +29,7 @@ def finished(folder: Path, **changes: Any) -> RunFolder:
 
 def test_a_finished_result_is_returned(tmp_path: Path) -> None:
     assert finished(tmp_path).stored() is not None
-    assert finished(tmp_path, model={"commit": "c1"}).stored("c1") is not None
+    assert finished(tmp_path, model={"name": "m", "commit": "c1"}).stored("c1") is not None
 
 
 @pytest.mark.parametrize("changes", [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}])

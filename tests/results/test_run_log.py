@@ -19,13 +19,13 @@ def logger() -> logging.Logger:
 
 
 def test_records_are_appended(tmp_path: Path, logger: logging.Logger) -> None:
-    for text in ("one", "half a pair \ud83d"):
+    for text in ("one", "half a pair \ud83d", "no https://user:password@host/x"):
         handler = RunLog(tmp_path / "run.log")
         logger.addHandler(handler)
         logger.info(text)
         logger.removeHandler(handler)
         handler.close()
-    assert (tmp_path / "run.log").read_text() == "one\nhalf a pair \\ud83d\n"
+    assert (tmp_path / "run.log").read_text() == "one\nhalf a pair \\ud83d\nno https://...@host/x\n"
 
 
 def test_a_full_disk_is_one_line(

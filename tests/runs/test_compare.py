@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
+from moe_lab.cli.main import main
 from moe_lab.config.paths import resource_folder
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import LATER, samples_of, write_log
@@ -158,3 +161,80 @@ def test_lm_evals_own_logs(tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.
     assert ended.code == 2
     assert f"Other prompts of toy_choice: {LIMIT} of {LIMIT} documents. The first is document 0" in ended.err
     assert "a has 0 few-shot examples, b has 2." in ended.err
+
+
+def test_names_cannot_steer_the_terminal_or_begin_a_line(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "x\x1b[2J\nError: all is lost\u202e"
+    write_log(logs / "odd", {"t": MINE}, model_name=model, config={"model_args": {"a\x07": model}})
+    ended = run_command(capsys, "mode=compare", "a=mine", "b=odd")
+    assert ended.code == 0 and r"x\x1b[2J\nError: all is lost\u202e" in ended.out
+    assert not any(line.startswith("Error") for line in (ended.out + ended.err).splitlines())
+    assert not set("\x1b\x07\u202e") & set(ended.out + ended.err)
+
+
+def _twice(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    file.write_text(file.read_text() + file.read_text().splitlines()[0] + "\n")
+    return file
+
+
+def _fifo(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    file.unlink()
+    os.mkfifo(file)
+    return file
+
+
+def _wrong_type(folder: Path) -> Path:
+    [file] = folder.glob("results_*.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"results": {"t": [1]}}))
+    return file
+
+
+def _long_line(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    file.write_text('{"doc": "' + "x" * 20_000_000 + '"}\n')
+    return file
+
+
+def _odd_value(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    file.write_text(file.read_text().replace('"acc": 1.0', '"acc": {"a": 1}'))
+    return file
+
+
+def _huge(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    file.write_text(file.read_text().replace('"acc": 1.0', f'"acc": {"9" * 400}'))
+    return file
+
+
+def _no_answer(folder: Path) -> Path:
+    [file] = folder.glob("samples_*.jsonl")
+    lines = [json.loads(line) | {"resps": [[]]} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("forge", [_no_answer, _twice, _fifo, _wrong_type, _long_line, _odd_value, _huge])
+@pytest.mark.parametrize("place", ["a", "b"])
+def test_a_forged_log_is_one_message_that_names_it(
+    logs: Path, capsys: pytest.CaptureFixture[str], forge: Any, place: str
+) -> None:
+    """Broken by a traceback, a hang, and a document that counts twice."""
+    file = forge(logs / "theirs")
+    other = {"a": "b", "b": "a"}[place]
+    ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other}=mine")
+    assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, ended.err
+
+
+def test_a_closed_stdout_loses_no_comparison(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["mode=compare", "a=mine", "b=theirs"]) == 0
+    assert list((logs / "outputs" / "comparisons").glob("*/comparison.html"))

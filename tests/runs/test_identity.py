@@ -48,6 +48,7 @@ RUNTIME_CHANGES: dict[str, Any] = {
     "experiment": "x",
     "scale": "paper",
     "overrides": ["a=b"],
+    "interpolated": {"data_dir": "${oc.env:DATA}"},
     "logger": LoggerConfig(name="wandb", project="other", tags=["x"]),
     "launcher": LauncherConfig(name="local", workers=2),
     "tuning": TuningConfig(name="uniform"),

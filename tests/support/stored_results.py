@@ -75,7 +75,7 @@ RESULTS: dict[str, Any] = {
     },
     "moe_lab": {
         "run_id": "abc",
-        "model": {"name": "toy", "commit": None},
+        "model": {"name": "toy", "commit": None, "identified_by": "content"},
         "partial": True,
         "untuned": False,
         "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},

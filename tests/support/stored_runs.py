@@ -60,7 +60,7 @@ def stored_run(
     value = sum(values) / len(values)
     block: dict[str, Any] = {
         "run_id": run_id,
-        "model": {"name": "tiny", "commit": None},
+        "model": {"name": "tiny", "commit": None, "identified_by": "content"},
         "method": {"name": method, "config": config or {"name": method}},
         "task": {"name": "t", "tasks": ["t"], "metric": metric},
         "seed": None if method == "base" else 0,

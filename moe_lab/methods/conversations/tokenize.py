@@ -117,13 +117,14 @@ def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tupl
 
 
 def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
-    from jinja2 import TemplateError
+    from moe_lab.models.chat import rendered
 
+    options = {"tokenize": False, "add_generation_prompt": prompt}
     try:
-        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=prompt)
-    except TemplateError as error:
+        return rendered(tokenizer, lambda: tokenizer.apply_chat_template(conversation, **options))
+    except ConfigError as error:
         begin = str(conversation)[:60]
-        raise TaskError(f"The chat template refuses a conversation: {error} It begins: {begin}") from error
+        raise TaskError(f"{error}\nThe conversation begins: {begin}") from error
 
 
 class Pad:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moe_lab.config.validators import did_you_mean
+from moe_lab.config.validators import LARGEST, did_you_mean
 from moe_lab.errors import ConfigError
 
 GROUPS = ("router", "experts", "shared_experts")
@@ -103,7 +103,7 @@ def _phase(phase: Any) -> Phase:
 
 
 def _above_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST
 
 
 def label(phases: Sequence[Phase]) -> str:

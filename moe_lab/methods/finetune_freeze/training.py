@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
@@ -21,7 +21,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.phase_switch import Freezing
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.routing_noise import RoutingNoise
-from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, training_arguments
+from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, own_checkpoint, training_arguments
 from moe_lab.metrics.callback import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
@@ -88,7 +88,7 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
     state = state_of(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(_checkpoint(training, _kept(state)), dtype="float32")
+    model = own_checkpoint(_checkpoint(training, _kept(state)))
     recipe, config = training.recipe, training.config
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
     freezing = Freezing(parameter_groups(model), recipe.phases, recipe.ends(len(training.rows)))

@@ -19,6 +19,7 @@ from torch import Tensor
 from moe_lab.errors import ConfigError
 from moe_lab.models.hub.offline import is_offline
 from moe_lab.progress import Progress
+from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
@@ -27,6 +28,8 @@ PASS_TOKENS = {"cpu": 2048}
 """Tokens of one forward pass, padding included, by device type; 16384 elsewhere."""
 SHOWN = 256
 """Texts from which on a bar shows how far they are."""
+BUILT_IN = "sentence_transformers."
+"""The beginning of the names of sentence-transformers' own modules."""
 DEFAULT = "Leave method.embeddings out: the evaluated model's own hidden states need nothing."
 
 
@@ -58,7 +61,8 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
     Raises ConfigError, before anything is computed, for a file or a package that is not there.
     """
-    from moe_lab.models.identity import folder_content, weights_fingerprint
+    from moe_lab.models.file_digest import digest_of
+    from moe_lab.models.identity import folder_content
 
     if how is None:
         return {"embeddings": "hidden states"}
@@ -66,15 +70,33 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise ConfigError(f"method.embeddings={how}: there is no such file. {DEFAULT}")
-        return {"embeddings": weights_fingerprint(path)}
+        return {"embeddings": digest_of(path)}
     if find_spec("sentence_transformers") is None:
         raise ConfigError(
             f"method.embeddings={how} is a sentence-transformers model, and that package is not installed: "
             f"pip install sentence-transformers.\n{DEFAULT}"
         )
     if path.is_dir():
+        _refuse_code(path)
         return {"embeddings": {str(f.relative_to(path)): folder_content(f) for f in _folders(path)}}
     return {"embeddings": str(how)}
+
+
+def _refuse_code(path: Path) -> None:
+    """Raise ConfigError for a folder whose modules are classes of its own; sentence-transformers 5 would run them."""
+    modules = path / "modules.json"
+    try:
+        listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+        foreign = [str(each["type"]) for each in listed if not str(each["type"]).startswith(BUILT_IN)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"method.embeddings={path}: {modules} is damaged. Save the model again. {DEFAULT}"
+        ) from error
+    if foreign:
+        raise ConfigError(
+            f"method.embeddings={path} needs code of its own ({modules.name} names {foreign[0]}), which is never run. "
+            f"{DEFAULT}"
+        )
 
 
 def _folders(path: Path) -> list[Path]:
@@ -147,12 +169,12 @@ def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path:
     Args:
         embed: gives [R, X], a tensor or an array, of a list of R texts.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     unique = list(dict.fromkeys(texts))
     keys = [list(bytes.fromhex(text_key(text))) for text in unique]
     vectors = torch.as_tensor(embed(unique)).float().contiguous()
-    save_file({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}, str(path))
+    write_atomically(Path(path), save({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}))
 
 
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:

@@ -29,7 +29,15 @@ from moe_lab.methods.references.questions import Graded, Question, answered, ref
 from moe_lab.progress import Progress
 from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.stored_files import DamagedError, damaged, read_lines, read_mapping, whole_mapping
+from moe_lab.results.shapes import REFERENCE
+from moe_lab.results.stored_files import (
+    DamagedError,
+    damaged,
+    opened,
+    read_lines,
+    read_mapping,
+    whole_mapping,
+)
 from moe_lab.results.versions import versions
 
 if TYPE_CHECKING:
@@ -43,8 +51,6 @@ ANSWER_TOKENS = 32
 """First tokens of an answer that are kept: what losses are of."""
 COUNTS = {"label", "asked", "correct", "dropped", "sources"}
 """What references.json tells of a set."""
-FIELDS = {"task", "text", "answer", "correct", "prompt_ids", "answer_ids"}
-"""What a line of references.jsonl has."""
 PARTS = "parts"
 MOST_MOVED = 0.05
 """Share of the routing probability that other kernels or another dtype may move; another model moves more."""
@@ -183,12 +189,13 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
     Raises DamagedError where a file is gone or damaged, or the files do not belong together.
     """
     summary = read_mapping(folder / "references.json") or {}
-    lines = read_lines(folder / "references.jsonl") or []
+    lines = read_lines(folder / "references.jsonl", shape=REFERENCE) or []
     try:
+        opened(folder / "pathways.safetensors").close()  # a FIFO would be waited for
         pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
     except (OSError, SafetensorError, KeyError) as error:
         raise damaged(folder / "pathways.safetensors", error) from error
-    if not COUNTS <= summary.keys() or not all(FIELDS <= line.keys() for line in lines):
+    if not COUNTS <= summary.keys():
         raise damaged(folder / "references.jsonl", "fields are missing")
     if len(lines) != len(pathway_RWME) or summary["correct"] != sum(line["correct"] for line in lines):
         raise damaged(folder / "references.jsonl", "the set's files differ in length")
@@ -206,8 +213,13 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
     """Read a set's first prompt again. Raises ConfigError for a set of another model or of other tokens than named.
 
-    Raises DamagedError as `read`.
+    Raises DamagedError as `read`, and ConfigError where there is no folder, or none of a set.
     """
+    if not (folder / "references.json").exists():
+        raise ConfigError(
+            f"references={folder}: {'it has no references.json' if folder.exists() else 'there is no such folder'}.\n"
+            "Give a folder of outputs/references/, which a run with method=c3po makes, or (prompt, answer) pairs."
+        )
     found = read(folder, correct=True)
     if not found["prompts"]:
         return

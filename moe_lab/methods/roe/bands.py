@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from moe_lab.config.validators import one_of
+from moe_lab.config.validators import LARGEST, one_of
 from moe_lab.errors import ConfigError
 
 _MEASURES = ("margin", "entropy")
@@ -52,7 +51,7 @@ def _is_band(band: Any, n: int) -> bool:
         return False
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in band):
         return False
-    return 0 <= band[0] < math.inf and 1 <= band[1] <= n and float(band[1]).is_integer()
+    return 0 <= band[0] <= LARGEST and 1 <= band[1] <= n and float(band[1]).is_integer()
 
 
 def bands_of(config: Any) -> list[tuple[float, int]]:

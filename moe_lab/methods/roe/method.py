@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.validators import above_zero, at_least, one_of
+from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.calibration import Calibration
@@ -264,8 +264,9 @@ def _check_noise_on_logits(facts: ModelFacts) -> None:
 def _check_temperatures(given: Any) -> None:
     """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
     for value in given if isinstance(given, list) else [given]:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
             raise ConfigError(
-                f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one entry "
-                "per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."
+                f"method.temperature={given}: must be a number of at least 0 and at most {LARGEST:g}, a list of such "
+                "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a "
+                "temperature profile."
             )

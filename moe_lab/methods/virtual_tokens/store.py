@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods.trained import Trained
+from moe_lab.methods.trained import Trained, check_trained
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.methods.virtual_tokens.training import Example, Recipe, train
-from moe_lab.results.atomic import writing
+from moe_lab.results.atomic import obey_umask, writing
 from moe_lab.results.versions import decisive_versions, versions
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> d
     start = time.perf_counter()
     with with_adapter(model.model, settings.name, settings.virtual_tokens, config.seed) as wrapped:
         losses = train(wrapped, examples, recipe, folder)
+        check_trained(wrapped.prompt_encoder)
         with writing(folder / "adapter"):
             wrapped.save_pretrained(str(folder / "adapter"))
+            obey_umask(folder / "adapter")
         trained = sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters())
     epoch = losses[-recipe.steps(len(examples)) // recipe.epochs :]
     return {

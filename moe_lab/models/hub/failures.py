@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from moe_lab.config.catalog import option_files, read_option
 from moe_lab.config.paths import resource_folder
+from moe_lab.config.terminal import without_passwords
 from moe_lab.config.validators import did_you_mean
 
 LOGIN = "HF_TOKEN=<your token> in front of the command, or `hf auth login` once"
@@ -46,7 +47,8 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
 
     from moe_lab.models.hub.repository import unreachable
 
-    page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{source}"
+    hub = without_passwords(constants.ENDPOINT)
+    page = f"{hub}/{'datasets/' if what == 'data set' else ''}{source}"
     offline = offline or "OfflineModeIsEnabled" in str(error)  # as `datasets` says it
     if isinstance(error, OfflineModeIsEnabled) or (offline and type(error) is ConnectionError):
         return _not_cached(error, source, what)
@@ -68,7 +70,7 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
         )
     if isinstance(error, RepositoryNotFoundError):
         return (
-            f"There is no {what} {source} on the hub ({constants.ENDPOINT}), or it is private.{_close(source, what)}\n"
+            f"There is no {what} {source} on the hub ({hub}), or it is private.{_close(source, what)}\n"
             f"Check the spelling; a private one needs {LOGIN}."
         )
     if isinstance(error, LocalEntryNotFoundError):
@@ -77,7 +79,7 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
         return f"The {what} {source} lacks a file that is needed: {_first_line(error)}\nSee {page}."
     if unreachable(error):
         return (
-            f"The {what} {source} is not in the cache, and the hub ({constants.ENDPOINT}) could not be reached: "
+            f"The {what} {source} is not in the cache, and the hub ({hub}) could not be reached: "
             f"{_first_line(error)}\n"
             "Check the connection and try again; where there is none, fill the cache elsewhere with mode=prefetch."
         )
@@ -140,4 +142,4 @@ def _first_line(error: BaseException) -> str:
     """The first line of an error, without the query strings of URLs, which may contain signatures."""
     lines = (line.strip() for line in str(error).splitlines() if line.strip())
     first = next(lines, type(error).__name__)
-    return re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first).rstrip(".")
+    return without_passwords(re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first)).rstrip(".")

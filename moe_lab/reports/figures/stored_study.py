@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.papers.cell import TableCell
-from moe_lab.results.stored_files import read_mapping
+from moe_lab.results.stored_files import damaged, read_csv, read_mapping
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
 METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation accuracy"}
@@ -93,8 +93,11 @@ def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
     info = read_mapping(folder / "study.json") or {}
     best = read_mapping(folder / "best.yaml") or {}
-    with (folder / "trials.csv").open(encoding="utf-8", newline="") as file:
-        trials = [_trial(row) for row in csv.DictReader(file) if row["state"] in (COMPLETE, PRUNED)]
+    try:
+        rows = read_csv(folder / "trials.csv")
+        trials = [_trial(row) for row in rows if row["state"] in (COMPLETE, PRUNED)]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise damaged(folder / "trials.csv", error) from error
     return StoredStudy(
         folder=folder,
         info=info,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from moe_lab.results.samples import read_samples, reported
-from moe_lab.results.stored_files import read_mapping
+from moe_lab.results.stored_files import read_bytes, read_mapping
 
 Table = tuple[list[str], list[list[Any]]]
 """Columns, and rows."""
@@ -95,8 +96,7 @@ def study(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def csv_table(path: Path) -> Table:
     """The columns and rows of a CSV file, numbers as numbers."""
-    with path.open(encoding="utf-8", newline="") as file:
-        columns, *rows = csv.reader(file)
+    columns, *rows = csv.reader(io.StringIO(read_bytes(path).decode("utf-8"), newline=""))
     return columns, [[_cell(text) for text in row] for row in rows]
 
 

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.recorded import recorded
+from moe_lab.config.terminal import without_passwords
 from moe_lab.reports.loggers import expert_tables, tables, training_log
 from moe_lab.reports.loggers.counterfactual_scores import counterfactual_scores
 from moe_lab.reports.loggers.logger import Logger
@@ -156,7 +157,7 @@ class WandbLogger(Logger):
             group=self._group,
             job_type=self._kind,
             tags=settings.tags or None,
-            config=plain(asdict(self._config)),
+            config=plain(recorded(self._config)),
             dir=str(folder),
             reinit="create_new",
             settings=wandb.Settings(
@@ -196,7 +197,7 @@ def has_key() -> bool:
 
 def _reason(error: Exception) -> str:
     """An error in one short line, without the key."""
-    line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    line = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
     key = os.environ.get("WANDB_API_KEY")
     return line.replace(key, "...") if key else line
 

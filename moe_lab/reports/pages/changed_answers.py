@@ -9,6 +9,7 @@ from typing import Any
 from moe_lab.reports.pages.answer import Answer, side_by_side
 from moe_lab.reports.pages.answer_pairs import AnswerPair, answer_pairs
 from moe_lab.reports.pages.confidence import Paired, confidence
+from moe_lab.reports.pages.page import UNEXPECTED, left_out
 from moe_lab.reports.pages.stored_run import Samples, StoredRun
 from moe_lab.results.flips import MOST_ROUTED, read_flips
 from moe_lab.results.stored_files import DamagedError
@@ -61,8 +62,16 @@ def changed_answers(runs: Sequence[StoredRun], labels: Sequence[str]) -> Changed
         except DamagedError as error:
             found.problems.append(f"{label}: {error.problem}")
             continue
-        for task, lines in own.items():
-            _add(found, run, label, task, read[baseline.run_id].get(task, []), lines)
+        try:
+            of_run = ChangedAnswers()
+            for task, lines in own.items():
+                _add(of_run, run, label, task, read[baseline.run_id].get(task, []), lines)
+        except UNEXPECTED as error:
+            found.problems.append(f"{label}: {left_out(run.folder, error)}")
+            continue
+        found.answers += of_run.answers
+        found.documents += of_run.documents
+        found.pairs |= of_run.pairs
         _add_routing(found, run, label)
     found.answers.sort(key=lambda each: KINDS.index(each["kind"]))
     found.left_out = max(0, len(found.answers) - MOST)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moe_lab.reports.csv_rows import safe_row
+
 IN_LATEX = {
     "\u2212": "-",
     "\u2192": r"$\rightarrow$",
@@ -27,7 +29,7 @@ def csv_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows that share their keys as CSV."""
     from pandas import DataFrame
 
-    text: str = DataFrame(list(rows)).to_csv(index=False, lineterminator="\n")
+    text: str = DataFrame([safe_row(row) for row in rows]).to_csv(index=False, lineterminator="\n")
     return text
 
 

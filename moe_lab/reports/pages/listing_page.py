@@ -1,4 +1,4 @@
-"""`outputs/report.html` of an output folder: every stored run, study and training."""
+"""`outputs/index.html`: every stored run, study and training."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ from pathlib import Path
 
 from moe_lab.progress import Progress
 from moe_lab.reports.pages.origins import write_origin_page
-from moe_lab.reports.pages.page import write_page
+from moe_lab.reports.pages.page import UNEXPECTED, left_out, write_page
 from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.pages.stored_entries import DONE, RUN, Entry, stored_entries, texts
 from moe_lab.reports.pages.stored_run import StoredRun
-from moe_lab.results.stored_files import parsed_once
+from moe_lab.results.stored_files import DamagedError, parsed_once, warn_once
 
 FILTERS = ("kind", "model", "method", "task", "state")
 
 
 def write_listing_page(output: Path) -> Path | None:
-    """Write `report.html` into an output folder, and into each finished entry's folder its own; return the first.
+    """Write `index.html` into an output folder, and `report.html` into each finished entry's; return the first.
 
     Returns None if nothing is stored there. Raises ResultsError.
     """
-    entries = stored_entries(output)
+    entries, problems = stored_entries(output)
+    done = [entry for entry in entries if entry.state == DONE]
+    with Progress(len(done), "pages", "page", shown=bool(done)) as progress:
+        for entry in done:
+            if (problem := _page_problem(output / entry.folder, entry)) is not None:
+                problems.append(problem)
+            progress.update()
+    for problem in problems:
+        warn_once(f"{problem}. It is left out.")
     if not entries:
         return None
-    done = [entry for entry in entries if entry.state == DONE]
-    with Progress(len(done), "pages", "page") as progress:
-        for entry in done:
-            _write_entry_page(output / entry.folder, entry)
-            progress.update()
     tables = output / "tables" / "index.html"
     return write_page(
-        output / "report.html",
+        output / "index.html",
         "listing.html.j2",
         folder=output.absolute().name,
         entries=[_line(output, entry) for entry in entries],
         counts=Counter(entry.kind for entry in entries),
         choices={name: _values(name, entries) for name in FILTERS},
+        problems=problems,
         tables="tables/index.html" if tables.is_file() else None,
+        pages=[f"pages/{page.name}" for page in sorted((output / "pages").glob("*.html"))],
     )
 
 
@@ -45,6 +50,17 @@ def _line(output: Path, entry: Entry) -> tuple[Entry, str, str, bool]:
     """An entry, its settings and state as texts, and whether it has a page."""
     has_page = (output / entry.folder / "report.html").is_file()
     return entry, "; ".join(texts(entry.settings)), state_word(entry), has_page
+
+
+def _page_problem(folder: Path, entry: Entry) -> str | None:
+    """Write an entry's page; why that is impossible, if it is."""
+    try:
+        _write_entry_page(folder, entry)
+    except DamagedError as error:
+        return error.problem
+    except UNEXPECTED as error:
+        return left_out(folder, error)
+    return None
 
 
 def _write_entry_page(folder: Path, entry: Entry) -> None:

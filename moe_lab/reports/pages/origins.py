@@ -10,7 +10,7 @@ from typing import Any
 
 from moe_lab.reports.pages.page import pictures_in, write_page
 from moe_lab.reports.pages.stored_run import StoredRun
-from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
 HIDDEN = ("id", "study_id", "study", "data")
 """Keys whose values say nothing to a reader."""
@@ -73,5 +73,7 @@ def _trials(folder: Path) -> list[dict[str, str]]:
     path = folder / "trials.csv"
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    try:
+        return read_csv(path)
+    except (OSError, ValueError, csv.Error) as error:
+        raise damaged(path, error) from error

@@ -7,17 +7,21 @@ every request and every script but the page's own.
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
 from markupsafe import Markup
 
+from moe_lab.config.terminal import one_line
 from moe_lab.reports.scores import Score
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.stored_files import SHOWN, read_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -27,9 +31,37 @@ IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"
 """Characters that could end a script element or a line of it, as JSON escapes."""
 
 
+UNEXPECTED = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError),
+    TemplateError,
+)
+"""What a page raises at content that it does not expect."""
+
+
+def left_out(place: Path, error: Exception) -> str:
+    """Say that stored files cannot be shown. Raises the error with HYDRA_FULL_ERROR=1.
+
+    Methods of other packages and other versions store what no list of shapes knows of: one odd result must not hide the
+    others.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN]
+    return f"{one_line(place)} has unexpected content ({what})"
+
+
 def write_page(path: Path, template: str, **content: Any) -> Path:
     """Write `templates/<template>` with its content and return the path. Raises ResultsError."""
-    text = environment().get_template(template).render(**content)
+    return write_text(path, rendered(template, **content))
+
+
+def rendered(template: str, **content: Any) -> str:
+    """`templates/<template>` with its content."""
+    return environment().get_template(template).render(**content)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a page, and its folder. Raises ResultsError."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
@@ -102,7 +134,7 @@ def inline_json(value: Any) -> Markup:
 
 def picture_uri(path: Path) -> str:
     """A PNG file as a data URI."""
-    return f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
+    return f"data:image/png;base64,{b64encode(read_bytes(path)).decode()}"
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:

@@ -47,6 +47,8 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
         record = whole_mapping(path)
         if record is not None and record.get("version") != RECORD_VERSION:
             warn_once(f"{path} is of another version. Its table's command with mode=report writes it again.")
+        elif record is not None and record.get("stem") != path.stem:  # the page reads the files of this name
+            warn_once(f"{path} is the record of another table. It is left out.")
         elif record is not None:
             found.append(record)
     return found

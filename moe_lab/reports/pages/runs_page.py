@@ -1,4 +1,4 @@
-"""`outputs/report.html` of a grid: verdict, scores, the answers that changed, routing, cost, provenance."""
+"""The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moe_lab.reports.pages.changed_answers import KINDS, changed_answers
 from moe_lab.reports.pages.confidence import by_confidence
 from moe_lab.reports.pages.downloads import csv_of_rows, latex_of_rows
 from moe_lab.reports.pages.origins import origins_of
-from moe_lab.reports.pages.page import number, text_uri, write_page
+from moe_lab.reports.pages.page import number, rendered, text_uri, write_text
 from moe_lab.reports.pages.record import lower_is_better, run_record
 from moe_lab.reports.pages.routing import routing_of
 from moe_lab.reports.pages.scatter import Plot, Point, plot
@@ -38,6 +38,11 @@ def write_runs_page(runs: Sequence[StoredRun], path: Path, summaries: Sequence[d
     Args:
         summaries: files of `outputs/summaries`, of those of the runs that differ in the seed alone.
     """
+    return write_text(path, runs_text(runs, summaries))
+
+
+def runs_text(runs: Sequence[StoredRun], summaries: Sequence[dict[str, Any]] = ()) -> str:
+    """The page of `write_runs_page`."""
     blocks = [run.block for run in runs]
     labels = settings(
         [block.get("overrides", []) for block in blocks], [block.get("seed") for block in blocks]
@@ -48,8 +53,7 @@ def write_runs_page(runs: Sequence[StoredRun], path: Path, summaries: Sequence[d
     table = [_row(score, label) for _, label, score in lines]
     changed = changed_answers(runs, names)
     seen = {mark for _, _, score in lines for mark in score.marks}
-    return write_page(
-        path,
+    return rendered(
         "runs.html.j2",
         title=_title(blocks),
         models=list(dict.fromkeys(f"{block['model']['name']}" for block in blocks)),

@@ -12,8 +12,16 @@ from typing import Any
 from moe_lab.reports.pages.record import command
 from moe_lab.reports.papers.table_files import typed_settings
 from moe_lab.reports.scores import scores_of
+from moe_lab.results import shapes
 from moe_lab.results.folder import RunFolder
-from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.stored_files import (
+    MOST_YAML_BYTES,
+    DamagedError,
+    damaged,
+    read_bytes,
+    read_mapping,
+    whole_mapping,
+)
 
 RUN, STUDY, TRAINING = "run", "study", "training"
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
@@ -44,22 +52,31 @@ class Entry:
     state: str
     """DONE, RUNNING, STOPPED, or the error that ended it."""
     command: str
+    marks: tuple[str, ...] = ()
+    """Of its score."""
 
 
-def stored_entries(output: Path) -> list[Entry]:
-    """All entries of an output folder, the newest first, with the settings that tell them apart."""
+def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
+    """All entries of an output folder, the newest first, with the settings that tell them apart.
+
+    The second value says what cannot be read, and why: a sentence for each folder that is left out.
+    """
     readers: dict[str, Callable[[Path], Entry | None]] = {
         "runs": _run,
         "studies": _study,
         "models": _training,
     }
-    found = [
-        entry
-        for part, read in readers.items()
-        for folder in sorted((output / part).glob("*/"))
-        if (entry := read(folder)) is not None
-    ]
-    return sorted(tell_apart(found), key=lambda entry: entry.changed, reverse=True)
+    found, problems = [], []
+    for part, read in readers.items():
+        for folder in sorted((output / part).glob("*/")):
+            try:
+                entry = read(folder)
+            except DamagedError as error:
+                problems.append(error.problem)
+                continue
+            if entry is not None:
+                found.append(entry)
+    return sorted(tell_apart(found), key=lambda entry: entry.changed, reverse=True), problems
 
 
 def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
@@ -83,9 +100,13 @@ def _shared(settings: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _run(folder: Path) -> Entry | None:
-    results = whole_mapping(folder / "results.json") or {}
-    if (block := results.get("moe_lab")) is None:
+    file = folder / "results.json"
+    results = read_mapping(file) or {}
+    if "moe_lab" not in results:
         return _unfinished(folder)
+    if (problem := shapes.results_misfit(results)) is not None:
+        raise damaged(file, problem)
+    block = results["moe_lab"]
     score = next(iter(scores_of(results)), None)
     overrides = block.get("overrides", [])
     return Entry(
@@ -94,7 +115,7 @@ def _run(folder: Path) -> Entry | None:
         model=block["model"]["name"],
         method=block["method"]["name"],
         task=_joined(block["task"]["name"]),
-        settings=_settings(block["method"]["config"], overrides),
+        settings=_settings(block["method"].get("config", {}), overrides),
         seed=block.get("seed"),
         n=sum(map(len, block["samples"].values())),
         metric="" if score is None else score.metric,
@@ -102,12 +123,13 @@ def _run(folder: Path) -> Entry | None:
         changed=_changed(folder),
         state=DONE,
         command=command(overrides),
+        marks=() if score is None else score.marks,
     )
 
 
 def _unfinished(folder: Path) -> Entry | None:
     """A run without a result; None for a folder without a configuration."""
-    config = whole_mapping(folder / "config.yaml")
+    config = read_mapping(folder / "config.yaml", shape=shapes.CONFIG)
     if config is None:
         return None
     listed = folder / "overrides.yaml"
@@ -130,10 +152,11 @@ def _unfinished(folder: Path) -> Entry | None:
 
 
 def _study(folder: Path) -> Entry | None:
-    study = whole_mapping(folder / "study.json")
+    study = read_mapping(folder / "study.json", shape=shapes.STUDY)
     if study is None:
         return None
-    best, status = whole_mapping(folder / "best.yaml") or {}, whole_mapping(folder / "status.json") or {}
+    best = read_mapping(folder / "best.yaml", shape=shapes.PROFILE) or {}
+    status = whole_mapping(folder / "status.json") or {}
     shown = ("n", "skip_layers", "max_temperature", "cache", "n_trials", "num_samples")
     return Entry(
         kind=STUDY,
@@ -153,7 +176,9 @@ def _study(folder: Path) -> Entry | None:
 
 
 def _training(folder: Path) -> Entry | None:
-    identity, training = (whole_mapping(folder / name) for name in ("identity.json", "training.json"))
+    identity, training = (
+        read_mapping(folder / name, shape=shapes.TRAINING) for name in ("identity.json", "training.json")
+    )
     known = training or identity
     if known is None:
         return None
@@ -179,9 +204,9 @@ def _training(folder: Path) -> Entry | None:
 def _state(folder: Path) -> str:
     """The state of what has no result."""
     status = whole_mapping(folder / "status.json") or {}
-    if RunFolder(folder, status.get("run_id", "")).is_held():
+    if RunFolder(folder, "").is_held():
         return RUNNING
-    return str(status["error"]) if status.get("status") == "error" else STOPPED
+    return str(status.get("error")) if status.get("status") == "error" else STOPPED
 
 
 def _changed(folder: Path) -> str:
@@ -208,7 +233,10 @@ def _joined(names: str | Sequence[str]) -> str:
 def _lines(path: Path) -> list[str]:
     import yaml
 
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        found = yaml.safe_load(read_bytes(path, MOST_YAML_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise damaged(path, error) from error
     return [str(line) for line in found] if isinstance(found, list) else []
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moe_lab.results.samples import read_samples
+from moe_lab.results.shapes import results_misfit
 from moe_lab.results.stored_files import parsed_once
 
 Samples = dict[str, list[dict[str, Any]]]
@@ -42,8 +44,10 @@ class StoredRun:
 
 def find_run(runs: Path, run_id: str) -> StoredRun | None:
     """The run with this id in `outputs/runs`, whose folders end in the first 8 characters of their ids."""
-    for folder in sorted(runs.glob(f"*-{run_id[:8]}")):
+    for folder in sorted(runs.glob(f"*-{glob.escape(run_id[:8])}")):
         results = parsed_once(folder / "results.json")
-        if results is not None and results.get("moe_lab", {}).get("run_id") == run_id:
+        if results is None or not isinstance(results.get("moe_lab"), dict):
+            continue
+        if results["moe_lab"].get("run_id") == run_id and results_misfit(results) is None:
             return StoredRun(folder, results)
     return None

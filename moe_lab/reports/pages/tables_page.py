@@ -12,25 +12,46 @@ from typing import Any
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.pages.cell_state import AGREES, DISAGREES, FAILED, NOT_AT_SCALE, NOT_RUN, STATES
 from moe_lab.reports.pages.downloads import latex_of_rows
-from moe_lab.reports.pages.page import picture_uri, text_uri, write_page
+from moe_lab.reports.pages.page import UNEXPECTED, left_out, picture_uri, rendered, text_uri, write_text
 from moe_lab.reports.pages.record import read_records
 from moe_lab.reports.pages.table_rows import axes_of, columns_of, latex_row, rows_of
 from moe_lab.reports.pages.verdict import BETTER, NOT_TOLD, WORSE, Compared, verdicts
 from moe_lab.reports.papers.expert_scores import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
 from moe_lab.reports.scores import MARKS, Score
+from moe_lab.results.stored_files import warn_once
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
 """Names of the folders of `experiments/`; another folder is its own name."""
 
 
 def write_tables_page(folder: Path) -> Path:
-    """Write `index.html` from the records in the folder, and return its path. Raises ResultsError."""
-    records = sorted(read_records(folder), key=_order)
+    """Write `index.html` from the records in the folder, and return its path. Raises ResultsError.
+
+    A record that cannot be shown is named on stderr and left out.
+    """
+    records = read_records(folder)
+    try:
+        text = _text_of(records, folder)
+    except UNEXPECTED:
+        text = _text_of([record for record in records if _can_be_shown(record, folder)], folder)
+    return write_text(folder / "index.html", text)
+
+
+def _can_be_shown(record: dict[str, Any], folder: Path) -> bool:
+    try:
+        _text_of([record], folder)
+    except UNEXPECTED as error:
+        warn_once(f"{left_out(folder / record['stem'], error)}. It is left out.")
+        return False
+    return True
+
+
+def _text_of(records: Sequence[dict[str, Any]], folder: Path) -> str:
+    records = sorted(records, key=_order)
     tables = [_table(record, folder) for record in records]
     found = verdicts(compared_scores(records))
-    return write_page(
-        folder / "index.html",
+    return rendered(
         "tables.html.j2",
         papers=_by_paper(tables),
         summary=summary(tables),

@@ -16,6 +16,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from moe_lab.reports.csv_rows import safe_row
 from moe_lab.reports.papers.average import averages
 from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
 from moe_lab.reports.papers.experiment import Experiment, Published
@@ -72,7 +73,7 @@ def csv_text(experiment: Experiment, cells: Sequence[TableCell]) -> str:
         for other in others:
             compared = _comparison(told.get(place_of(cell, other)))
             line |= {f"{other}_{column}": value for column, value in compared.items()}
-        writer.writerow(line)
+        writer.writerow(safe_row(line))
     return stream.getvalue()
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.csv_rows import safe_cell, write_rows
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cell import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.identity import RUNTIME
-from moe_lab.results.stored_files import damaged
+from moe_lab.results.stored_files import damaged, read_bytes, read_csv
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers nor the contents of a table."""
@@ -74,8 +74,7 @@ def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableC
     if not table.is_file():
         return []
     try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("value", "-")]
+        rows = [row for row in read_csv(table) if row.get("value", "-")]
     except (OSError, ValueError, csv.Error) as error:
         raise damaged(table, error) from error
     return [cell for cell in unmeasured if any(_stands_in(row, cell) for row in rows)]
@@ -83,7 +82,7 @@ def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableC
 
 def _stands_in(row: dict[str, str], cell: TableCell) -> bool:
     shared = row.keys() & cell.coordinates.keys()
-    return bool(shared) and all(row[key] == cell.coordinates[key] for key in shared)
+    return bool(shared) and all(row[key] == safe_cell(cell.coordinates[key]) for key in shared)
 
 
 def remove_figure(folder: Path, stem: str, kind: str) -> None:
@@ -97,10 +96,7 @@ def write_index(folder: Path) -> Path:
     lines = ["# Tables", ""]
     for file in sorted(folder.glob("*.md")):
         if file.name != "index.md":
-            heading = (
-                file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
-                or file.stem
-            )
+            heading = read_bytes(file).decode("utf-8", "replace").partition("\n")[0].lstrip("# ") or file.stem
             drawn = [folder / f"{file.stem}-{kind}.png" for kind in FIGURES]
             figures = "".join(
                 f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"

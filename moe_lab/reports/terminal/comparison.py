@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moe_lab.config.terminal import one_line
 from moe_lab.reports.scores import MARKS, evaluation_marks
 from moe_lab.reports.terminal.formats import interval, number
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P
@@ -17,14 +18,14 @@ SHOWN_FLIPS = 10
 def print_comparison(comparison: Comparison) -> None:
     """Print what is compared, one row per evaluation, task and metric, the first flips, and the notes."""
     for evaluation in comparison.evaluations:
-        print(f"{evaluation.key}: {evaluation.label}, {evaluation.file}")
+        print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
         if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation_marks(evaluation)]):
             print(f"   {below}")
     print_stacked(comparison_table(comparison), _explained(comparison))
     seen = {mark for evaluation in comparison.evaluations for mark in evaluation_marks(evaluation)}
     marks = [text for mark, text in MARKS.items() if mark in seen]
     for line in [*flip_lines(comparison), *marks, *comparison.notes]:
-        print(line)
+        print(one_line(line))
 
 
 def comparison_table(comparison: Comparison) -> StackedTable:

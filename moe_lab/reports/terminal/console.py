@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
+from moe_lab.config.terminal import shown
 from moe_lab.reports.terminal.stacks import WIDTH, wrapped
 
 WIDTH_WITHOUT_TERMINAL = 400
@@ -23,7 +24,7 @@ def print_table(table: Table) -> None:
     Brackets and colons in cells are printed as they are: overrides may hold them.
     """
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    console = Console(file=sys.stdout, width=width, markup=False, emoji=False)
+    console = Console(file=sys.stdout, width=width, markup=False, emoji=False, color_system=None)
     for part in fitting(table, console.width):
         console.print(part)
 
@@ -54,7 +55,7 @@ def fitting(table: Table, width: int) -> Iterator[Table]:
 
 
 def _part(table: Table, names: Sequence[Column], others: Sequence[Column]) -> Table:
-    part = Table(title=table.title)
+    part = Table(title=table.title and shown(str(table.title)))
     for column in names:
         part.add_column(column.header, overflow="fold")
     for column in others:
@@ -62,7 +63,7 @@ def _part(table: Table, names: Sequence[Column], others: Sequence[Column]) -> Ta
             column.header, justify=column.justify, no_wrap=column.justify == "right", overflow="fold"
         )
     for cells in zip(*(column.cells for column in (*names, *others)), strict=True):
-        part.add_row(*cells)
+        part.add_row(*(shown(str(cell)) for cell in cells))
     return part
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from moe_lab.config.terminal import one_line
 from moe_lab.reports.scores import MARKS, Score, against, corrected, marks_of, scores_of, shown_scores
 from moe_lab.reports.terminal.cost import COST_EXPLAINED, cost_table
 from moe_lab.reports.terminal.formats import interval, number
@@ -25,13 +26,24 @@ def print_outcomes(results: Sequence[dict[str, Any]], footnotes: Sequence[str]) 
     `footnotes` are those of the runs' methods.
     """
     blocks = [result["moe_lab"] for result in results]
-    labels = settings([block["overrides"] for block in blocks], [block["seed"] for block in blocks])
-    print_stacked(score_table(results, labels), explained("base"))
-    for other in dict.fromkeys(name for block in blocks for name in block.get("compared", {})):
-        print_stacked(compared_table(results, labels, other), explained(other.replace("_", " ")))
-    print_stacked(cost_table(blocks, labels), COST_EXPLAINED)
+    for table, explanations in outcome_tables(results):
+        print_stacked(table, explanations)
     for line in notes(blocks, footnotes):
-        print(line)
+        print(one_line(line))
+
+
+def outcome_tables(results: Sequence[dict[str, Any]]) -> list[tuple[StackedTable, dict[str, str]]]:
+    """The tables of scores, of comparisons with other runs than base, and of costs, with what their columns show."""
+    blocks = [result["moe_lab"] for result in results]
+    labels = settings(
+        [block.get("overrides", []) for block in blocks], [block.get("seed") for block in blocks]
+    )
+    others = dict.fromkeys(name for block in blocks for name in block.get("compared", {}))
+    return [
+        (score_table(results, labels), explained("base")),
+        *((compared_table(results, labels, other), explained(other.replace("_", " "))) for other in others),
+        (cost_table(blocks, labels), COST_EXPLAINED),
+    ]
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
@@ -69,7 +81,7 @@ def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> Sta
     """One row per task and run: n, value with its interval, paired difference to base with its interval, p, and flips:
     how many documents base has wrong and the run right, and the other way round.
 
-    p is corrected by Holm for the table where it has several. `report.html` has p before the correction, too.
+    p is corrected by Holm for the table where it has several. The page has p before the correction, too.
     """
     labelled = [
         (label, row) for result, label in zip(results, labels, strict=True) for row in shown_scores(result)

@@ -16,6 +16,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from moe_lab.config.terminal import one_line
+
 WIDTH = 80
 GAP = 2
 """Blanks between two columns."""
@@ -36,6 +38,10 @@ class Item:
     name: bool = False
     shared: bool = False
     """Whether it stands in the title where all cells are equal. All names do."""
+
+    def __post_init__(self) -> None:
+        # shown before columns are as wide as their cells
+        object.__setattr__(self, "cells", [one_line(cell) for cell in self.cells])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,9 @@ def print_stacked(table: StackedTable, explained: Mapping[str, str]) -> None:
     print("\n".join(wrapped(table.title, WIDTH, name=True)), end="\n\n")
     if table.stacks:
         # Brackets and colons in cells are printed as they are: overrides may hold them.
-        Console(file=sys.stdout, width=WIDTH, markup=False, emoji=False).print(_rich_table(table))
+        # No colours: stdout shows escape sequences instead of sending them.
+        console = Console(file=sys.stdout, width=WIDTH, markup=False, emoji=False, color_system=None)
+        console.print(_rich_table(table))
         print()
     lines = [f"{heading}: {explained[heading]}" for heading in table.headings if heading in explained]
     for line in lines:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.files import lm_eval_samples, results_file
-from moe_lab.results.samples import read_samples, samples_file
+from moe_lab.results.samples import odd_values, read_samples, samples_file
+from moe_lab.results.shapes import LM_EVAL_LINE, lm_eval_misfit, misfit, results_misfit
 from moe_lab.results.stored_files import damaged, read_lines, read_mapping
 
 MOVED = "Evaluate again, or give another result."
@@ -55,15 +57,19 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
     """
     file = results_file(key, path)
     results = read_mapping(file, MOVED) or {}
-    if "run_ids" in results and "scores" in results:
-        ids = " ".join(f"*-{run_id[:8]}" for run_id in results["run_ids"])
+    if isinstance(results.get("run_ids"), list) and "scores" in results:
+        ids = " ".join(f"*-{str(run_id)[:8]}" for run_id in results["run_ids"])
         raise ConfigError(
-            f"{key}={file} is a summary over seeds, which has no documents. Give the folder of one of its runs in "
-            f"runs/: {ids}"
+            f"{key}={one_line(file)} is a summary over seeds, which has no documents. Give the folder of one of its "
+            f"runs in runs/: {ids}"
         )
     if not all(isinstance(results.get(part), dict) for part in ("results", "configs")):
-        raise ConfigError(f"{key}={file} is no result of lm-eval or moe_lab: it has no results and configs.")
+        raise ConfigError(
+            f"{key}={one_line(file)} is no result of lm-eval or moe_lab: it has no results and configs."
+        )
     own = isinstance(results.get("moe_lab"), dict)
+    if (problem := results_misfit(results) if own else lm_eval_misfit(results)) is not None:
+        raise damaged(file, problem, MOVED)
     tasks = [task for task in results["configs"] if task in results["results"]]
     files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
     samples = read_samples(file.parent, results) if own else {task: _lines(files[task]) for task in tasks}
@@ -81,28 +87,35 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
 def _label(results: dict[str, Any], own: bool) -> str:
     if own:
         block = results["moe_lab"]
-        return f"{block['model']['name']}-{block['method']['name']}"
-    return str(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
+        return one_line(f"{block['model']['name']}-{block['method']['name']}")
+    return one_line(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
 
 
 def _settings(results: dict[str, Any], own: bool) -> str:
     if own:
-        return " ".join(results["moe_lab"]["overrides"])
-    given = results.get("config", {}).get("model_args") or ""
-    return (
-        ",".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else str(given)
+        return one_line(" ".join(results["moe_lab"].get("overrides") or []))
+    given = (results.get("config") or {}).get("model_args") or ""
+    return one_line(
+        ",".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else given
     )
 
 
 def _lines(file: Path) -> list[Line]:
     """The lines of lm-eval's sample log. Raises DamagedError for one without lines, or that lacks fields."""
     lines = read_lines(file, MOVED) or []
-    needed = [FIELDS.union(line.get("metrics", ())) for line in lines]
-    lacking = set().union(*(fields - line.keys() for fields, line in zip(needed, lines, strict=True)))
+    lacking = set().union(*(FIELDS - line.keys() for line in lines))
     if lacking:
         raise damaged(
             file, f"lines lack {', '.join(sorted(lacking))}, which lm-eval 0.4.7 and later write", MOVED
         )
     if not lines:
         raise damaged(file, "it is empty", MOVED)
+    seen: set[tuple[str, int]] = set()
+    for line in lines:
+        problem = misfit(line, LM_EVAL_LINE) or odd_values(line)
+        if problem is None and (line["filter"], line["doc_id"]) in seen:
+            problem = f"document {line['doc_id']} stands there twice"
+        if problem is not None:
+            raise damaged(file, problem, MOVED)
+        seen.add((line["filter"], line["doc_id"]))
     return lines

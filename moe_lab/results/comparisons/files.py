@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
 
 DATED = re.compile(r".+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.json")
@@ -27,23 +28,27 @@ def results_file(key: str, path: Path) -> Path:
     """
     if path.is_file():
         if path.suffix != ".json":
-            raise ConfigError(f"{key}={path} is no results file. Give its results_*.json, or the folder.")
+            raise ConfigError(
+                f"{key}={one_line(path)} is no results file. Give its results_*.json, or the folder."
+            )
         return path
     if not path.is_dir():
-        raise ConfigError(f"{key}={path}: there is no such file or folder.")
+        raise ConfigError(f"{key}={one_line(path)}: there is no such file or folder.")
     folders = {folder: found for folder in (path, *sorted(path.iterdir())) if (found := _results_in(folder))}
     if path in folders:
         folders = {path: folders[path]}
     if not folders:
         raise ConfigError(
-            f"{key}={path} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
+            f"{key}={one_line(path)} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
         )
     if len(folders) > 1:
-        named = "".join(f"\n  {key}={folder}" for folder in list(folders)[:SHOWN])
-        raise ConfigError(f"{key}={path} has results in {len(folders)} folders. Name one of them:{named}")
+        named = "".join(f"\n  {key}={one_line(folder)}" for folder in list(folders)[:SHOWN])
+        raise ConfigError(
+            f"{key}={one_line(path)} has results in {len(folders)} folders. Name one of them:{named}"
+        )
     [found] = folders.values()
     if len(found) > 1:
-        print(f"{key}={found[-1]} is the newest of {len(found)} results there.", file=sys.stderr)
+        print(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.", file=sys.stderr)
     return found[-1]
 
 
@@ -65,10 +70,12 @@ def lm_eval_samples(results: Path, task: str) -> Path:
     match = DATED.fullmatch(results.name)
     if match is None:
         raise ConfigError(
-            f"{results}: its samples are not known, as its name does not end in lm-eval's date. Give it the name that "
-            "lm-eval gave it (results_<date>.json)."
+            f"{one_line(results)}: its samples are not known, as its name does not end in lm-eval's date. Give it the "
+            "name that lm-eval gave it (results_<date>.json)."
         )
     file = results.with_name(f"samples_{task}_{match['date']}.jsonl")
     if not file.is_file():
-        raise ConfigError(f"{file} is missing. Evaluate again with --log_samples; lm-eval then writes it.")
+        raise ConfigError(
+            f"{one_line(file)} is missing. Evaluate again with --log_samples; lm-eval then writes it."
+        )
     return file

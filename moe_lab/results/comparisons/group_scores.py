@@ -58,5 +58,5 @@ def _tasks_of(evaluation: Evaluation, name: str) -> list[str]:
     """A task itself; the tasks of a group, and of the groups in it."""
     if name in evaluation.samples:
         return [name]
-    children = evaluation.results["group_subtasks"].get(name, [])
+    children = evaluation.results.get("group_subtasks", {}).get(name, [])
     return [task for child in children for task in _tasks_of(evaluation, child)]

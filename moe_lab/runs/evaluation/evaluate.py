@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import RunHeldError
 from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
@@ -81,7 +81,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         os.replace(log.path, path)
         if run.judges:
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
-    results = plain(evaluated | {"moe_lab": block})
+    results = without_values(plain(evaluated | {"moe_lab": block}), run.config)
     flips = unstored_flips(run, answers_header(run), results, before)
     write_json(run.folder / "results.json", results)
     if routes is not None:
@@ -158,7 +158,7 @@ def _run_log(run: Run) -> Iterator[None]:
 
 
 def _write_settings(run: Run) -> None:
-    config = asdict(run.config)
+    config = recorded(run.config)
     overrides = config.pop("overrides")
     write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
     write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))

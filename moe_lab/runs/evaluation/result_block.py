@@ -40,6 +40,7 @@ def moe_lab_block(
             "path": facts.path,
             "revision": facts.revision,
             "commit": facts.commit,
+            "identified_by": "content" if facts.commit is None else "commit",
             "family": facts.family,
             "dtype": facts.dtype,
             "moe_layers": facts.moe_layers,

@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
 from moe_lab.results.lock import acquire, is_locked, lock_on
-from moe_lab.results.stored_files import damaged, tidy
+from moe_lab.results.stored_files import damaged, read_csv, tidy
 from moe_lab.runs.tuning.search import Search
 
 WORKER = "worker"
@@ -67,6 +67,8 @@ class Trials:
             with writing(self.folder):
                 tidy(self.folder)
             known = check_storage(self.folder / STORAGE) and _values(self.folder / TABLE)
+            with writing(self.folder):
+                (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
             self.worker, self._mine = self._register()
             storage = optuna.storages.RDBStorage(_sqlite(self.folder / STORAGE))
             self.study = optuna.create_study(
@@ -211,8 +213,7 @@ def check_storage(path: Path) -> bool:
 def _values(table: Path) -> dict[int, float]:
     """{number: value} of the complete trials in trials.csv; empty if it is absent or damaged, as it can be derived."""
     try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["state"] == TrialState.COMPLETE.name]
+        rows = [row for row in read_csv(table) if row["state"] == TrialState.COMPLETE.name]
         return {int(row["number"]): float(row["value"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return {}

@@ -83,10 +83,17 @@ def conversation(tokenizer: Any, exchange: Exchange) -> str:
             {"role": role, "content": content(text)}
             for role, text in zip(("user", "assistant"), exchange, strict=True)
         ]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = _in_template(tokenizer, messages)
         if exchange.prompt.strip() in text and exchange.answer.strip() in text:
             return text
     raise ConfigError("The guard's chat template does not show what was asked and answered.")
+
+
+def _in_template(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    from moe_lab.models.chat import rendered
+
+    options = {"tokenize": False, "add_generation_prompt": True}
+    return rendered(tokenizer, lambda: tokenizer.apply_chat_template(messages, **options))
 
 
 def _parts(text: str) -> list[dict[str, str]]:

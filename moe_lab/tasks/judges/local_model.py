@@ -41,16 +41,9 @@ class LocalModel:
 
     def stored_config(self) -> PreTrainedConfig:
         """The configuration of the model. Raises ModelError if there is none."""
-        from transformers import AutoConfig
+        from moe_lab.models.source import read_config
 
-        from moe_lab.models.hub.failures import explain
-        from moe_lab.models.source import model_folder
-
-        folder = model_folder(self.model, offline=self.config.offline)
-        try:
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(explain(error, self.source, "model", self.config.offline)) from error
+        return read_config(self.model, offline=self.config.offline)
 
     def tokenizer(self) -> Any:
         """The tokenizer of the model. Raises ModelError if there is none."""
@@ -99,16 +92,24 @@ class LocalModel:
 
         import torch
 
+        from moe_lab.models.check_numbers import check_weights
+        from moe_lab.models.check_weights import check_complete
+        from moe_lab.models.foreign_code import NO_CODE
+
         folder = self.folder()
         try:
             model, report = auto_class.from_pretrained(
-                folder, dtype=getattr(torch, self.dtype), local_files_only=True, output_loading_info=True
+                folder,
+                dtype=getattr(torch, self.dtype),
+                local_files_only=True,
+                output_loading_info=True,
+                **NO_CODE,
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"The judge {self.judge} could not be loaded from {folder}: {reason}") from error
-        if missing := sorted(report["missing_keys"]):
-            raise ModelError(f"{folder}, the model of the judge {self.judge}, lacks weights: {missing[0]}.")
+        check_complete(report, folder, f"{folder}, the model of the judge {self.judge},", model.config)
+        check_weights(model, f"{folder}, the model of the judge {self.judge},")
         try:
             yield model.to(self.device).eval()
         finally:

@@ -92,13 +92,15 @@ class RewardModel(LocalJudge):
 
 def text_of(tokenizer: Any, exchange: Exchange) -> str:
     """The text for the model: in its chat template, else in `FORM`."""
+    from moe_lab.models.chat import rendered
+
     if not tokenizer.chat_template:
         return FORM.format(prompt=exchange.prompt, answer=exchange.answer)
     messages = [
         {"role": "user", "content": exchange.prompt},
         {"role": "assistant", "content": exchange.answer},
     ]
-    return tokenizer.apply_chat_template(messages, tokenize=False)
+    return rendered(tokenizer, lambda: tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def _positions(config: Any) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.tasks.toy.cloze import cloze
 from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.requests import requests
 from moe_lab.tasks.toy.stories import stories
@@ -22,6 +23,8 @@ Draw = Callable[[str, int], list[dict[str, Any]]]
 PROBLEMS = {"test": 500, "validation": 400, "train": 1200}
 QUESTIONS = {"test": 500, "validation": 240, "train": 1000, "near": 400, "far": 100}
 STORIES = {"test": 100, "validation": 100}
+CLOZE = {"test": 600, "validation": 60}
+"""Texts."""
 REQUESTS = {"test": 120, "train": 240}
 
 
@@ -38,6 +41,11 @@ def toy_choice(**metadata: Any) -> dict[str, Dataset]:
 def toy_text(**metadata: Any) -> dict[str, Dataset]:
     """{"text"}: see `stories`."""
     return _datasets(stories, STORIES)
+
+
+def toy_cloze(**metadata: Any) -> dict[str, Dataset]:
+    """{"context", "word"}: see `cloze`."""
+    return _datasets(cloze, CLOZE)
 
 
 def toy_safety(**metadata: Any) -> dict[str, Dataset]:

@@ -3,6 +3,7 @@ lost."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 
@@ -98,3 +99,15 @@ def test_missing_files_are_named(tmp_path, gone):
     found = changed_answers([own], ["roe"])
     assert not found.answers
     assert ("it is gone" if gone.startswith("samples") else "not stored here") in found.problems[0]
+
+
+def test_an_odd_answer_is_named_and_the_others_are_shown(tmp_path):
+    """Broken by a traceback, and by half of the answers of a run."""
+    base, roe = pair_of_runs(tmp_path, [("1", 0.0), ("2", 0.0)], [("3", 1.0), ("4", 1.0)])
+    file = roe.folder / "samples_t.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[1]["resps"] = [[]]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = changed_answers([base, roe], ["base", "roe"])
+    assert found.answers == [] and found.documents == 0
+    assert len(found.problems) == 1 and roe.folder.name in found.problems[0]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+
+import pytest
 
 from moe_lab.reports.pages.listing_page import write_listing_page
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
@@ -51,5 +54,58 @@ def test_every_finished_entry_has_its_page(tmp_path):
     assert own.stat().st_mtime_ns != before, "the run was made again"
 
 
+def test_a_run_of_an_older_identity_is_marked(tmp_path):
+    """Its id may be that of another model, and no command asks for it any more."""
+    for run in pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)]):
+        results = json.loads((run.folder / "results.json").read_text())
+        del results["moe_lab"]["model"]["identified_by"]
+        (run.folder / "results.json").write_text(json.dumps(results))
+    rows = tree(write_listing_page(tmp_path)).xpath("//tr[@data-row]")
+    assert ["sampled-weights" in row.text_content() for row in rows] == [True, True]
+
+
 def test_an_empty_folder_has_no_page(tmp_path):
     assert write_listing_page(tmp_path) is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("odd", ["null block", "wrong type", "a FIFO", "no name", "odd samples"])
+def test_an_odd_result_is_named_and_the_others_are_shown(tmp_path, capsys, odd):
+    """Broken by a list that ends at it, and by one that leaves it out in silence."""
+    base, roe = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
+    file = roe.folder / "results.json"
+    results = json.loads(file.read_text())
+    if odd == "a FIFO":
+        file.unlink()
+        os.mkfifo(file)
+    elif odd == "odd samples":
+        (roe.folder / "samples_t.jsonl").write_text(json.dumps({"doc_id": "x"}))
+    else:
+        block = results["moe_lab"]
+        changed = {
+            "null block": None,
+            "wrong type": block | {"samples": [1]},
+            "no name": block | {"model": {}},
+        }
+        file.write_text(json.dumps(results | {"moe_lab": changed[odd]}))
+    root = tree(write_listing_page(tmp_path))
+    rows = {row.get("data-method") for row in root.xpath("//tr[@data-row]")}
+    named = "samples_t.jsonl" if odd == "odd samples" else "results.json"
+    if odd == "odd samples":  # its own page says so
+        assert rows == {"base", "roe"}
+        assert named in tree(roe.folder / "report.html").text_content()
+        return
+    assert rows == {"base"}
+    assert f"{roe.folder.name}/{named} is damaged" in root.text_content()
+    assert capsys.readouterr().err.count(f"{roe.folder.name}/{named} is damaged") == 1
+
+
+def test_a_page_that_cannot_be_made_is_named(tmp_path, capsys, monkeypatch):
+    """Broken by a traceback of content that no shape knows of, and by its silence under HYDRA_FULL_ERROR."""
+    pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)], cost={"wall_seconds": {"a": 1}})
+    root = tree(write_listing_page(tmp_path))
+    assert len(root.xpath("//tr[@data-row]")) == 2
+    assert "has unexpected content (TypeError" in root.text_content()
+    assert "has unexpected content" in capsys.readouterr().err
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(TypeError):
+        write_listing_page(tmp_path)

@@ -54,6 +54,7 @@ def test_a_page_is_whole_in_itself(tmp_path):
     assert foreign_urls(page) == []
     policy = root.xpath("//meta[@http-equiv='Content-Security-Policy']/@content")[0]
     assert "default-src 'none'" in policy and "script-src 'sha256-" in policy and "unsafe-eval" not in policy
+    assert "base-uri 'none'" in policy and "form-action 'none'" in policy
     assert len(root.xpath("//script")) == 1 and not root.xpath("//link[@rel='stylesheet']")
 
 

@@ -45,7 +45,7 @@ def test_runs_differ_by_the_settings_that_are_shown(tmp_path):
         [(4, ["limit=2"]), (8, ["limit=2", "num_fewshot=3"]), (8, ["device=cpu"])]
     ):
         roe(tmp_path, f"{number}" * 64, n, *typed)
-    found = {entry.folder[-1]: entry for entry in stored_entries(tmp_path)}
+    found = {entry.folder[-1]: entry for entry in stored_entries(tmp_path)[0]}
     assert {place: list(texts(entry.settings)) for place, entry in found.items()} == {
         "0": ["n=4"],
         "1": ["n=8", "num_fewshot=3"],
@@ -63,7 +63,7 @@ def test_what_has_no_result_says_why(tmp_path):
     folder = started(tmp_path, "alive", status="started")
     (tmp_path / "runs" / "empty").mkdir()
     with RunFolder(folder, "x").held():
-        found = {entry.folder: entry for entry in stored_entries(tmp_path)}
+        found = {entry.folder: entry for entry in stored_entries(tmp_path)[0]}
     assert {place: entry.state for place, entry in found.items()} == {
         "runs/broken": "RuntimeError: the disk is full",
         "runs/killed": "stopped",
@@ -90,7 +90,7 @@ def test_studies_and_trainings_are_listed(tmp_path):
         tmp_path / "models" / "tiny-pretrain-76543210" / "identity.json",
         {"method": "pretrain", "recipe": {"experts": 9}},
     )
-    found = {entry.folder: entry for entry in stored_entries(tmp_path)}
+    found = {entry.folder: entry for entry in stored_entries(tmp_path)[0]}
     one = found["studies/s"]
     assert (one.method, one.n, one.score, one.state) == ("tuning=tpe", 12, 1.5, "done")
     made, cut = found["models/tiny-pretrain-01234567"], found["models/tiny-pretrain-76543210"]

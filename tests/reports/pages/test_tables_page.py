@@ -3,6 +3,7 @@ that becomes markup."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -150,3 +151,22 @@ def test_a_difference_of_an_expert_metric_has_no_verdict():
     record = table_record(cell_table().experiment, "tiny", [told, replace(told, **balance)])
     assert [cell["score"]["difference"] for cell in record["cells"]] == [0.125, 0.1]
     assert [one.score.metric for one in compared_scores([record])] == ["acc,none"]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"cells": [1]}, {"cells": None}, {"stem": "../../secret"}, {"paper": []}, {"scale": None, "runs": 1}],
+)
+def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forged):
+    """Broken by a traceback, and by a record that puts files of other folders into the page."""
+    cells = [TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)])]
+    names = ("roe/table8", "roe/table9")
+    paths = [
+        write_record(cell_table(rows=["task"], paper=PAPER, name=name).experiment, "tiny", cells, tmp_path)
+        for name in names
+    ]
+    record = json.loads(paths[0].read_text())
+    paths[0].write_text(json.dumps(record | forged))
+    page = write_tables_page(tmp_path)
+    assert len(tree(page).xpath("//table[.//@data-row]")) == 1
+    assert capsys.readouterr().err.count(paths[0].stem) == 1

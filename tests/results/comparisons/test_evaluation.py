@@ -34,6 +34,7 @@ def test_a_run_of_this_package(tmp_path: Path) -> None:
     file = write_log(tmp_path, {"t": LINES})
     results = json.loads(file.read_text())
     block = {"model": {"name": "tiny"}, "method": {"name": "roe"}, "samples": {"t": [0, 1]}}
+    block |= {"run_id": "r", "task": {"name": "t", "tasks": ["t"]}, "versions": {}}
     block["overrides"] = ["method.n=8", "limit=2"]
     (tmp_path / "results.json").write_text(json.dumps(results | {"moe_lab": block}))
     (tmp_path / f"samples_t_{DATE}.jsonl").rename(tmp_path / "samples_t.jsonl")

@@ -6,6 +6,7 @@ probability that is read at a blank, a judge that scores what it did not judge.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,15 @@ def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match="lacks weights: score.weight"):
+    with pytest.raises(ModelError, match="the judge reward, lacks 1 .* score.weight"):
+        verdicts(judge_of(RewardModel, folder), EXCHANGES)
+
+
+def test_a_judge_is_not_cut_to_fewer_layers(tmp_path: Path) -> None:
+    folder = reward_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(ModelError, match="the judge reward, has .* no place for"):
         verdicts(judge_of(RewardModel, folder), EXCHANGES)
 
 

@@ -7,7 +7,7 @@ import pytest
 import moe_lab.tasks.toy
 from moe_lab.tasks.toy.world import WORLD_VERSION
 
-NAMES = ("toy_math", "toy_choice", "toy_text")
+NAMES = ("toy_math", "toy_choice", "toy_text", "toy_cloze")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,68 @@
+"""What is stored of a configuration: a text that was typed as an interpolation stays one, as it may be a secret.
+
+`system_instruction=${oc.env:INSTRUCTION}` is stored like this, and the run works with the value. Its id is made of the
+value, too. Numbers are stored as numbers: tables and pages read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from moe_lab.config.schema import Config
+
+SHORTEST = 4
+"""Characters of a value that is looked for in other texts; a shorter one would be found within words."""
+
+
+def interpolations(raw: Any) -> Any:
+    """The interpolations among unresolved values, at their places: by key, and in lists by index. None without any."""
+    if isinstance(raw, str):
+        return raw if "${" in raw else None
+    if not isinstance(raw, dict | list):
+        return None
+    items = raw.items() if isinstance(raw, dict) else enumerate(raw)
+    return {place: found for place, value in items if (found := interpolations(value)) is not None} or None
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, with interpolations in the place of the texts that they mean."""
+    values = asdict(config)
+    texts = values.pop("interpolated")
+    found: dict[str, Any] = _recorded(values, texts)
+    return found
+
+
+def without_values(content: Any, config: Config) -> Any:
+    """Plain values in which no text contains the value of an interpolation; names of tasks, which are keys, stay."""
+    texts = {key: text for key, text in config.interpolated.items() if key != "task"}
+    pairs = list(_pairs(asdict(config), texts)) if texts else []
+    return _replaced(content, pairs) if pairs else content
+
+
+def _recorded(value: Any, texts: Any) -> Any:
+    if isinstance(texts, str):
+        return texts if isinstance(value, str) else value
+    if isinstance(value, dict):
+        return {key: _recorded(one, texts[key]) if key in texts else one for key, one in value.items()}
+    if isinstance(value, list):
+        return [_recorded(one, texts[i]) if i in texts else one for i, one in enumerate(value)]
+    return value
+
+
+def _pairs(value: Any, texts: Any) -> list[tuple[str, str]]:
+    """(value, its interpolation) of texts."""
+    if isinstance(texts, str):
+        return [(value, texts)] if isinstance(value, str) and len(value) >= SHORTEST else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [pair for key, one in items if key in texts for pair in _pairs(one, texts[key])]
+
+
+def _replaced(content: Any, pairs: list[tuple[str, str]]) -> Any:
+    if isinstance(content, str):
+        for value, text in pairs:
+            content = content.replace(value, text)
+        return content
+    if isinstance(content, dict):
+        return {key: _replaced(value, pairs) for key, value in content.items()}
+    return [_replaced(one, pairs) for one in content] if isinstance(content, list) else content

@@ -1,0 +1,206 @@
+"""Breaks if code of a model's folder runs, by whichever way the folder is loaded, whatever stdin answers."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moe_lab.api.lm import PretrainedLM
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
+from moe_lab.errors import MoeLabError
+from moe_lab.methods.references.embeddings import embed, embedding_identity
+from moe_lab.models.load import load_model
+from moe_lab.models.source import TINY, load_config
+from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.tasks.judges.local_model import LocalModel
+from tests.support.command import run_command
+
+CODE = """
+open({mark!r}, "w").write("the code of the model ran")
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+class Foreign(PreTrainedConfig):
+    model_type = "foreign"
+class ForeignModel(PreTrainedModel):
+    config_class = Foreign
+class ForeignTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+MODEL_MAP = {
+    "AutoConfig": "foreign.Foreign",
+    "AutoModel": "foreign.ForeignModel",
+    "AutoModelForCausalLM": "foreign.ForeignModel",
+    "AutoModelForSequenceClassification": "foreign.ForeignModel",
+}
+LM_EVAL = "import moe_lab, lm_eval.__main__ as lm_eval; lm_eval.cli_evaluate()"
+REPOSITORY = Path(__file__).parents[2]
+OFFLINE = {"device": "cpu", "offline": True}
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file that the code of a folder makes."""
+    return tmp_path / "the code ran"
+
+
+@pytest.fixture(autouse=True)
+def answers_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+
+
+@pytest.fixture
+def folder(tiny_olmoe_dir: Path, tmp_path: Path, mark: Path) -> Path:
+    return make_folder(tmp_path / "model", tiny_olmoe_dir, mark)
+
+
+def make_folder(folder: Path, source: Path, mark: Path) -> Path:
+    """A model that needs code: its own classes and its tokenizer's are in the folder."""
+    shutil.copytree(source, folder)
+    (folder / "foreign.py").write_text(CODE.format(mark=str(mark)))
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(CODE.format(mark=str(mark)))
+    change(folder / "config.json", model_type="foreign", auto_map=MODEL_MAP)
+    tokenizer = {"AutoTokenizer": ["foreign.ForeignTokenizer", "foreign.ForeignTokenizer"]}
+    change(folder / "tokenizer_config.json", tokenizer_class="ForeignTokenizer", auto_map=tokenizer)
+    return folder
+
+
+def change(file: Path, **values: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def judge(folder: Path) -> LocalModel:
+    return LocalModel("reward", str(folder), Config(task=TaskConfig(), **OFFLINE))
+
+
+def load_judge(folder: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    judge(folder).tokenizer()
+    with judge(folder).loaded(AutoModelForSequenceClassification):
+        pass
+
+
+def load_embeddings(folder: Path) -> None:
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "foreign.ForeignModel"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    embedding_identity(str(folder))
+    embed(["text"], str(folder), None)
+
+
+WAYS: dict[str, Callable[[Path], object]] = {
+    "model": lambda folder: load_model(ModelConfig(path=str(folder)), dtype="auto", **OFFLINE),
+    "lm_eval": lambda folder: PretrainedLM(str(folder), **OFFLINE),
+    "judge": load_judge,
+    "embeddings": load_embeddings,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_loading_runs_code(folder: Path, mark: Path, way: str) -> None:
+    with pytest.raises(MoeLabError, match="code") as refused:
+        WAYS[way](folder)
+    assert not mark.exists()
+    assert len(str(refused.value).splitlines()) <= 3
+
+
+def test_a_configuration_needs_code(folder: Path, mark: Path) -> None:
+    for load in (
+        judge(folder).stored_config,
+        lambda: load_config(ModelConfig(path=str(folder)), offline=True),
+    ):
+        with pytest.raises(MoeLabError, match=r"needs code of its own .*foreign\.Foreign"):
+            load()
+    assert not mark.exists()
+
+
+def test_a_tokenizer_needs_code(folder: Path, mark: Path) -> None:
+    """One that transformers would read without code has a tokenizer.json."""
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(MoeLabError, match=r"needs code of its own .*foreign\.ForeignTokenizer"):
+        load_tokenizer(ModelConfig(path=str(TINY), tokenizer=str(folder)), offline=True)
+    assert not mark.exists()
+
+
+def test_a_tokenizer_is_read_without_its_code(folder: Path, mark: Path, tiny_olmoe_dir: Path) -> None:
+    shutil.copy(tiny_olmoe_dir / "config.json", folder)
+    load_tokenizer(ModelConfig(path=str(folder)), offline=True)
+    assert not mark.exists()
+
+
+def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir: Path, tmp_path: Path, mark: Path) -> None:
+    """Many folders name code that transformers has built in by now."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_olmoe_dir, folder)
+    (folder / "foreign.py").write_text(CODE.format(mark=str(mark)))
+    change(folder / "config.json", auto_map=MODEL_MAP)
+    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["foreign.ForeignTokenizer", None]})
+    load_model(ModelConfig(path=str(folder)), dtype="auto", **OFFLINE)
+    assert not mark.exists()
+
+
+def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_olmoe_dir, folder)
+    change(folder / "config.json", attn_implementation="owner/kernel")
+    with pytest.raises(MoeLabError, match="owner/kernel"):
+        load_config(ModelConfig(path=str(folder)), offline=True)
+
+
+def test_a_checkpoint_of_a_training_runs_no_code(tiny_olmoe_dir: Path, tmp_path: Path, mark: Path) -> None:
+    from moe_lab.methods.trainer import own_checkpoint
+
+    folder = make_folder(tmp_path / "model", tiny_olmoe_dir, mark)
+    with pytest.raises(ValueError, match="code"):
+        own_checkpoint(folder)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("mode", ["run", "plan", "doctor"])
+def test_the_command_says_so(
+    capsys: pytest.CaptureFixture[str], folder: Path, mark: Path, tmp_path: Path, mode: str
+) -> None:
+    ended = run_command(
+        capsys,
+        *("method=base", "task=toy_choice", "limit=1", "device=cpu", "offline=true", f"mode={mode}"),
+        *(f"model.path={folder}", f"output_dir={tmp_path / 'out'}"),
+    )
+    assert not mark.exists()
+    assert "Traceback" not in ended.err
+    assert "needs code of its own" in " ".join((ended.out + ended.err).split())
+    assert ended.code == (2 if mode in ("run", "plan") else ended.code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["command", "lm_eval", "trained"])
+def test_yes_on_stdin_changes_nothing(folder: Path, tmp_path: Path, mark: Path, way: str) -> None:
+    """As `yes | python -m moe_lab ...`."""
+    command = ["-m", "moe_lab", "task=toy_choice", "limit=1", "device=cpu", f"model.path={folder}"]
+    command += [f"output_dir={tmp_path / 'out'}"]
+    tasks = ["--include_path", str(REPOSITORY / "moe_lab" / "tasks" / "toy"), "--tasks", "toy_choice"]
+    argv = {
+        "command": [*command, "method=base"],
+        "trained": [*command, "method=finetune-freeze", "method.max_steps=1"],
+        "lm_eval": ["-c", LM_EVAL, "--model", "moe_lab", "--model_args", f"pretrained={folder}", *tasks],
+    }[way]
+    ended = subprocess.run(
+        [sys.executable, *argv],
+        input="y\n" * 1000,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+    )
+    assert not mark.exists()
+    assert ended.returncode != 0
+    assert "needs code of its own" in ended.stderr, ended.stderr[-1000:]
+    if way != "lm_eval":
+        assert "Traceback" not in ended.stderr and ended.returncode == 2

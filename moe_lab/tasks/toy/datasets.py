@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.tasks.toy.cloze import cloze
+from moe_lab.tasks.toy.differences import differences
 from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.requests import requests
 from moe_lab.tasks.toy.stories import stories
@@ -26,6 +27,7 @@ STORIES = {"test": 100, "validation": 100}
 CLOZE = {"test": 600, "validation": 60}
 """Texts."""
 REQUESTS = {"test": 120, "train": 240}
+DIFFERENCES = {"test": 500, "validation": 300, "train": 5940}
 
 
 def toy_math(**metadata: Any) -> dict[str, Dataset]:
@@ -51,6 +53,11 @@ def toy_cloze(**metadata: Any) -> dict[str, Dataset]:
 def toy_safety(**metadata: Any) -> dict[str, Dataset]:
     """{"instruction", "harmful", "relation", "subject"}: see `requests`."""
     return _datasets(requests, REQUESTS)
+
+
+def toy_subtract(**metadata: Any) -> dict[str, Dataset]:
+    """{"question", "answer"}: see `differences`."""
+    return _datasets(differences, DIFFERENCES)
 
 
 def _datasets(draw: Draw, sizes: dict[str, int]) -> dict[str, Dataset]:

@@ -27,7 +27,7 @@ STORIES = {"test": 100, "validation": 100}
 CLOZE = {"test": 600, "validation": 60}
 """Texts."""
 REQUESTS = {"test": 120, "train": 240}
-DIFFERENCES = {"test": 500, "validation": 300, "train": 5940}
+DIFFERENCES = {"test": 400, "validation": 300, "train": 5940}
 
 
 def toy_math(**metadata: Any) -> dict[str, Dataset]:

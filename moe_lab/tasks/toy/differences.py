@@ -1,11 +1,11 @@
 """The absolute difference of two numbers of two digits: a kind of question that the training corpus does not have.
 
     How far is 23 from 58?
-    35
+    58 - 23 = 35
 
-The embedded model was trained on worked subtractions `58 - 23 = 35`, always of the smaller number from the larger one.
-It has never read this question, and the corpus never asks for a calculation without its steps. So there is something
-for fine-tuning to learn.
+The embedded model was trained on the steps of word problems, in which a number of at most 60 is subtracted from a larger
+one that the text names before it. It has never read this question. Here it has to find the larger number first, and to
+subtract numbers of up to 98. So there is something for fine-tuning to learn.
 
 A pair of numbers is in one split in both orders.
 """
@@ -38,7 +38,11 @@ def differences(split: str, count: int) -> list[dict[str, str]]:
     rng = generator("differences", split)
     drawn = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in rng.sample(pairs(split), len(pairs(split)))]
     both = drawn + [(b, a) for a, b in drawn]
-    return [{"question": QUESTION.format(a=a, b=b), "answer": str(abs(a - b))} for a, b in both[:count]]
+    return [{"question": QUESTION.format(a=a, b=b), "answer": _answer(a, b)} for a, b in both[:count]]
+
+
+def _answer(a: int, b: int) -> str:
+    return f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"
 
 
 def conversations(split: str, count: int) -> list[dict[str, Any]]:

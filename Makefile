@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 # What `make run` runs: overrides of the command (see --help).
-RUN_ARGS ?= method=roe model=tiny task=toy_math limit=100
+RUN_ARGS ?= method=roe model=tiny-noisy task=toy_text task.metric=bits_per_byte,none method.n=16 seeds=1 \
+	tuning=uniform tuning.max_temperature=8 tuning.step=2 tuning.logit_scale=true tuning.num_samples=30
 # Tables: names of experiments or all; tiny, small or paper; run, plan or report; who makes their runs.
 EXPERIMENT ?= all
 SCALE ?= tiny
@@ -34,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-run: $(STAMP) ## The embedded model with and without RoE on toy_math (RUN_ARGS='...' for another run)
+run: $(STAMP) ## Base model, calibration and RoE where RoE has an effect (RUN_ARGS='...' for another run)
 	$(BIN)/python -m moe_lab $(RUN_ARGS)
 
 test: checks ## Checks, and the fast tests: five families, no processes, at most 2 seconds each

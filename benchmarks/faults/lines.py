@@ -69,7 +69,7 @@ class Lines:
         argv = [f"method={method}", f"task={task}", "limit=2", "offline=true"]
         keys = _keys(method)
         if random.random() < 0.15:
-            key = random.choice(keys)
+            key = random.choice([key for key in keys if len(key) > 1])  # nothing is near to one letter
             wrong = key[:-1] + random.choice("qjz") if len(key.rpartition(".")[2]) > 4 else f"{key}_x"
             return [*argv, f"{wrong}=1"], key
         for key in random.sample(keys, random.choice((1, 1, 2))):
@@ -144,6 +144,7 @@ def _problem(ending: str, said: str, key: str | None) -> str | None:
 def _no_weights() -> Iterator[None]:
     """Loading weights, and making them anew, raises Loaded; a line that takes too long raises TimeoutError."""
     import moe_lab.models.load as load
+    from moe_lab.methods.pretrain import store
     from moe_lab.methods.pretrain_tiny import PretrainTiny
 
     def refuse(*args: Any, **keys: Any) -> Any:
@@ -154,6 +155,7 @@ def _no_weights() -> Iterator[None]:
 
     whole, load.load_model = load.load_model, refuse
     trained, PretrainTiny._train = PretrainTiny._train, refuse
+    pretrained, store.load_or_train = store.load_or_train, refuse
     signal.signal(signal.SIGALRM, hang)
     signal.alarm(PATIENCE)
     try:
@@ -161,3 +163,4 @@ def _no_weights() -> Iterator[None]:
     finally:
         signal.alarm(0)
         load.load_model, PretrainTiny._train = whole, trained
+        store.load_or_train = pretrained

@@ -85,11 +85,7 @@ class C3PO(LanguageModel):
 def _check_references(references: Any) -> None:
     """Raise ConfigError unless they are pairs of texts, or a folder."""
     if isinstance(references, str | Path):
-        if not Path(references).is_dir():
-            raise wrong(
-                "references", str(references), "no such folder; give pairs, or outputs/references/<name>"
-            )
-        return
+        return  # `check_own` reads the folder
     if not isinstance(references, list | tuple) or not references:
         raise wrong("references", references, 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")]')
     for pair in references:

@@ -39,6 +39,8 @@ EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
 METHOD_KEY = re.compile(r"\+*method\.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
+LONGEST_OPTION = 200
+"""Characters of an option's name, which is a file's."""
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character that Hydra's grammar does not accept in a plain value."""
 
@@ -67,6 +69,7 @@ def compose(argv: list[str]) -> list[Cell]:
     register_schema()
     refuse_removals(argv)
     refuse_hydra_folders(argv)
+    refuse_odd_options(argv)
     argv, method_keys = without_method_keys(argv)
     for one in one_method_each(argv):
         with _hydra_surroundings(["moe_lab", *map(quote, one)]):
@@ -108,6 +111,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     register_schema()
     refuse_removals(overrides)
+    refuse_odd_options(overrides)
     quoted = [quote(override) for override in overrides]
     if config_dirs:
         quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
@@ -201,6 +205,19 @@ def refuse_hydra_folders(overrides: list[str]) -> None:
         if key in HYDRA_FOLDERS:
             raise ConfigError(
                 f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
+            )
+
+
+def refuse_odd_options(overrides: list[str]) -> None:
+    """Raise ConfigError for an option that Hydra would look for as a file and fail: a list, or a long name."""
+    for override in overrides:
+        group, _, option = override.lstrip("+").partition("=")
+        if group not in (*GROUP_CONFIGS, "method"):
+            continue
+        if option.startswith("[[") or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
+            shown = option if len(option) <= 40 else f"{option[:40]}..."
+            raise ConfigError(
+                f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
             )
 
 

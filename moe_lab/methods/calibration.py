@@ -103,5 +103,11 @@ class Calibration(Method):
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
-        tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
+        tuned: dict[str, Any] = {"untuned": True}
+        if self.profile is not None:
+            from moe_lab.engine.forward.logit_scale import at_bound
+
+            # a profile of RoE has temperatures, too, which this method does not use
+            own = {"at_bound": ["logit_scale"] if at_bound(self.logit_scale) else []}
+            tuned = {"tuning": self.profile.block | own}
         return tuned | {"calibration": {"logit_scale": self.logit_scale}}

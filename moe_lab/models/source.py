@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from moe_lab.models.hub.repository import Repository
 
-TINY = Path(__file__).parent / "tiny"
-"""The embedded model."""
+EMBEDDED = Path(__file__).parent
+"""The folder of the embedded models, `tiny` and `tiny-noisy`."""
+TINY = EMBEDDED / "tiny"
 
 
 def model_source(model: ModelConfig) -> str:
@@ -35,7 +36,10 @@ def model_source(model: ModelConfig) -> str:
             f"model={model.name} is trained on first use, and this has not happened. mode=run trains it; the others "
             "take model.path=<the trained model>."
         )
-    return str(Path(model.path).expanduser()) if model.path else str(TINY)
+    if model.path:
+        return str(Path(model.path).expanduser())
+    own = EMBEDDED / model.name
+    return str(own if (own / "config.json").is_file() else TINY)
 
 
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:

@@ -134,7 +134,7 @@ WRONG = {
     "steps=-1": lambda m, t: c3po(m, t, steps=-1),
     "seed='a'|seed=a": lambda m, t: c3po(m, t, seed="a"),
     "layers=5": lambda m, t: c3po(m, t, layers=5),
-    "references='nowhere'": lambda m, t: c3po(m, t, "nowhere"),
+    "references=nowhere": lambda m, t: c3po(m, t, "nowhere"),
     "references=None": lambda m, t: c3po(m, t, None),
     r"references=\[\]": lambda m, t: c3po(m, t, []),
     "no pair": lambda m, t: c3po(m, t, ["2 + 2 =", " 4"]),

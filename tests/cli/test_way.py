@@ -18,8 +18,11 @@ BESIDE = {
     "runs/plan.py",
     "config/paths.py",
     "config/plugin_options.py",
+    "config/recorded.py",
+    "config/terminal.py",
 }
-"""The cache of tasks, an import hook, what follows on the runs, and where options of plug-ins are."""
+"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, what is recorded of
+interpolations, and what the terminal is shown."""
 
 
 def documented() -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from moe_lab.config.catalog import experiment_files, experiment_folders
+from moe_lab.config.paths import resource_folder
 from moe_lab.config.validators import build, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figure_kinds import FIGURES, TABLES
@@ -113,7 +114,8 @@ class Experiment:
         return self.scales[name]
 
 
-OWN = "own/"
+OWN = "own"
+"""The folder of this project's own studies."""
 
 
 def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Experiment]:
@@ -126,7 +128,8 @@ def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Exper
     """
     files = experiment_files(config_dirs)
     if names == "all":
-        chosen = [name for name in files if not name.startswith(OWN)]
+        own = resource_folder("experiments") / OWN
+        chosen = [name for name, file in files.items() if file.parent != own]
     else:
         folders = ", ".join(map(str, experiment_folders(config_dirs)))
         chosen = [_full_name(name.strip(), list(files), folders) for name in names.split(",")]

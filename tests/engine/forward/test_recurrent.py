@@ -95,7 +95,8 @@ def test_scores_equal_the_slow_reference(model, double, history):
         for q in questions
     ]
     ensemble = ensemble_for(model, history)
-    assert_scores(scores_of(model, questions, ensemble)[0], expected)
+    # a recurrent state carries the rounding of every token before: as for a sum over twice the three scored tokens
+    assert_scores(scores_of(model, questions, ensemble)[0], expected, tokens=6)
     assert ensemble.routing.decisions[0] > 0
 
 

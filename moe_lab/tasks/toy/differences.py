@@ -3,9 +3,9 @@
     How far is 23 from 58?
     58 - 23 = 35
 
-The embedded model was trained on the steps of word problems, in which a number of at most 60 is subtracted from a larger
-one that the text names before it. It has never read this question. Here it has to find the larger number first, and to
-subtract numbers of up to 98. So there is something for fine-tuning to learn.
+The embedded model was trained on the steps of word problems, in which a number of at most 60 is subtracted from a
+larger one that the text names before it. It has never read this question. Here it has to find the larger number first,
+and to subtract numbers of up to 98. So there is something for fine-tuning to learn.
 
 A pair of numbers is in one split in both orders.
 """

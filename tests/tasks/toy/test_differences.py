@@ -38,7 +38,10 @@ def test_splits_share_no_pair_in_either_order():
 
 def test_a_pair_is_asked_once_in_an_evaluation_and_in_both_orders_in_training():
     for split in ("test", "validation"):
-        assert len({frozenset(numbers(row)) for row in differences(split, DIFFERENCES[split])}) == DIFFERENCES[split]
+        assert (
+            len({frozenset(numbers(row)) for row in differences(split, DIFFERENCES[split])})
+            == DIFFERENCES[split]
+        )
     assert DIFFERENCES["train"] == TOY_SIZES["toy_subtract"] == 2 * len(pairs("train"))
     train = {numbers(row) for row in differences("train", DIFFERENCES["train"])}
     assert len(train) == DIFFERENCES["train"]

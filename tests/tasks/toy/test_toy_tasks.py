@@ -45,7 +45,14 @@ def test_toy_math_compares_the_number_after_the_marks(tasks, answer, score):
 
 @pytest.mark.parametrize(
     ("answer", "score"),
-    [(" 58 - 23 = 35", 1), (" 23 - 58 = 35\n", 1), (" 58 - 23 = 36", 0), (" 58 - 23 = 3", 0), (" 35", 0), ("", 0)],
+    [
+        (" 58 - 23 = 35", 1),
+        (" 23 - 58 = 35\n", 1),
+        (" 58 - 23 = 36", 0),
+        (" 58 - 23 = 3", 0),
+        (" 35", 0),
+        ("", 0),
+    ],
 )
 def test_toy_subtract_compares_the_number_at_the_end(tasks, answer, score):
     assert scored(tasks["toy_subtract"], {"question": "", "answer": "58 - 23 = 35"}, answer) == score

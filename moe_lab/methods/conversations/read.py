@@ -1,5 +1,5 @@
-"""Conversations to fine-tune on: the toy world's instructions or subtractions, LIMA, a data set of the hub, or a file of
-chat rows.
+"""Conversations to fine-tune on: the toy world's instructions or subtractions, LIMA, a data set of the hub, or a
+file of chat rows.
 
 A row has `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or LIMA's `conversations`,
 the texts of user and assistant in turn.

@@ -58,7 +58,7 @@ def full_passes(
             weights_TK = routing.weights_TK.index_copy(0, last, weights_K)
             return Routing(routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K))
 
-        for rate in learning_rates("cosine", 1e-2, 1e-5, 10):
+        for rate in learning_rates("cosine", *Descent().rates, 10):
             optimizer.param_groups[0]["lr"] = rate
             with routed(model, policy):
                 logits_KV = model(ids_KT, use_cache=False, logits_to_keep=1).logits[:, -1]

@@ -22,6 +22,7 @@ ANSWERS = ("text", "letters")
 METRICS = ("none", "expert", "counterfactual")
 TUNINGS = ("none", "tpe", "uniform", "scale")
 TUNING_METRICS = ("perplexity", "accuracy")
+TUNING_TEXTS = ("data", "gsm8k", "equations", "own")
 LOGGERS = ("none", "wandb")
 LAUNCHERS = ("none", "local", "submitit", "ray")
 LOGGER_MODES = ("online", "offline", "disabled")
@@ -130,6 +131,8 @@ class TuningConfig:
     """Number of trials of a study, including those of earlier commands."""
     metric: str | None = None
     """Objective on the tuning documents: perplexity or accuracy."""
+    text: str | None = None
+    """Whose answers the perplexity is of (`moe_lab/runs/tuning/texts.py`); null: data, else gsm8k."""
     num_samples: int | None = None
     max_temperature: float | None = None
     step: float = 0.05
@@ -145,6 +148,7 @@ class TuningConfig:
         at_least("tuning.n_trials", self.n_trials, 1)
         at_least("tuning.num_samples", self.num_samples, 1)
         one_of("tuning.metric", self.metric, TUNING_METRICS)
+        one_of("tuning.text", self.text, TUNING_TEXTS)
         above_zero("tuning.max_temperature", self.max_temperature)
         above_zero("tuning.step", self.step)
 

@@ -66,7 +66,7 @@ class Method(ABC):
     """Whether, of a model with routers, it reads or changes the routing of single tokens, which some do not allow."""
     own_routing: ClassVar[bool] = False
     """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
-    interventions: ClassVar[bool] = True
+    interventions: bool = True
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     compared_with_base: ClassVar[bool] = True
     """Whether its scores are compared with those of the untouched model."""

@@ -55,7 +55,9 @@ class Profile:
     at_bound: list[str] = field(default_factory=list)
     """What was found at the bound of its search, such as "layer_3": the best value may lie beyond it."""
     references: dict[str, Any] | None = None
-    """Of a perplexity over the untouched model's own solutions: `asked`, `correct`, and the `folder` of them."""
+    """Of a perplexity over the model's own solutions: `asked`, `correct`, the `folder` of them, their `bias`."""
+    answers: str | None = None
+    """Whose answers were scored: data, equations or own (`tuning.text`); None: by accuracy, or an older profile."""
 
     @property
     def block(self) -> dict[str, object]:
@@ -79,7 +81,7 @@ class Profile:
             "calibrated_scale",
             "at_bound",
         )
-        return {name: getattr(self, name) for name in (*kept, "split", "samples", "references")}
+        return {name: getattr(self, name) for name in (*kept, "split", "samples", "answers", "references")}
 
     def text(self) -> str:
         """The YAML file's content."""

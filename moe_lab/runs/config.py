@@ -84,6 +84,10 @@ def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
         if isinstance(value, str) and key not in TEXTS and max(map(len, value.split("/"))) > LONGEST_NAME:
             raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
+        if isinstance(value, int) and abs(value) >= 10**LONGEST_NAME:  # a path may be made of digits
+            raise ConfigError(
+                f"{prefix}{key}: a number of more than {LONGEST_NAME} digits. Give a smaller one."
+            )
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 

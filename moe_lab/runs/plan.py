@@ -81,7 +81,7 @@ class Plan:
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id before its temperatures are found."""
         count = max(job.config.num_seeds, len(job.studies))
-        config = job.evaluated or job.studies[0].config
+        config = job.evaluated or job.studies[0].evaluated
         method: Any = config.method
         if job.studies[0].search.tuning != "scale":
             method = replace(method, temperature=UNKNOWN)

@@ -15,7 +15,7 @@ from tests.support import rounding
 from tests.support.designs import design
 from tests.support.models import make_tokenizer
 
-ROUTERS = ("token", "word", "sentence", "expert")
+ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
 PAIRS = [
     ("How many? Ten. Then", " it was one."),
     ("How many? Ten. Then", " it"),
@@ -27,7 +27,7 @@ PAIRS = [
 
 def model_of(router):
     """Generation ends with the most tokens alone: the model has no token for the end."""
-    units = unit_tables(make_tokenizer(), router) if router in ("word", "sentence") else None
+    units = unit_tables(make_tokenizer(), router) if router in ("word", "sentence", "word-hash") else None
     model = design(router, units=units, n_shared_experts=1)
     with torch.no_grad():
         model.lm_head.weight[256:].zero_()
@@ -51,8 +51,8 @@ def answers(lm, kind, arguments):
 
 
 def test_only_token_choice_runs_on_a_shared_cache():
-    assert [runs_on_kv_cache(model_of(router)) for router in ROUTERS] == [True, False, False, False]
-    assert [reads_the_batch(model_of(router)) for router in ROUTERS] == [False, False, False, True]
+    assert [runs_on_kv_cache(model_of(router)) for router in ROUTERS] == [True, False, False, False, False]
+    assert [reads_the_batch(model_of(router)) for router in ROUTERS] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("batch_size", ["auto", 3])

@@ -21,7 +21,7 @@ from tests.support import rounding, slow_routing
 from tests.support.designs import COMMON, design
 
 IDS = torch.arange(24)[None] * 7
-FIXED = ("word", "sentence", "expert")
+FIXED = ("word", "sentence", "word-hash", "expert")
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -31,6 +31,8 @@ def test_all_but_token_choice_are_fixed(router):
         assert reason is None
     elif router == "expert":
         assert "experts choose their tokens" in reason
+    elif router == "word-hash":
+        assert "by the id of its first token" in reason
     else:
         assert f"all tokens of a {router}" in reason
 

@@ -87,7 +87,7 @@ def design_facts(folder, router):
     return model_facts(ModelConfig(path=str(folder)), dtype="auto", device="cpu", offline=True)
 
 
-@pytest.mark.parametrize("router", ["token", "word", "sentence", "expert"])
+@pytest.mark.parametrize("router", ["token", "word", "sentence", "word-hash", "expert"])
 def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_path):
     facts = design_facts(tmp_path, router)
     for name, per_token in PER_TOKEN.items():

@@ -30,7 +30,7 @@ RUNS = {
     "method=roe task=toy_math": "0507f0641346a7c8f4892efa3eda85668fabe92f8fbd55fb9101aa8ad09270e8",
     "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "f9314810308447f9b15b7478e0ba56c5dbfa4c9c2f81ec25d23856c9cc6b9080",
     "method=c2r task=toy_choice limit=20": "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9",
-    "method=c3po task=toy_choice limit=20": "fe434ad7ee89d5a7749ef314f5272cb87c9ddc45dc9566e224cbaf212939e66e",
+    "method=c3po task=toy_choice limit=20": "5cfc991d1c82e5ac50634f1ae2843cf5dde2ff7b60ee3c7716eaee2b60bf172f",
     "method=icl task=toy_choice limit=20": "0c8e45ff375fad70c68c3c97e4a18c2b4e47c2ec5f70f4b8e2fdb36ad6a0e830",
     "method=soft-prompt task=toy_choice limit=20": "fa290d65f7e4a462b35b6ac82e2d6eaa379527236884567a348d2975d539fe36",
     "method=prefix-tuning task=toy_choice limit=20": "30b485cb2e79d81a963bcb731c4e89db3746d94aa0f4b9aa1eabb8a28708aa1e",
@@ -53,7 +53,7 @@ RUNS = {
 STUDIES = {
     "method=roe task=toy_math tuning=tpe": "b34c0386671f4180b6ae8920e0519b080c007cd9dbf8cd595eba73724d0ca752",
     "method=roe task=gsm8k tuning=uniform tuning.num_samples=2 num_fewshot=0": "fa61af6036f744cbd3944e0480bd0e767f90ca5f73caeb4b7b00218c7b8267ee",
-    "method=roe task=addsub tuning=tpe tuning.num_samples=4": "e012ce4e136e0b3bb28b8c9c49f06b1842eeb5df713056b8fd957e43f4ba6b12",
+    "method=roe task=addsub tuning=tpe tuning.num_samples=4 tuning.text=own": "e012ce4e136e0b3bb28b8c9c49f06b1842eeb5df713056b8fd957e43f4ba6b12",
 }
 
 

@@ -42,7 +42,8 @@ def trained_results(
         "rows": len(rows),
         "row_losses": list(rows),
     }
-    found = None if leak is None else {"difference": leak, "ci95": [leak - 0.1, leak + 0.1]}
+    part = None if leak is None else {"difference": leak, "ci95": [leak - 0.1, leak + 0.1]}
+    found = None if part is None else {"later_tokens": part, "short_prefixes": part}
     block = {"model": "m", "training": {"validation": validation, "leak": found}}
     return results_of("pretrain", value=accuracy, **({"pretrain": block, "partial": True} | more))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from moe_lab.engine.lm import EngineLM
@@ -20,3 +21,9 @@ class ConstrainedLM(EngineLM):
         """As `EngineLM.cost`, with the decisions (a token in a layer) that were changed, and all of them."""
         changed, decided = self._policy.decisions
         return super().cost | {"constrained_decisions": changed, "routing_decisions": decided}
+
+
+def changed_fraction(counters: Mapping[str, int]) -> float | None:
+    """Of all decisions in `ConstrainedLM.cost`, those that the constraint changed; None without a decision."""
+    decisions = counters.get("routing_decisions", 0)
+    return counters.get("constrained_decisions", 0) / decisions if decisions else None

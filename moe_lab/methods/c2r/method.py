@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import at_least
-from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
+from moe_lab.methods.c2r.checks import check_groups, check_partners, check_profile
+from moe_lab.methods.c2r.lm import changed_fraction
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.checks import check_one_process
 
@@ -52,12 +53,7 @@ class C2R(Method):
         return facts.experts // 2 if self.config.partners is None else self.config.partners
 
     def check(self, facts: ModelFacts) -> None:
-        count, least, most = self.partners(facts), facts.top_k - 1, facts.experts - 1
-        if not least <= count <= most:
-            raise ConfigError(
-                f"method.partners={count}: this model takes {facts.top_k} of {facts.experts} experts, so that each "
-                f"needs {least} partners at least, and has {most} at most."
-            )
+        check_partners(self.partners(facts), facts)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, "partners": self.partners(facts)}
@@ -74,15 +70,11 @@ class C2R(Method):
         from moe_lab.methods.c2r.profiles import LENGTH, digest_of
 
         check_one_process(config)
-        _check_groups(config, facts)
+        check_groups(config, facts)
         if self.config.profile is None:
             return {"data": self._conversations(config).digest, "length": LENGTH}
-        pairs_LEE, shape = self._given[0], (facts.moe_layers, facts.experts, facts.experts)
-        if tuple(pairs_LEE.shape) != shape:
-            raise ConfigError(
-                f"method.profile={self.config.profile} is of another model: {tuple(pairs_LEE.shape)} layers and "
-                f"experts, and this one has {shape}."
-            )
+        pairs_LEE = self._given[0]
+        check_profile(self.config.profile, pairs_LEE, facts)
         return {"profile": digest_of(pairs_LEE)}
 
     def _conversations(self, config: RunConfig) -> Data:
@@ -111,11 +103,9 @@ class C2R(Method):
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
-        decisions = counters.get("routing_decisions", 0)
-        changed = counters.get("constrained_decisions", 0) / decisions if decisions else None
         block = {
             "partners": self.partners(facts),
-            "changed_fraction": changed,
+            "changed_fraction": changed_fraction(counters),
             "test_profile": self.config.profile is not None and self._given[1],
         }
         return {"c2r": block | dict(session_info)}
@@ -123,15 +113,3 @@ class C2R(Method):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         return ["changed (c2r): routing decisions in which an expert was no partner of the first one."]
-
-
-def _check_groups(config: RunConfig, facts: ModelFacts) -> None:
-    """Raise ConfigError for routers that choose within groups of experts, which partners would have to fit into."""
-    from moe_lab.models.source import load_config
-
-    architecture = load_config(config.model, offline=config.offline).get_text_config()
-    if (getattr(architecture, "n_group", None) or 1) > 1:
-        raise ConfigError(
-            f"method=c2r: this model ({facts.family}) chooses experts within groups of them, which is a constraint of "
-            "its own. Use a model that chooses among all experts."
-        )

@@ -48,8 +48,8 @@ class C3POConfig(Method.Config):
     bandwidth: float | None = None
     steps: int = 10
     update: str = "adam"
-    learning_rate: list[float] = field(default_factory=lambda: [1e-2, 1e-5])
-    """First and last; the paper's "10e-2 to 10e-5", read literally, is [0.1, 0.0001]."""
+    learning_rate: list[float] = field(default_factory=lambda: [0.1, 1e-4])
+    """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01, 0.00001] reads it as powers of ten."""
     schedule: str = "cosine"
     relax: str = "core"
     loss: str = "cross_entropy"
@@ -79,7 +79,7 @@ class C3POConfig(Method.Config):
         if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
             raise ConfigError(
                 f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
-                "[0.01,0.00001]."
+                "[0.1,0.0001]."
             )
         self._check_combinations()
 

@@ -27,7 +27,7 @@ class Descent:
     steps: int = 10
     update: str = "adam"
     """adam, or gd: plain gradient descent (equation 1)."""
-    rates: tuple[float, float] = (1e-2, 1e-5)
+    rates: tuple[float, float] = (0.1, 1e-4)
     """First and last learning rate."""
     schedule: str = "cosine"
     """cosine or step: from the first rate to the last; fixed: the first throughout."""

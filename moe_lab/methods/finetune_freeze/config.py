@@ -24,6 +24,7 @@ AT_LEAST = {
     **dict.fromkeys(("dataset_size", "early_stop_patience", "save_steps"), 1),
     **dict.fromkeys(("weight_decay", "router_aux_loss_coef", "validation_size", "warmup_ratio"), 0),
     "routing_noise": 0,
+    "partners": 0,
 }
 ABOVE_ZERO = ("learning_rate", "router_lr")
 NOT_WEIGHTS = (
@@ -36,6 +37,7 @@ NOT_WEIGHTS = (
     "validation_size",
     "save_steps",
     "compare_with_full",
+    "profile",
 )
 """Keys that do not determine the weights, or do so as what they resolve to."""
 TOY_VALIDATION_SIZE = 100
@@ -61,6 +63,9 @@ class FinetuneConfig:
     router_aux_loss_coef: float = 0.0
     routing_noise: float = 0.0
     routing_noise_schedule: Literal["constant", "linear"] = "constant"
+    partners: int | None = None
+    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
+    profile: str | None = None
     epochs: int = 3
     max_steps: int | None = None
     batch_size: int | None = None
@@ -80,6 +85,15 @@ class FinetuneConfig:
         if not self.warmup_ratio < 1:
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         phases_of(self.schedule, self.phases)
+        if self.profile is not None and self.partners is None:
+            raise ConfigError(
+                f"method.profile={self.profile} is read with method.partners= alone. Give that too."
+            )
+        if self.partners is not None and self.routing_noise:
+            raise ConfigError(
+                f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
+                "routers' choice in training. Leave one of them out."
+            )
         if self.early_stop_patience and not self.held_out:
             raise ConfigError(
                 "method.early_stop_patience waits for a lower validation loss. Hold conversations out: "
@@ -122,6 +136,8 @@ class Recipe:
     length: int
     warmup_ratio: float
     weight_decay: float
+    partners: int | None
+    """T: the partners of each expert in C2R's constraint; None: none."""
     early_stop_patience: int | None
     """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
 
@@ -162,6 +178,10 @@ class Recipe:
         )
 
     def identity(self) -> dict[str, Any]:
-        """The recipe as plain values, the same for all spellings of one schedule. Without noise no key tells of it."""
-        unread = () if self.routing_noise else ("routing_noise", "routing_noise_schedule")
+        """The recipe as plain values, the same for all spellings of one schedule.
+
+        Without noise, or without a constraint, no key tells of it.
+        """
+        unread = set() if self.routing_noise else {"routing_noise", "routing_noise_schedule"}
+        unread |= {"partners"} if self.partners is None else set()
         return {key: value for key, value in asdict(self).items() if key not in unread}

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import Base
+from moe_lab.methods.c2r.lm import changed_fraction
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.constraint import check_constraint, constrained, profile_identity
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.training_method import TrainingMethod
 
@@ -38,6 +40,8 @@ RECORDED = (
     "validation",
 )
 """What of training.json stands in results.json."""
+OF_PROFILE = ("profile", "profile_sha256", "test_profile")
+"""The same of a training under a constraint."""
 
 
 class FinetuneFreeze(TrainingMethod):
@@ -62,25 +66,25 @@ class FinetuneFreeze(TrainingMethod):
 
     def __init__(self, config: Any):
         super().__init__(config)
+        self.interventions = config.partners is None  # the constraint leaves no expert to mask or draw
         self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe().identity()}
 
     def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
-        """Full fine-tuning by the same recipe, with one learning rate for all."""
-        full = replace(self.config, schedule="none", phases=None, router_lr=None)
+        """Full fine-tuning by the same recipe, with one learning rate for all and without a constraint."""
+        unset = ("phases", "router_lr", "partners", "profile")
+        full = replace(self.config, schedule="none", **dict.fromkeys(unset))
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
             return {}
-        typed = [
-            f"method.{key}=null" for key in ("phases", "router_lr") if getattr(self.config, key) is not None
-        ]
+        typed = [f"method.{key}=null" for key in unset if getattr(self.config, key) is not None]
         return {"full_fine_tuning": (full, ["method.schedule=none", *typed])}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
         self._check_model(config, facts)
-        return {"data": self._training_data(config, facts).data.digest}
+        return {"data": self._training_data(config, facts).data.digest, **profile_identity(self.config)}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
         from moe_lab.methods.conversations.read import read_data
@@ -119,6 +123,8 @@ class FinetuneFreeze(TrainingMethod):
             raise ConfigError(
                 f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out."
             )
+        if self.config.partners is not None:
+            check_constraint(config, facts)
         model = empty_model(architecture)
         groups = parameter_groups(model)
         if self.config.freeze_shared_experts and not groups["shared_experts"]:
@@ -182,11 +188,35 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.methods.trained import record_of
 
         folder, record = record_of(context.config)
-        with Base(Base.Config(name="base")).open(model, context) as lm:
+        count = self.config.partners
+        with (
+            Base(Base.Config(name="base")).open(model, context)
+            if count is None
+            else constrained(model, context, folder, count)
+        ) as lm:
             lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
+            if count is not None:
+                lm.session_info["constraint"] = {key: record[key] for key in OF_PROFILE}
             yield lm
 
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return {"finetune_freeze": {**self.config.recipe().identity(), **session_info}}
+        """With `method.partners=` also C2R's block, under which the model was trained and answered."""
+        told = {key: value for key, value in session_info.items() if key != "constraint"}
+        own = self.config.recipe().identity() | told
+        if self.config.partners is None:
+            return {"finetune_freeze": own}
+        share = changed_fraction(counters)
+        constraint = {
+            "partners": self.config.partners,
+            "changed_fraction": share,
+            **session_info.get("constraint", {}),
+        }
+        return {"finetune_freeze": own | {"changed_fraction": share}, "c2r": constraint}
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        if "c2r" not in block:
+            return []
+        return ["changed (finetune-freeze): decisions in which an expert was no partner of the first one."]

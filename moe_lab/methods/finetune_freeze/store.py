@@ -7,6 +7,7 @@ outputs/models/<model>-finetune-freeze-<id8>/
   log.jsonl        loss, gradient norm, learning rate, phase
   figures/loss     the loss curve, .png and .csv
   expert_metrics.jsonl, figures/expert_metrics   on held-out conversations, by epoch
+  counts.safetensors   with method.partners=: the profile of the untrained model (`constraint.py`)
   training.json    all that determines the weights, and the course of the training; written last
 """
 
@@ -15,10 +16,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods.finetune_freeze.config import Recipe
+from moe_lab.methods.finetune_freeze.constraint import partners_in, profile_identity, write_profile
 from moe_lab.methods.trained import Trained, claim, save_model, steps_kept
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.atomic import writing
@@ -43,6 +46,7 @@ def training_content(
         "numerics": version,
         "recipe": recipe.identity(),
         "data": data,
+        **profile_identity(config.method),
         "seed": config.seed,
         "model": model_identity(model_source(config.model), config.model),
         "commit": facts.commit,
@@ -121,10 +125,15 @@ def _train(
         dtype=facts.dtype,
     )
     start = time.perf_counter()
+    profile = {}
     if num_processes() > 1:
         model, told = finetune_together(training)
     else:
-        model = load_model(config.model, dtype="float32", device=config.device, offline=config.offline).model
+        loaded = load_model(config.model, dtype="float32", device=config.device, offline=config.offline)
+        model = loaded.model
+        if recipe.partners is not None:
+            profile = write_profile(folder, config, prepared.data, loaded)
+            training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
         told = finetune(model, training)
     with writing(folder / "model"):
         save_model(model, tokenizer, folder / "model", facts.dtype)
@@ -138,6 +147,7 @@ def _train(
         "plain_template": prepared.plain_template,
         "parameters": numbers,
         **_counts(encoded),
+        **profile,
         **told,
         "validation": None if held_out is None else _counts(held_out) | told["validation"],
         "last_session_seconds": time.perf_counter() - start,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,11 @@ from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.reports.figures.epochs import write_training_metrics
 from moe_lab.routing.hook import routed, why_fixed
+from moe_lab.routing.partners import PartnersOnly
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from moe_lab.config.schema import Config
 
 LOGGING_STEPS = 10
@@ -50,6 +53,8 @@ class Training:
     pad_token: int
     dtype: str
     """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
+    allowed_LEE: Tensor | None = None
+    """`partners_of` the profile, for a training under C2R's constraint."""
 
     @property
     def checkpoints(self) -> Path:
@@ -64,7 +69,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
     """
     cached = model.config.use_cache  # the Trainer turns it off
     checkpoint = last_checkpoint(training.checkpoints)
-    with _noise(model, training) as noise:
+    with _constrained(model, training), _noise(model, training) as noise:
         trainer = _trainer(model, training, noise)
         if checkpoint and is_done(training, checkpoint):
             trainer.state = state_of(checkpoint)
@@ -117,6 +122,13 @@ def _noise(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
     noise = RoutingNoise(training.config.seed)
     with routed(model, noise):
         yield noise
+
+
+def _constrained(model: Any, training: Training) -> AbstractContextManager[Any]:
+    """C2R's constraint on all passes of the training, those over held-out conversations included."""
+    if training.allowed_LEE is None:
+        return nullcontext()
+    return routed(model, PartnersOnly(training.allowed_LEE))
 
 
 def _trainer(

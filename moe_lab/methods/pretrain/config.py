@@ -40,7 +40,7 @@ class PretrainConfig:
     experts: int = 8
     experts_per_token: int = 2
     shared_experts: int = 0
-    router: Literal["token", "expert", "word", "sentence"] = "token"
+    router: Literal["token", "expert", "word", "sentence", "word-hash"] = "token"
     capacity_factor: float = 1.0
     hidden_size: int = 128
     layers: int = 4
@@ -111,6 +111,11 @@ class PretrainConfig:
                 "router=expert balances the load by itself: leave method.aux_loss, method.bias_rate and "
                 "method.device_loss out."
             )
+        if self.is_hashed and (self.aux_loss or self.bias_rate or self.device_loss):
+            raise ConfigError(
+                "router=word-hash has nothing to learn: the id of a word gives its experts. Leave method.aux_loss, "
+                "method.bias_rate and method.device_loss out."
+            )
         if self.routing_noise and self.router != "token":
             raise ConfigError(
                 f"method.routing_noise needs router=token: router={self.router} has no choice of a single token."
@@ -130,7 +135,12 @@ class PretrainConfig:
         """The coefficient of equation 2."""
         if self.aux_loss is not None:
             return self.aux_loss
-        return 0.0 if self.router == "expert" or self.bias_rate else AUX_LOSS
+        return 0.0 if self.router == "expert" or self.is_hashed or self.bias_rate else AUX_LOSS
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether routers have no parameters, and so no regularizer."""
+        return self.router == "word-hash"
 
     @property
     def label(self) -> str:
@@ -147,7 +157,7 @@ class PretrainConfig:
             return "-"
         used = {
             "auxiliary loss": self.auxiliary,
-            "z-loss": self.z_loss,
+            "z-loss": 0 if self.is_hashed else self.z_loss,
             "bias": self.bias_rate,
             "device loss": self.device_loss,
         }
@@ -166,6 +176,7 @@ class PretrainConfig:
         read = {
             "capacity_factor": self.router == "expert",
             "devices": self.device_loss > 0,
+            "z_loss": not self.is_hashed,
             "routing_noise_schedule": self.routing_noise > 0,
         }
         return {key for key, is_read in read.items() if not is_read}

@@ -199,10 +199,7 @@ class Pretrain(TrainingMethod):
         title = f"{name}{told}, seed {block['seed']}"
         line = f"{title}: held-out loss {found['loss']:.4f} [{low:.4f}, {high:.4f}] per token, {found['rows']} rows"
         if leak := own["training"]["leak"]:
-            line += (
-                f"; not that of a language model: expert choice reads later tokens. On {leak['rows']} rows "
-                f"{leak['loss_with_later_tokens']:.4f} with them and {leak['loss_without']:.4f} without"
-            )
+            line += f"; not that of a language model: expert choice reads later tokens. {_told(leak)}"
         session = own["training"].get("last_session")  # not of models trained by earlier versions
         if session and session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
@@ -210,3 +207,15 @@ class Pretrain(TrainingMethod):
                 f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
             )
         return [line]
+
+
+def _told(leak: Mapping[str, Any]) -> str:
+    """What later tokens and short prefixes change, of a leak in training.json."""
+    with_later = f"On {leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them"
+    if "later_tokens" not in leak:  # of a model trained by an earlier version
+        return f"{with_later} and {leak['loss_without']:.4f} without, the effect of short prefixes included"
+    later, short = (
+        f"{part['difference']:+.4f} [{part['ci95'][0]:+.4f}, {part['ci95'][1]:+.4f}]"
+        for part in (leak["later_tokens"], leak["short_prefixes"])
+    )
+    return f"{with_later}; with another row's instead {later}, and the effect of short prefixes {short}"

@@ -28,7 +28,7 @@ class PretrainTrainer(CheckedTrainer):
             name: weight
             for name, weight in (
                 ("balance_loss", design.auxiliary),
-                ("z_loss", design.z_loss),
+                ("z_loss", 0.0 if design.is_hashed else design.z_loss),
                 ("device_loss", design.device_loss),
             )
             if weight and design.backbone != "dense"

@@ -10,7 +10,9 @@ from huggingface_hub.dataclasses import strict
 from moe_lab.models.deepseek.configuration import DeepseekConfig
 
 BACKBONES = ("olmoe", "deepseek")
-UNITS = ("word", "sentence")
+HASHED = "word-hash"
+"""The router that takes a word's experts by a hash of its first token's id."""
+UNITS = ("word", "sentence", HASHED)
 """Routers that decide once for all tokens of a unit of text."""
 ROUTERS = ("token", "expert", *UNITS)
 
@@ -25,7 +27,8 @@ class MoeDesignConfig(DeepseekConfig):
     backbone: `olmoe` (attention with norms of queries and keys, experts in every layer) or `deepseek` (Llama's
     attention, `first_k_dense_replace` dense layers).
     router: `token` (each token takes its k experts), `word` and `sentence` (all tokens of one take the k experts of its
-    first token), or `expert` (each expert takes its tokens).
+    first token), `word-hash` (a hash of the id of a word's first token gives its experts, with equal weights), or
+    `expert` (each expert takes its tokens).
     selection_bias: whether routers have a buffer `selection_bias` that is added to the scores by which experts are
     chosen.
     capacity_factor: of `expert`, tokens of an expert relative to T k / E, its share of T tokens where all experts have
@@ -82,6 +85,11 @@ class MoeDesignConfig(DeepseekConfig):
             raise ValueError(
                 "selection_bias=true: with router=expert all experts take the same number of tokens, so there is "
                 "nothing to balance. Leave it out."
+            )
+        if self.router == HASHED and self.selection_bias:
+            raise ValueError(
+                "selection_bias=true: with router=word-hash the id of a word gives its experts, so there is nothing to "
+                "balance. Leave it out."
             )
         if self.capacity_factor <= 0:
             raise ValueError(f"capacity_factor={self.capacity_factor}: must be above 0.")

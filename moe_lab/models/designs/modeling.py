@@ -1,4 +1,4 @@
-"""The designs from transformers' parts and DeepSeek-MoE's: a backbone, and experts under one of four routers.
+"""The designs from transformers' parts and DeepSeek-MoE's: a backbone, and experts under one of five routers.
 
 With token choice and the same weights, the backbone `olmoe` computes what transformers' OLMoE does bit for bit, and
 `deepseek` what `models/deepseek` does. The routers are in `routers.py` and `expert_choice.py`.
@@ -29,12 +29,13 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeForCau
 from transformers.utils.output_capturing import OutputRecorder
 
 from moe_lab.models.deepseek.modeling import DeepseekMoE, DeepseekPreTrainedModel
-from moe_lab.models.designs.configuration import UNITS, MoeDesignConfig
+from moe_lab.models.designs.configuration import HASHED, UNITS, MoeDesignConfig
 from moe_lab.models.designs.expert_choice import ExpertChoiceExperts, ExpertChoiceRouter
 from moe_lab.models.designs.routers import (
     BiasedTopKRouter,
     DesignRouter,
     DesignTopKRouter,
+    HashedWordRouter,
     Units,
     UnitTopKRouter,
     last_kind,
@@ -61,6 +62,8 @@ class DesignMoE(DeepseekMoE):
 
 
 def _router(config: MoeDesignConfig, layer: int) -> DesignRouter:
+    if config.router == HASHED:
+        return HashedWordRouter(config, layer)
     if config.router in UNITS:
         return UnitTopKRouter(config, layer)
     if config.router == "expert":
@@ -121,7 +124,8 @@ class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, DesignRouter):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if module.weight is not None:
+                init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
             if module.selection_bias is not None:
                 init.zeros_(module.selection_bias)
 

@@ -9,6 +9,9 @@ from what it is computed. Here the decision of a unit, its experts and their wei
 causal model must process that token before it knows any other of the unit, so no other shared decision is causal.
 Router logits are those of the decision, so each unit counts once for each of its tokens in losses and loads.
 
+**Hashed words.** The work that MoE-Bench cites for words (dos Santos et al. 2023) fixes their experts by the word's id.
+A causal model knows a word's first token alone when it routes it, so here the id is that of the first token.
+
 B = sequences, S = positions, T = B x S tokens, E = experts, K = experts per token, H = hidden size.
 """
 
@@ -24,6 +27,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.routing.designs import fixed_routing
+from moe_lab.routing.noise import gumbel_for_tokens
 
 Decision = tuple[Tensor, Tensor, Tensor]
 """(router logits [T, E], combine weights [T, K], experts int64 [T, K])"""
@@ -36,6 +40,8 @@ class Units(NamedTuple):
     """int64: the position in this pass of the first token of each token's unit; -1: it was in an earlier pass."""
     kind_BS: Tensor
     """int64: the kind of each token (`units.py`), by which it is decided whether the next one begins a unit."""
+    id_BS: Tensor
+    """int64: each token's id."""
 
 
 class DesignRouter(Qwen2MoeTopKRouter):
@@ -80,15 +86,39 @@ class UnitTopKRouter(DesignRouter):
 
     def forward(self, hidden_TH: Tensor, units: Units, cache: Cache | None) -> Decision:
         logits_BSE = F.linear(hidden_TH, self.weight).unflatten(0, units.first_BS.shape)
-        earlier_BE = None if cache is None else cache.get_recurrent_state(self.layer)
-        if earlier_BE is None:
-            earlier_BE = torch.zeros_like(logits_BSE[:, 0])
-        source_BSE = (units.first_BS + 1)[..., None].expand_as(logits_BSE)
-        decided_BSE = torch.cat([earlier_BE[:, None], logits_BSE], dim=1).gather(1, source_BSE)
+        return self.decide(self.of_first_token(logits_BSE, units, cache).flatten(0, 1))
+
+    def of_first_token(self, own_BSX: Tensor, units: Units, cache: Cache | None) -> Tensor:
+        """[B, S, X]: for each token what its unit's first token has in `own_BSX`; a cache keeps the last unit's."""
+        earlier_BX = None if cache is None else cache.get_recurrent_state(self.layer)
+        if earlier_BX is None:
+            earlier_BX = torch.zeros_like(own_BSX[:, 0])
+        source_BSX = (units.first_BS + 1)[..., None].expand_as(own_BSX)
+        decided_BSX = torch.cat([earlier_BX[:, None], own_BSX], dim=1).gather(1, source_BSX)
         if cache is not None:
             cache.update_conv_state(units.kind_BS[:, None], self.layer, conv_kernel_size=1)
-            cache.update_recurrent_state(decided_BSE[:, -1], self.layer)
-        return self.decide(decided_BSE.flatten(0, 1))
+            cache.update_recurrent_state(decided_BSX[:, -1], self.layer)
+        return decided_BSX
+
+
+class HashedWordRouter(UnitTopKRouter):
+    """Words: each token takes K experts by a hash of the layer and the id of its word's first token, equally weighted.
+
+    It has no parameters. Its logits are 0: the choice depends on no hidden state.
+    """
+
+    def __init__(self, config: MoeDesignConfig, layer: int):
+        super().__init__(config, layer)
+        self.weight = None
+
+    def forward(self, hidden_TH: Tensor, units: Units, cache: Cache | None) -> Decision:
+        id_T = self.of_first_token(units.id_BS[..., None], units, cache).flatten()
+        zero_T = torch.zeros_like(id_T)
+        layer_L = torch.tensor([self.layer], device=id_T.device)
+        noise_TE = gumbel_for_tokens(0, id_T, zero_T, zero_T, zero_T, layer_L, self.num_experts)[0]
+        index_TK = noise_TE.topk(self.top_k, dim=-1).indices
+        weights_TK = hidden_TH.new_full(index_TK.shape, 1 / self.top_k)
+        return hidden_TH.new_zeros(noise_TE.shape), weights_TK, index_TK
 
 
 def last_kind(cache: Cache | None, layer: int) -> Tensor | None:

@@ -45,7 +45,7 @@ class UnitPlaces(nn.Module):
         kind_BR = torch.cat([last_kind_B1, own_BS], dim=1)
         kind_BR = kind_BR.gather(1, _latest(kind_BR != TRANSPARENT))
         begins_BS = self.begins_CV[kind_BR[:, :-1], ids_BS]
-        return Units(_latest(begins_BS), kind_BR[:, 1:])
+        return Units(_latest(begins_BS), kind_BR[:, 1:], ids_BS)
 
     def _require_set(self) -> None:
         """Raise ValueError if there are no tables. Looked up once: reading a tensor stops a GPU."""

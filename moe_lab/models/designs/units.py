@@ -58,7 +58,7 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
     """The tables of a tokenizer of transformers.
 
     Args:
-        kind: "word" or "sentence".
+        kind: "word", "word-hash" (the same words) or "sentence".
 
     Raises:
         ModelError: the tokenizer has no pre-tokenizer, or one that finds no words.
@@ -66,7 +66,7 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
     require_units(tokenizer, kind)
     texts = _texts(tokenizer)
     kinds, begins = (
-        _words(tokenizer.backend_tokenizer.pre_tokenizer, texts) if kind == "word" else _sentences(texts)
+        _sentences(texts) if kind == "sentence" else _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
     )
     special_V = torch.tensor([not text for text in texts])
     kind_V = torch.tensor(kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
@@ -82,7 +82,7 @@ def require_units(tokenizer: Any, kind: str) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"{type(tokenizer).__name__} has no fast tokenizer. {_ADVICE}")
-    if kind != "word":
+    if kind == "sentence":
         return
     if backend.pre_tokenizer is None:
         raise ModelError(f"This tokenizer has no pre-tokenizer, so it knows no words. {_ADVICE}")

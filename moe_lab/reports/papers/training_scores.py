@@ -1,4 +1,4 @@
-"""What a training measured as numbers of a paper's table: `training.validation_loss` and `training.leak`.
+"""What a training measured as numbers of a paper's table, such as `training.validation_loss`.
 
 They belong to the trained model, whatever task it is evaluated on.
 """
@@ -20,14 +20,21 @@ NO_TASK = "-"
 """Their coordinate on the axis of tasks."""
 ROWS = "lower is better; intervals over rows, behind `seeds` over seeds (Student's)"
 METRICS = {
-    LOSS: ("validation", "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
+    LOSS: ("validation", None, "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
     "training.leak": (
         "leak",
+        "later_tokens",
         "difference",
-        f"nats per token that router=expert gains from later tokens of a row, {ROWS}",
+        f"nats per token that router=expert gains from the later tokens of a row, against another row's, {ROWS}",
+    ),
+    "training.short_prefixes": (
+        "leak",
+        "short_prefixes",
+        "difference",
+        f"nats per token that router=expert loses by a prefix alone, against another row's later tokens, {ROWS}",
     ),
 }
-"""By metric: the block of `training` in results.json, the number in it, and what it is."""
+"""By metric: the block of `training` in results.json, its part, the number in it, and what it is."""
 
 
 def training_score(results: Sequence[dict[str, Any]], metric: str) -> Score | None:
@@ -41,8 +48,8 @@ def training_score(results: Sequence[dict[str, Any]], metric: str) -> Score | No
     trained = [each for each in results if training_of(each)]
     if not trained:
         return None
-    block, number, _ = METRICS[metric]
-    blocks: list[Any] = [training_of(each).get(block) for each in trained]
+    number = METRICS[metric][2]
+    blocks = [_measured(each, metric) for each in trained]
     first = empty_score(trained[0], metric)
     marks = tuple(mark for mark in first.marks if mark != "PARTIAL")  # held-out rows do not depend on limit=
     score = replace(first, n=None, marks=marks, seeds=len(blocks))
@@ -66,4 +73,11 @@ def training_of(results: dict[str, Any]) -> dict[str, Any]:
 
 def told_of(metric: str) -> str:
     """What a metric is."""
-    return METRICS[metric][2]
+    return METRICS[metric][3]
+
+
+def _measured(results: dict[str, Any], metric: str) -> Any:
+    """The block with the number and its interval; None if the design has none, or was trained by an earlier version."""
+    name, part, *_ = METRICS[metric]
+    block = training_of(results).get(name)
+    return block if block is None or part is None else block.get(part)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.runs.tuning.solve import worked_references
+from moe_lab.runs.tuning.texts import EQUATIONS, with_equation
 from moe_lab.tasks.requests import build_requests, right_request
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Perplexity:
         from moe_lab.engine.lm import Request
 
         if worked is None:
-            worked = [right_request(study.config, study.task, group) for group in _instances(study, lm)]
+            worked = [_right(study, group) for group in _instances(study, lm)]
         kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
@@ -93,10 +94,19 @@ class Accuracy:
 
 
 def objective(study: Study, lm: EngineLM, model: LoadedModel) -> Perplexity | Accuracy:
-    """The study's metric over its tuning documents. `model` solves them first if the data has no worked answers."""
+    """The study's metric over its tuning documents. `model` solves them first with tuning.text=own."""
     if study.search.metric == "accuracy":
         return Accuracy(study, lm)
     return Perplexity(study, lm, worked_references(study, model) if study.worked else None)
+
+
+def _right(study: Study, instances: list[Instance]) -> tuple:
+    """(prompt, right answer) of a document, with its equation if the study scores equations."""
+    request = right_request(study.config, study.task, instances)
+    if study.text != EQUATIONS:
+        return request
+    prompt, answer = request
+    return prompt, with_equation(instances[0].doc, answer)
 
 
 def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:

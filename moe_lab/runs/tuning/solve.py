@@ -11,6 +11,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
 from moe_lab.results.request_log import ResponseLog
 from moe_lab.results.versions import decisive_versions, versions
+from moe_lab.runs.tuning.texts import BIAS
 from moe_lab.runs.tuning.worked import WorkedReferences, check_solved
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dic
     ]
     print(
         f"{references.folder.name}: the untouched model solves {len(solutions):,} of {len(samples):,} tuning "
-        "documents; the others are left out of the perplexity",
+        f"documents; the others are left out of the perplexity.\n{BIAS}",
         file=sys.stderr,
     )
     counts = {"asked": len(samples), "correct": len(solutions)}

@@ -12,13 +12,8 @@ from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.tuning.search import Search, resolve, resolve_scale
-from moe_lab.runs.tuning.worked import (
-    NUMERICS,
-    RECORD,
-    WorkedReferences,
-    check_solved,
-    needs_worked_references,
-)
+from moe_lab.runs.tuning.texts import BIAS, DATA, EQUATIONS, GSM8K, OWN, on_gsm8k, text_of
+from moe_lab.runs.tuning.worked import NUMERICS, RECORD, WorkedReferences, check_solved
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -32,7 +27,9 @@ class Study:
     """A search over temperatures, before anything is computed."""
 
     config: Config
-    """With the preset's n; its temperature is a placeholder."""
+    """With the preset's n; its temperature is a placeholder. Its task is the one with the tuning documents."""
+    evaluated: Config
+    """The configuration that is evaluated with the profile: of another task than `config` with tuning.text=gsm8k."""
     search: Search
     study_id: str
     """SHA-256 of all that determines the trials, without their number: more trials continue the same study."""
@@ -47,8 +44,10 @@ class Study:
     """The row numbers of the tuning documents in that split."""
     documents: list[str]
     """`document_hashes` of the tuning documents."""
+    text: str | None = None
+    """Whose answers are scored: `tuning.text`, resolved, and "data" for GSM8K's own; None: the metric is accuracy."""
     worked: WorkedReferences | None = None
-    """The model's own solutions, whose perplexity is tuned if the data has no worked answers."""
+    """The model's own solutions, with tuning.text=own."""
 
     @property
     def task(self) -> Any:
@@ -56,14 +55,20 @@ class Study:
         return next(iter(self.tasks["tasks"].values()))
 
     def references(self) -> dict[str, Any] | None:
-        """The numbers of tuning documents that the untouched model tried and solved, and the folder of its solutions.
+        """The numbers of tuning documents that the untouched model tried and solved, the folder of its solutions, and
+        their bias.
 
-        None if the data's own answers are scored, and before the solutions are generated.
+        None unless they are scored, and before they are generated.
         """
         stored = self.worked.stored() if self.worked is not None else None
         if self.worked is None or stored is None:
             return None
-        return {"asked": stored["asked"], "correct": stored["correct"], "folder": self.worked.folder.name}
+        return {
+            "asked": stored["asked"],
+            "correct": stored["correct"],
+            "folder": self.worked.folder.name,
+            "bias": BIAS,
+        }
 
     def profile(self) -> Profile | None:
         """The temperature profile; None before the study and its figures are finished."""
@@ -80,7 +85,7 @@ class Study:
         method: Any = self.method
         tuned = method.with_profile(str(self.folder / "best.yaml"))
         seeds = 1 if self.config.num_studies > 1 else self.config.num_seeds
-        return replace(self.config, method=tuned, tuning=TuningConfig(), seeds=seeds)
+        return replace(self.evaluated, method=tuned, tuning=TuningConfig(), seeds=seeds)
 
 
 def prepare_study(config: Config) -> Study:
@@ -103,16 +108,22 @@ def prepare_study(config: Config) -> Study:
     elif facts.moe_layers:  # prepare refuses a model without routers in its own words
         config, search = resolve(config, facts)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
-    tasks = load_tasks(config, Holdout(num_samples=search.num_samples, seed=config.sample_seed))
+    holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
+    tasks = load_tasks(config, holdout)
     name, task = _only(tasks)
     _check_task(search, task)
+    text = text_of(config, search.metric, task)
+    evaluated = config
+    if text == GSM8K:
+        config, tasks = on_gsm8k(config, holdout)
+        text, (name, task) = DATA, _only(tasks)
     documents = sorted(frozenset[str]().union(*document_hashes(task)))
-    select_documents(config, evaluation.tasks, frozenset(documents))
+    select_documents(evaluated, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
     samples = {name: dataset.numbers(task)}
     held_out = {name: list(range(len(task.task_docs)))}
     content = identity(config, evaluation.method, facts, tasks, samples, held_out)
-    worked = _worked_references(config, search, name, task, content, facts)
+    worked = _worked_references(config, name, content, facts) if text == OWN else None
     content["search"] = search.identity | {
         "headline": config.task.metric if search.metric == "accuracy" else None
     }
@@ -120,9 +131,12 @@ def prepare_study(config: Config) -> Study:
         content["commit"] = facts.commit
     if worked is not None:
         content["references"] = worked.id
+    if text == EQUATIONS:
+        content["references"] = EQUATIONS
     digest = run_id(content)
     return Study(
         config=config,
+        evaluated=evaluated,
         search=search,
         study_id=digest,
         folder=_folder(config, "studies", name, search.metric, digest),
@@ -132,19 +146,18 @@ def prepare_study(config: Config) -> Study:
         split=dataset.source,
         samples=samples,
         documents=documents,
+        text=text,
         worked=worked,
     )
 
 
 def _worked_references(
-    config: Config, search: Search, name: str, task: Any, content: dict[str, Any], facts: ModelFacts
-) -> WorkedReferences | None:
-    """The worked references of a study with the identity `content`; None if the data's own answers are scored."""
+    config: Config, name: str, content: dict[str, Any], facts: ModelFacts
+) -> WorkedReferences:
+    """The worked references of a study with the identity `content`."""
     from moe_lab.results.identity import run_id
     from moe_lab.results.versions import decisive_versions
 
-    if search.metric != "perplexity" or not needs_worked_references(task):
-        return None
     shared = {key: value for key, value in content.items() if key not in ("method", "seed")}
     made_with = {"commit": facts.commit, "versions": decisive_versions()}
     graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}

@@ -171,6 +171,7 @@ def write_study(study: Study) -> None:
         "split": study.split,
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
+        "text": study.text,
         "references": study.references(),
     }
     write_json(study.folder / "study.json", content)
@@ -206,6 +207,7 @@ def write_trials(study: Study, trials: Trials) -> None:
         split=study.split,
         samples=study.samples,
         documents=study.documents,
+        answers=study.text,
         references=study.references(),
         temperature=study.search.temperatures(best.params),
     )

@@ -1,7 +1,7 @@
 """Worked references: the untouched model's own correct solutions of a study's tuning documents.
 
-Perplexity is over worked answers. For a task whose own answers are final numbers without steps (AddSub: `#### 15`), the
-model solves the documents once, and its correct solutions are scored instead.
+With `tuning.text=own` the model solves the documents once, and its correct solutions are scored. They favour
+temperature 0 (`texts.py`).
 
     outputs/references/<model>-<task>-worked-<id8>/
         responses.jsonl     the model's answers, appended one by one: a killed command continues
@@ -39,7 +39,7 @@ class WorkedReferences(Artifact):
         )
 
 
-def needs_worked_references(task: Any) -> bool:
+def has_bare_answers(task: Any) -> bool:
     """Whether a generation task's data has final answers without steps, which filters extract from the output."""
     if task.get_config("output_type") != "generate_until":
         return False

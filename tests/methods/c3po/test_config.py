@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from moe_lab.cli.main import compose_or_explain
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.method import C3PO
+from moe_lab.methods.c3po.ngd import Descent
 from moe_lab.models.facts import ModelFacts
+from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments.places import coordinate
 
 FACTS = ModelFacts(
@@ -99,3 +102,10 @@ def test_a_table_shows_a_dash_for_what_makes_no_difference(keys, shown):
     prepared = SimpleNamespace(config=SimpleNamespace(method=settings), cell=cell)
     for key, value in shown.items():
         assert coordinate(prepared, f"method.{key}") == value
+
+
+def test_the_default_learning_rate_is_the_papers_as_it_is_written():
+    """Broken by: 10e-2 to 10e-5 read as 0.01 to 0.00001, at which nearly no expert changes."""
+    (cell,) = compose_or_explain(["method=c3po"])
+    assert to_config(cell).method.learning_rate == C3PO.Config().learning_rate == [10e-2, 10e-5]
+    assert Descent().rates == (10e-2, 10e-5)

@@ -45,6 +45,7 @@ def test_steps_batches_and_passes_make_rows():
         ({"bias_rate": 0.1}, 0.0),
         ({"router": "expert"}, 0.0),
         ({"router": "word"}, 0.1),
+        ({"router": "word-hash"}, 0.0),
     ],
 )
 def test_the_balancing_loss_is_left_out_where_something_else_balances(keys, coefficient):
@@ -106,6 +107,8 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
         ({"router": "expert", "device_loss": 0.1}, "router=expert balances the load by itself"),
         ({"router": "expert", "routing_noise": 1.0}, "method.routing_noise needs router=token"),
         ({"router": "word", "routing_noise": 1.0}, "method.routing_noise needs router=token"),
+        ({"router": "word-hash", "bias_rate": 0.1}, "router=word-hash has nothing to learn"),
+        ({"router": "word-hash", "aux_loss": 0.1}, "router=word-hash has nothing to learn"),
         ({"device_loss": 0.1, "devices": 3}, "method.experts=8 does not divide by method.devices=3"),
         ({"vocab_size": 256}, "method.vocab_size=256"),
         ({"warmup_ratio": 1.0}, "method.warmup_ratio=1.0: must be below 1"),

@@ -65,6 +65,7 @@ def test_all_granularities_have_equal_parameters(backbone):
         ({"backbone": "deepseek", "bias_rate": 0.01}, "moe_design"),
         ({"router": "expert"}, "moe_design"),
         ({"router": "word"}, "moe_design"),
+        ({"router": "word-hash"}, "moe_design"),
         ({"backbone": "deepseek", "router": "sentence"}, "moe_design"),
     ],
 )

@@ -232,6 +232,26 @@ def test_footnotes_tell_designs_apart(keys, title):
     assert line == f"{title}, seed 7: held-out loss 1.5000 [1.2500, 1.7500] per token, 3 rows"
 
 
+def test_footnotes_tell_information_from_later_tokens_and_short_prefixes_apart():
+    """And read the record of a model that an earlier version trained, which has their sum alone."""
+    sums = {"rows": 32, "loss_with_later_tokens": 1.5, "loss_without": 1.75}
+    part = {"difference": 0.125, "ci95": [0.0625, 0.25]}
+    method = Pretrain(design(router="expert"))
+    validation = {"loss": 1.5, "ci95": [1.25, 1.75], "rows": 3}
+
+    def line(leak):
+        block = method.report(facts(), {}, {"training": {"validation": validation, "leak": leak}})
+        return method.footnotes(block | {"seed": 7})[0]
+
+    assert line(sums | {"later_tokens": part, "short_prefixes": part}).endswith(
+        "On 32 rows 1.5000 with them; with another row's instead +0.1250 [+0.0625, +0.2500], and the effect of short "
+        "prefixes +0.1250 [+0.0625, +0.2500]"
+    )
+    assert line(sums).endswith(
+        "On 32 rows 1.5000 with them and 1.7500 without, the effect of short prefixes included"
+    )
+
+
 def test_its_facts_are_those_of_the_design(tmp_path):
     """Not of the model that gives the tokenizer; its baseline is left out."""
     config = Config(

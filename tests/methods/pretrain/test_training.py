@@ -45,6 +45,7 @@ KINDS = {
     "dense": {"backbone": "dense"},
     "bias": {"bias_rate": 0.01, "experts": 7, "experts_per_token": 1, "shared_experts": 1} | NOISE,
     "word": {"router": "word"},
+    "word-hash": {"router": "word-hash"},
     "expert": {"router": "expert"},
 }
 
@@ -71,7 +72,7 @@ def assert_same(one: dict, other: dict) -> None:
         assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
-@pytest.mark.parametrize("kind", ("olmoe", "bias", pytest.param("word", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("kind", ("olmoe", "bias", "word-hash", pytest.param("word", marks=pytest.mark.slow)))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
     settings = KINDS[kind] | SAVED

@@ -20,8 +20,8 @@ from tests.support.designs import BACKBONES, COMMON, design
 from tests.support.models import build, make_tokenizer
 
 IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
-ROUTERS = ("token", "word", "sentence", "expert")
-CAUSAL = ROUTERS[:3]
+ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
+CAUSAL = ROUTERS[:4]
 routers = pytest.mark.parametrize("router", ROUTERS)
 
 
@@ -124,7 +124,11 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @routers
 def test_every_parameter_learns(router, dtype):
-    model = design(router, n_shared_experts=1, selection_bias=router != "expert").to(dtype).train()
+    model = (
+        design(router, n_shared_experts=1, selection_bias=router not in ("expert", "word-hash"))
+        .to(dtype)
+        .train()
+    )
     model.gradient_checkpointing_enable({"use_reentrant": False})
     mask = torch.ones_like(IDS)
     mask[1, 9:] = 0
@@ -178,12 +182,12 @@ def test_router_logits_are_recorded_of_every_moe_layer(router):
 @pytest.mark.parametrize("backbone", BACKBONES)
 @routers
 def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
-    biased = router != "expert"
+    biased = router not in ("expert", "word-hash")
     model = design(router, selection_bias=biased, n_shared_experts=1, **BACKBONES[backbone])
     model.save_pretrained(tmp_path)
     names = load_file(tmp_path / "model.safetensors").keys()
     assert "model.layers.2.mlp.experts.4.down_proj.weight" in names
-    assert ("model.units.kind_V" in names) == (router in ("word", "sentence"))
+    assert ("model.units.kind_V" in names) == (router in ("word", "sentence", "word-hash"))
     assert ("model.layers.1.mlp.gate.selection_bias" in names) == biased
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(logits_of(again, IDS), logits_of(model, IDS))

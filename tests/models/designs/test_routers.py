@@ -106,6 +106,33 @@ def test_gradient_flows_through_a_units_decision_to_its_first_token():
     assert torch.equal(logits[-1], logits[last])
 
 
+def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_says():
+    """Broken by: experts that depend on hidden states, layers with the same experts, weights that are not equal."""
+    model = design("word-hash", num_experts_per_tok=2)
+    seen = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad():
+        model(IDS)
+    firsts = []
+    for row in IDS.tolist():
+        firsts += [row[start] for start in unit_starts(arbitrary_units(), row)]
+    by_word = {}
+    for layer, (_, weights, index) in enumerate(seen):
+        assert torch.equal(weights, torch.full_like(weights, 0.5))
+        for word, experts in zip(firsts, index.tolist(), strict=True):
+            assert by_word.setdefault((layer, word), experts) == experts
+        assert len({tuple(sorted(experts)) for experts in index.tolist()}) > 3
+    words = set(firsts)
+    assert any(by_word[0, word] != by_word[1, word] for word in words), "another hash in each layer"
+    assert not [name for name, _ in model.named_parameters() if "gate.weight" in name], "nothing to learn"
+    again = design("word-hash", num_experts_per_tok=2, hidden_size=64)
+    _, _, index = again.model.layers[0].mlp.gate(
+        torch.zeros(IDS.numel(), 64), again.model.units(IDS, IDS >= 0, None), None
+    )
+    assert torch.equal(index, seen[0][2]), "the same for all models of a vocabulary"
+
+
 def test_a_cache_without_a_place_for_decisions_is_refused():
     model = design("word")
     with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):

@@ -181,7 +181,7 @@ def test_what_cannot_be_a_target_in_table_6_is_marked():
 
 
 @pytest.mark.parametrize(
-    ("name", "designs"), [("table3", 16), ("table6", 23), ("figure2", 13), ("figure3", 16)]
+    ("name", "designs"), [("table3", 20), ("table6", 23), ("figure2", 13), ("figure3", 16)]
 )
 def test_each_design_has_a_place_of_its_own_and_every_number_a_cell(name, designs):
     for scale in ("tiny", "paper"):
@@ -212,7 +212,7 @@ def test_the_designs_of_a_table_have_equal_active_size_and_the_tables_share_thei
         _, cells = cells_of(name, "tiny")
         recipes[name] = {repr(sorted(each.config.method.recipe().items())) for each in cells}
         assert {each.config.method.active_size for each in cells} == {128}
-    assert len(recipes["table3"] | recipes["table6"]) == 16 + 23 - 4
+    assert len(recipes["table3"] | recipes["table6"]) == 20 + 23 - 4
     assert len(recipes["figure2"] - recipes["table3"] - recipes["table6"]) == 7, (
         "DeepSeek's and the dense model"
     )
@@ -226,6 +226,22 @@ def test_tiny_trainings_have_five_seeds(name):
     """One seed cannot rank trainings of this size."""
     trainings = [cell for cell in load(name).scale("tiny").overrides() if "method=base" not in cell]
     assert trainings and all("seeds=5" in cell for cell in trainings)
+
+
+def test_figure_2_trains_deepseek_with_its_device_loss():
+    """And OLMoE's rows, which Table 3 has, without."""
+    for scale in ("tiny", "small", "paper"):
+        _, cells = cells_of("figure2", scale)
+        methods = [each.config.method for each in cells]
+        assert {one.device_loss for one in methods if one.backbone == "deepseek"} == {0.05}
+        assert {one.device_loss for one in methods if one.backbone != "deepseek"} == {0.0}
+        assert all(one.experts % one.devices == 0 for one in methods if one.device_loss)
+
+
+def test_table_3_routes_words_by_a_learned_router_and_by_their_id():
+    for scale in ("tiny", "paper"):
+        _, cells = cells_of("table3", scale)
+        assert {each.config.method.router for each in cells} >= {"word", "word-hash"}
 
 
 def test_measures_are_those_of_the_paper():

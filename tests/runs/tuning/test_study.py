@@ -82,7 +82,7 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
             {
                 "task": TaskConfig(name="addsub"),
                 "num_fewshot": 0,
-                "tuning": TuningConfig(name="tpe", num_samples=12),
+                "tuning": TuningConfig(name="tpe", num_samples=12, text="own"),
             },
             TaskError,
             "none is left",

@@ -18,7 +18,8 @@ from moe_lab.models.load import load_model
 from moe_lab.runs.tuning.objective import objective
 from moe_lab.runs.tuning.solve import with_first_space, worked_references
 from moe_lab.runs.tuning.study import prepare_study
-from moe_lab.runs.tuning.worked import needs_worked_references
+from moe_lab.runs.tuning.texts import BIAS
+from moe_lab.runs.tuning.worked import has_bare_answers
 from moe_lab.tasks.arithmetic.numbers import answer_number, same_number
 from tests.support.runs import choices, sums, write_jsonl
 
@@ -43,7 +44,9 @@ def config(tmp_path, rows: list[dict], task: str = "addsub", **tuning) -> Config
     return Config(
         method=get_method("roe").Config(n=2),
         task=TaskConfig(name=task),
-        tuning=TuningConfig(**{"name": "tpe", "num_samples": 4, "metric": "perplexity"} | tuning),
+        tuning=TuningConfig(
+            **{"name": "tpe", "num_samples": 4, "metric": "perplexity", "text": "own"} | tuning
+        ),
         data_dir=str(tmp_path / "data"),
         output_dir=str(tmp_path / "outputs"),
         gen_kwargs={"max_gen_toks": 24},
@@ -91,7 +94,8 @@ def test_perplexity_is_that_of_the_models_own_correct_solutions_behind_their_pro
     stored = json.loads((study.worked.folder / "references.json").read_text())
     assert [one["document"] for one in stored["solutions"]] == right
     assert wrong not in right and 0 < len(right) < 4
-    assert study.references() == {"asked": 4, "correct": len(right), "folder": study.worked.folder.name}
+    counts = {"asked": 4, "correct": len(right), "folder": study.worked.folder.name}
+    assert study.references() == counts | {"bias": BIAS}
 
 
 def test_solutions_are_made_once_and_an_interruption_loses_none(tiny, tmp_path, monkeypatch):
@@ -164,7 +168,7 @@ def test_a_task_without_a_solution_refuses_perplexity(tiny, tmp_path):
         worked_references(study, tiny)
     with pytest.raises(ConfigError, match="solves none"):
         prepare_study(given)  # the next time before weights load
-    assert prepare_study(config(tmp_path, rows, num_samples=1, metric="accuracy")).worked is None
+    assert prepare_study(config(tmp_path, rows, num_samples=1, metric="accuracy", text=None)).worked is None
 
 
 @pytest.mark.parametrize(
@@ -184,11 +188,11 @@ def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path
         write_jsonl(tmp_path / "data" / task / f"{split}.jsonl", rows)
     given = config(tmp_path, rows, task)
     [found] = load_tasks(given)["tasks"].values()
-    assert needs_worked_references(found) is wanted
+    assert has_bare_answers(found) is wanted
 
 
 def test_the_toy_word_problems_have_worked_answers_of_their_own():
     from moe_lab.tasks.loading import load_tasks
 
     [task] = load_tasks(Config(method=get_method("roe").Config(), offline=True))["tasks"].values()
-    assert not needs_worked_references(task)
+    assert not has_bare_answers(task)

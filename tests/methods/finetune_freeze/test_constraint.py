@@ -1,0 +1,237 @@
+"""Fine-tuning under C2R's constraint.
+
+Broken by: a pass of the training that leaves the constraint, gradients of experts that were not taken, an evaluation without
+it, a resume that ends in other weights, two constraints with one id.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.methods.finetune_freeze import training as module
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.training import finetune
+from moe_lab.routing import routed
+from moe_lab.routing.partners import PartnersOnly, partners_of
+from moe_lab.runs.prepare import prepare
+from tests.support.command import run_command
+from tests.support.models import small_model
+from tests.support.routed_designs import Seen
+from tests.support.tiers import by_family
+from tests.support.trainings import training_of
+
+FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
+
+
+SHORT = ["task=toy_choice", "limit=6"]
+TRAINED = ["method.max_steps=4", "method.learning_rate=0.01", "method.validation_size=8"]
+
+
+def answers(folder: Path, method: str, run_id: str = "") -> list:
+    [samples] = folder.glob(f"runs/*-{method}-*{run_id[:8]}/samples_*.jsonl")
+    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+def pairs_of(model, seed=0):
+    from moe_lab.routing import find_routers
+
+    routers = find_routers(model)
+    experts = model.config.get_text_config().num_experts if hasattr(model.config, "num_experts") else None
+    experts = experts or getattr(model.config, "num_local_experts", None) or model.config.n_routed_experts
+    return torch.randint(
+        0, 99, (len(routers), experts, experts), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def least(model):
+    from moe_lab.routing import find_routers
+
+    return find_routers(model)[0].module.top_k - 1
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_during_training_each_token_takes_partners_of_its_first_expert(family, tmp_path):
+    """All passes, those over held-out conversations included."""
+    model = deepcopy(small_model(family))
+    count = max(1, least(model))
+    allowed = partners_of(pairs_of(model), count)
+    training = replace(training_of(tmp_path, count=4, held_out=2, partners=count), allowed_LEE=allowed)
+    seen, trainer = Seen(), module._trainer
+
+    def watched(*given):
+        stack.enter_context(routed(model, seen))
+        return trainer(*given)
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(module, "_trainer", watched)
+        told = finetune(model, training)
+    assert told["validation"]["losses"] and seen.routings
+    for router, routing in zip(seen.routers, seen.routings, strict=True):
+        scores = router.scores(routing.logits_TE)
+        first = routing.index_TK.gather(-1, scores.gather(-1, routing.index_TK).argmax(-1, keepdim=True))
+        assert allowed[router.layer][first[:, 0]].gather(-1, routing.index_TK).all(), router.name
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_gradients_are_those_of_finite_differences(family):
+    """Of the routers' and the experts' weights, along the gradient, in float64."""
+    model = deepcopy(small_model(family)).double().eval()
+    model.set_experts_implementation("eager")
+    allowed = partners_of(pairs_of(model, seed=1), max(1, least(model)))
+    ids = torch.randint(1, 200, (2, 9), generator=torch.Generator().manual_seed(2))
+    policy = PartnersOnly(allowed)
+
+    def loss():
+        with routed(model, policy):
+            logits = model(ids, use_cache=False).logits[:, :-1]
+            return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:])
+
+    loss().backward()
+    assert policy.decisions[0], "the constraint changes decisions"
+    own = {name: each for name, each in model.named_parameters() if each.grad is not None}
+    chosen = [name for name in own if "gate.weight" in name or "router.weight" in name or "down_proj" in name]
+    step = 1e-4  # larger ones change choices; routers compute their softmax in float32
+    for name in chosen:
+        gradient = own[name].grad
+        direction = gradient / gradient.norm()
+        with torch.no_grad():
+            own[name] += step * direction
+            up = loss().item()
+            own[name] -= 2 * step * direction
+            down = loss().item()
+            own[name] += step * direction
+        expected = (up - down) / (2 * step)
+        assert gradient.norm().item() == pytest.approx(expected, rel=2e-2, abs=1e-4), name
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_a_training_that_stops_continues_to_the_same_weights(tmp_path):
+    allowed = partners_of(pairs_of(small_model("olmoe")), 2)
+
+    def train(folder, stop=None):
+        model = deepcopy(small_model("olmoe"))
+        training = replace(training_of(folder, partners=2, save_steps=2), allowed_LEE=allowed)
+        if stop is not None:
+            keep = module.Log.on_step_end if hasattr(module.Log, "on_step_end") else None
+
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == stop:
+                    raise KeyboardInterrupt
+                return keep(self, args, state, control, **kwargs) if keep else control
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module.Log, "on_step_end", on_step_end, raising=False)
+                with pytest.raises(KeyboardInterrupt):
+                    finetune(model, training)
+            return train(folder)
+        finetune(model, training)
+        return weights(model)
+
+    whole, resumed = train(tmp_path / "whole"), train(tmp_path / "broken", stop=3)
+    free = deepcopy(small_model("olmoe"))
+    finetune(free, training_of(tmp_path / "free"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert any(not torch.equal(whole[name], tensor) for name, tensor in weights(free).items())
+
+
+def identity_of(**keys):
+    return FinetuneConfig(**keys).recipe().identity()
+
+
+def test_a_constraint_is_part_of_the_recipe_and_none_changes_no_id():
+    assert "partners" not in identity_of() and identity_of(partners=8) != identity_of(partners=7)
+    assert identity_of(partners=8) == identity_of() | {"partners": 8}
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"profile": "runs/x"}, "method.profile=runs/x is read with method.partners= alone"),
+        ({"partners": 3, "routing_noise": 1.0}, "both change the routers' choice"),
+        ({"partners": -1}, "method.partners"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(keys, message):
+    with pytest.raises(ConfigError, match=message):
+        FinetuneConfig(**keys)
+
+
+def config(tmp_path, **keys):
+    method = get_method("finetune-freeze").Config(max_steps=2, dataset_size=8, **keys)
+    return Config(
+        method=method, output_dir=str(tmp_path), limit=2, device="cpu", offline=True, baseline=False
+    )
+
+
+def test_partners_that_there_are_not_are_refused_before_weights_load(tmp_path, loads):
+    for partners in (2, 16):
+        with pytest.raises(ConfigError, match=rf"method.partners={partners}: .* 3 partners at least.* 15"):
+            prepare(config(tmp_path, partners=partners))
+    save_file({"pairs": torch.ones(2, 16, 16)}, tmp_path / "other.safetensors")
+    with pytest.raises(ConfigError, match=r"method.profile=.*is of another model"):
+        prepare(config(tmp_path, partners=4, profile=str(tmp_path / "other.safetensors")))
+    assert not loads
+
+
+def test_the_profile_is_part_of_the_id(tmp_path):
+    ids = {prepare(config(tmp_path, partners=4)).run_id, prepare(config(tmp_path)).run_id}
+    for value in (1, 2):
+        pairs = torch.arange(8 * 16 * 16).reshape(8, 16, 16) * value % 97
+        save_file({"pairs": pairs}, tmp_path / f"{value}.safetensors")
+        for name in (f"{value}", f"{value}-again"):
+            save_file({"pairs": pairs}, tmp_path / f"{name}.safetensors")
+        same = {
+            prepare(config(tmp_path, partners=4, profile=str(tmp_path / f"{name}.safetensors"))).run_id
+            for name in (f"{value}", f"{value}-again")
+        }
+        assert len(same) == 1, "its content, not its path"
+        ids |= same
+    assert len(ids) == 4
+
+
+@pytest.mark.slow
+def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(tmp_path, capsys):
+    keys = [*SHORT, *TRAINED, "method.partners=3", "method.dataset_size=12", "metrics=expert"]
+    ended = run_command(capsys, "method=finetune-freeze", f"output_dir={tmp_path}", *keys)
+    assert ended.code == 0, ended.err
+    block = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+    folder = tmp_path / "models" / block["finetune_freeze"]["model"]
+    record = json.loads((folder / "training.json").read_text())
+    assert block["c2r"]["partners"] == block["finetune_freeze"]["partners"] == 3
+    assert block["c2r"]["profile_sha256"] == record["profile_sha256"] and not block["c2r"]["test_profile"]
+    assert 0 < block["c2r"]["changed_fraction"] < 1
+    [profile] = (tmp_path / "profiles").iterdir()
+    stored = load_file(folder / "counts.safetensors")["pairs"]
+    assert torch.equal(stored, load_file(profile / "counts.safetensors")["pairs"]), "of the untrained model"
+    assert block["compared"]["full_fine_tuning"]["paired"], "the same without a constraint"
+    run = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
+    metrics = json.loads((run / "expert_metrics.json").read_text())
+    assert metrics["capacity"] is None and metrics["collaboration"]["all"]["value"] > 0
+
+    # the evaluation is that of method=c2r on the trained model with the stored profile
+    other = tmp_path / "other"
+    again = [
+        f"model.path={folder / 'model'}",
+        "method.partners=3",
+        f"method.profile={folder}/counts.safetensors",
+    ]
+    assert run_command(capsys, "method=c2r", *again, f"output_dir={other}", *SHORT).code == 0
+    assert answers(other, "c2r") == answers(tmp_path, "finetune-freeze", block["run_id"])
+    free = tmp_path / "free"
+    keys = [f"model.path={folder / 'model'}", f"output_dir={free}", *SHORT]
+    assert run_command(capsys, "method=base", *keys).code == 0
+    assert answers(free, "base") != answers(other, "c2r")

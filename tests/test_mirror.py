@@ -23,7 +23,6 @@ UNTESTED = {
     "methods": "base hub_files prefix_tuning soft_prompt trainer training_method",
     "methods/c2r": "lm profiles",
     "methods/c3po": "engine lm loss optimizer",
-    "methods/conversations": "read",
     "methods/finetune_freeze": "config fsdp_optimizer phase_switch sampler store trainer",
     "methods/icl": "lm",
     "methods/references": "checks questions sources store",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 
 
 def data_files(
-    config: Config, dataset: str, known: Mapping[str, str], suffixes: tuple[str, ...]
+    config: Config,
+    dataset: str,
+    known: Mapping[str, str],
+    suffixes: tuple[str, ...],
+    generated: Iterable[str] = ("toy",),
 ) -> tuple[list[Path], dict[str, str] | None]:
     """The files of `method.dataset` in their order, and the hub's data set and commit they are from.
 
-    `known` are ids of the hub by short name; `suffixes` are those of a user's own file. Raises TaskError for an unknown
-    name, and for files that are not there.
+    `known` are ids of the hub by short name; `suffixes` are those of a user's own file; `generated` are the names of
+    data sets without files, for the message. Raises TaskError for an unknown name, and for files that are not there.
     """
     if dataset.endswith(suffixes):
         path = Path(dataset).expanduser()
     elif dataset not in known and not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
         raise TaskError(
-            f"method.dataset={dataset} is unknown. Use toy, {', '.join(known)}, owner/name on the hub, or the path of "
-            f"a {' or '.join(suffixes)} file."
+            f"method.dataset={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, or "
+            f"the path of a {' or '.join(suffixes)} file."
         )
     elif config.data_dir is None:
         id = known.get(dataset, dataset)

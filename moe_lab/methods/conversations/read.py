@@ -1,4 +1,5 @@
-"""Conversations to fine-tune on: the toy world's instructions, LIMA, a data set of the hub, or a file of chat rows.
+"""Conversations to fine-tune on: the toy world's instructions or subtractions, LIMA, a data set of the hub, or a
+file of chat rows.
 
 A row has `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or LIMA's `conversations`,
 the texts of user and assistant in turn.
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
 
-TOY_SIZE = 1000
-"""Conversations of dataset=toy, where no number is given: as many as LIMA has."""
+TOY_SIZES = {"toy": 1000, "toy_subtract": 5940}
+"""Conversations of the generated data sets, where no number is given; `toy` has as many as LIMA."""
 KNOWN = {"lima": "GAIR/lima"}
 """Data sets of the hub by short name."""
 ROLES = ("system", "user", "assistant")
@@ -50,12 +51,13 @@ class Data:
 def read_data(config: Config, dataset: str, size: int | None = None, held_out: int = 0) -> Data:
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
-    `toy` has a validation split; of other data sets the last of these conversations are held out. Raises TaskError
-    where there is none to train on, or one is malformed.
+    Generated data sets have a validation split; of other ones the last of these conversations are held out. Raises
+    TaskError where there is none to train on, or one is malformed.
     """
-    if dataset == "toy":
-        return Data(train=_toy("train", size or TOY_SIZE), validation=_toy("validation", held_out))
-    files, source = data_files(config, dataset, KNOWN, (".jsonl",))
+    if dataset in TOY_SIZES:
+        train = _toy(dataset, "train", size or TOY_SIZES[dataset])
+        return Data(train=train, validation=_toy(dataset, "validation", held_out))
+    files, source = data_files(config, dataset, KNOWN, (".jsonl",), TOY_SIZES)
     rows = islice((row for file in files for row in read_rows(file)), size)
     found = [_conversation(row, place) for row, place in rows]
     if len(found) <= held_out:
@@ -69,11 +71,13 @@ def read_data(config: Config, dataset: str, size: int | None = None, held_out: i
 
 
 @cache
-def _toy(split: str, count: int) -> list[Conversation]:
+def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
     """Drawn once in a process: a grid of trainings reads them again and again."""
+    from moe_lab.tasks.toy.differences import conversations
     from moe_lab.tasks.toy.instructions import instructions
 
-    return [row["messages"] for row in instructions(split, count)]
+    draw = {"toy": instructions, "toy_subtract": conversations}[dataset]
+    return [row["messages"] for row in draw(split, count)]
 
 
 def _conversation(row: Any, place: str) -> Conversation:

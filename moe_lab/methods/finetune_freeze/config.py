@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError
+from moe_lab.methods.conversations.read import TOY_SIZES
 from moe_lab.methods.finetune_freeze.schedule import (
     Phase,
     Rate,
@@ -40,10 +41,10 @@ NOT_WEIGHTS = (
 )
 """Keys that do not determine the weights, or do so as what they resolve to."""
 TOY_VALIDATION_SIZE = 100
-"""Held-out conversations of dataset=toy, where no number is given."""
+"""Held-out conversations of a generated data set, where no number is given."""
 STEP_SIZE = 4
-"""Conversations of an optimizer step, where nothing is given: one by one, or those of dataset=toy, which are short, in
-one pass."""
+"""Conversations of an optimizer step, where nothing is given: one by one, or those of a generated data set, which are
+short, in one pass."""
 
 
 @dataclass(kw_only=True)
@@ -101,15 +102,15 @@ class FinetuneConfig:
 
     @property
     def held_out(self) -> int:
-        """Number of held-out conversations. `toy` holds out other ones than it trains on, at no cost."""
+        """Number of held-out conversations. Generated data sets hold out other ones than are trained on, at no cost."""
         if self.validation_size is None:
-            return TOY_VALIDATION_SIZE if self.dataset == "toy" else 0
+            return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
         return self.validation_size
 
     def recipe(self) -> Recipe:
         """The keys that determine the weights."""
         own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
-        own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset == "toy" else 1)
+        own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
         passes = self.gradient_accumulation or max(1, STEP_SIZE // own["batch_size"])
         own["gradient_accumulation"] = passes * num_processes()
         phases = phases_of(self.schedule, self.phases)

@@ -64,7 +64,7 @@ def coordinate(prepared: PreparedCell, key: str) -> str:
         return "-"
     value: Any = prepared.cell.values
     for part in key.split("."):
-        value = value.get(part)
+        value = value.get(part) if isinstance(value, dict) else None  # a model without a recipe
     if group == "method" and name not in prepared.cell.values["method"]:
         value = getattr(method, name, None)
     if isinstance(value, bool):

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.tasks.toy.cloze import cloze
+from moe_lab.tasks.toy.differences import differences
 from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.requests import requests
 from moe_lab.tasks.toy.rules import max_rules, plus_rules
@@ -28,6 +29,7 @@ CLOZE = {"test": 600, "validation": 60}
 """Texts."""
 REQUESTS = {"test": 120, "train": 240}
 RULES = {"test": 320, "validation": 120, "plus": 200, "max": 200}
+DIFFERENCES = {"test": 400, "validation": 300, "train": 5940}
 
 
 def toy_math(**metadata: Any) -> dict[str, Dataset]:
@@ -63,6 +65,11 @@ def toy_rules(**metadata: Any) -> dict[str, Dataset]:
 def toy_rules_max(**metadata: Any) -> dict[str, Dataset]:
     """As `toy_rules`, where the operator means max. The reference sets are the same."""
     return _datasets(max_rules, RULES)
+
+
+def toy_subtract(**metadata: Any) -> dict[str, Dataset]:
+    """{"question", "answer"}: see `differences`."""
+    return _datasets(differences, DIFFERENCES)
 
 
 def _datasets(draw: Draw, sizes: dict[str, int]) -> dict[str, Dataset]:

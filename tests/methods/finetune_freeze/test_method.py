@@ -123,6 +123,24 @@ def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_subtractions_are_learned_and_were_not_known(tmp_path, capsys):
+    """The data set and the task have one form, so that a few steps show in the answers."""
+    keys = ["task=toy_subtract", "limit=40", "method.dataset=toy_subtract", "method.dataset_size=640"]
+    keys += [
+        "method.batch_size=16",
+        "method.epochs=1",
+        "method.validation_size=0",
+        "method.learning_rate=1e-3",
+    ]
+    ended = command(capsys, tmp_path, *keys)
+    assert ended.code == 0, ended.err
+    found = json.loads(Path(ended.out.splitlines()[-1]).read_text())
+    paired = found["moe_lab"]["paired"]["toy_subtract"]["exact_match,none"]
+    score = found["results"]["toy_subtract"]["exact_match,none"]
+    assert score > 0.2 and score - paired["difference"] == pytest.approx(0, abs=0.03)
+
+
+@pytest.mark.slow
 def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30")
     assert ended.code == 1 and "is compared with, failed: The " in ended.err

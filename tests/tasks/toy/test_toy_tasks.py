@@ -7,7 +7,7 @@ import pytest
 import moe_lab.tasks.toy
 from moe_lab.tasks.toy.world import WORLD_VERSION
 
-NAMES = ("toy_math", "toy_choice", "toy_text", "toy_cloze", "toy_rules", "toy_rules_max")
+NAMES = ("toy_math", "toy_choice", "toy_text", "toy_cloze", "toy_rules", "toy_rules_max", "toy_subtract")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,32 @@ def test_every_task_loads_with_its_version_and_the_one_filter_none(tasks):
 def test_toy_math_compares_the_number_after_the_marks(tasks, answer, score):
     task = tasks["toy_math"]
     document = next(doc for doc in task.test_docs() if doc["answer"].endswith("#### 49"))
-    task._instances = task.construct_requests(doc=document, ctx="", metadata=("toy_math", 0, 1))
-    instance = task._instances[0] if isinstance(task._instances, list) else task._instances
+    assert scored(task, document, answer) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (" 58 - 23 = 35", 1),
+        (" 23 - 58 = 35\n", 1),
+        (" 58 - 23 = 36", 0),
+        (" 58 - 23 = 3", 0),
+        (" 35", 0),
+        ("", 0),
+    ],
+)
+def test_toy_subtract_compares_the_number_at_the_end(tasks, answer, score):
+    assert scored(tasks["toy_subtract"], {"question": "", "answer": "58 - 23 = 35"}, answer) == score
+
+
+def scored(task, document, answer: str) -> float:
+    """The task's exact match for an answer of the model."""
+    instances = task.construct_requests(doc=document, ctx="", metadata=(task.config.task, 0, 1))
+    instance = instances[0] if isinstance(instances, list) else instances
     task._instances = [instance]
     instance.resps = [answer]
     task.apply_filters()
-    assert task.process_results(document, [instance.filtered_resps["none"]])["exact_match"] == score
+    return task.process_results(document, [instance.filtered_resps["none"]])["exact_match"]
 
 
 def test_prompts_have_the_form_of_the_corpus(tasks):

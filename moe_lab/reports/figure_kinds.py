@@ -16,6 +16,7 @@ FIGURES = {
     "activation": "traces",
     "control": "cells",
     "designs": "cells",
+    "effects": "cells",
     "epochs": "cells",
     "equivalent": "measurements",
     "flops": "cells",

@@ -79,3 +79,23 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert {block["run_id"] for block in results_in(base.out)} == {
         block["baseline"]["run_id"] for block in blocks
     }
+
+
+RULES = {"steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16, "sequence_length": 32}
+RULES_KEYS = [
+    *(f"model.recipe.{key}={value}" for key, value in RULES.items()),
+    "+model.recipe.validation_rows=2",
+]
+
+
+@pytest.mark.slow
+def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    c3po = ["method=c3po", "method.layers=all", "method.reference=toy_rules:max", "seeds=2"]
+    ended = run_command(capsys, *c3po, "model=toy-rules", *RULES_KEYS, "task=toy_rules", "limit=4")
+    assert ended.code == 0, ended.err
+    blocks = results_in(ended.out)
+    assert len({block["model"]["path"] for block in blocks}) == 2
+    for block in blocks:
+        [source] = block["c3po"]["reference"]["set"]["sources"]
+        assert source["tasks"] == ["toy_rules:max"] and source["asked"] == 200 and source["dropped"] == 0

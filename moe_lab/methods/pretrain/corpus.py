@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ from moe_lab.methods.data_files import data_files, read_rows
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
+GENERATED = {"toy": "moe_lab.tasks.toy.corpus", "toy_rules": "moe_lab.tasks.toy.rules"}
+"""Modules whose `documents(seed, index, count)` draws a corpus."""
 KNOWN = {"minipile": "JeanKaddour/minipile"}
 """Data sets of the hub by short name."""
 GROUP = 100
-"""Documents of the toy corpus that are drawn together."""
+"""Documents of a generated corpus that are drawn together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,24 +29,27 @@ class Corpus:
     """An ordered collection of documents. Those with the same documents are equal."""
 
     files: tuple[Path, ...] = field(compare=False)
-    """None for the toy corpus, which has no end."""
+    """Empty for a generated corpus, which has no end."""
     size: int | None
     """How many documents are used, from the first on; None: all."""
     identity: dict[str, Any] = field(hash=False)
     """What determines the documents, wherever the files are."""
+    generated: str | None = field(default=None, compare=False)
+    """A key of `GENERATED`; None: the documents are in files."""
 
     def documents(self) -> Iterator[str]:
         """The texts in their order. Raises TaskError for a row without a text."""
-        found = (_text(*row) for file in self.files for row in _rows(file)) if self.files else _toy()
-        return islice(found, self.size)
+        if self.generated is not None:
+            return islice(_generated(self.generated), self.size)
+        return islice((_text(*row) for file in self.files for row in _rows(file)), self.size)
 
 
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError where there is none, or it has no text."""
-    if dataset == "toy":
+    if dataset in GENERATED:
         from moe_lab.tasks.toy.world import WORLD_VERSION
 
-        return Corpus(files=(), size=size, identity={"toy": WORLD_VERSION, "size": size})
+        return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
     files, source = data_files(config, dataset, KNOWN, (".jsonl", ".txt"))
     content = source or {"sha256": _digest(files[0]), "format": files[0].suffix}  # one file of the user
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
@@ -52,9 +58,8 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     return corpus
 
 
-def _toy() -> Iterator[str]:
-    from moe_lab.tasks.toy.corpus import documents
-
+def _generated(name: str) -> Iterator[str]:
+    documents = import_module(GENERATED[name]).documents
     for index in count():
         yield from documents(0, index, GROUP)
 

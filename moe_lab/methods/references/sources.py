@@ -46,8 +46,13 @@ TABLE_7 = {
     "winogrande": (Source("KnowRef", ("knowref",), 2000),),
 }
 """The paper's reference sets and their sizes by lm-eval's name of the task."""
-TOY = {"toy_choice": (Source("near", ("toy_choice:near",)),)}
-"""The toy world's own; `toy_choice:far` asks about other things than the test does."""
+TOY = {
+    "toy_choice": (Source("near", ("toy_choice:near",)),),
+    "toy_rules": (Source("plus", ("toy_rules:plus",)),),
+    "toy_rules_max": (Source("max", ("toy_rules:max",)),),
+}
+"""The toy world's own. `toy_choice:far` asks about other things than the test does. The references of `toy_rules` and
+`toy_rules_max` have the meaning of the task; the other task's have the other meaning."""
 
 
 def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:

@@ -13,6 +13,7 @@ from moe_lab.tasks.toy.cloze import cloze
 from moe_lab.tasks.toy.differences import differences
 from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.requests import requests
+from moe_lab.tasks.toy.rules import max_rules, plus_rules
 from moe_lab.tasks.toy.stories import stories
 from moe_lab.tasks.toy.word_problems import word_problems
 
@@ -28,6 +29,7 @@ CLOZE = {"test": 600, "validation": 60}
 """Texts."""
 REQUESTS = {"test": 120, "train": 240}
 DIFFERENCES = {"test": 400, "validation": 300, "train": 5940}
+RULES = {"test": 320, "validation": 120, "plus": 200, "max": 200}
 
 
 def toy_math(**metadata: Any) -> dict[str, Dataset]:
@@ -58,6 +60,16 @@ def toy_safety(**metadata: Any) -> dict[str, Dataset]:
 def toy_subtract(**metadata: Any) -> dict[str, Dataset]:
     """{"question", "answer"}: see `differences`."""
     return _datasets(differences, DIFFERENCES)
+
+
+def toy_rules(**metadata: Any) -> dict[str, Dataset]:
+    """{"question", "choices", "answer"}, where the operator means plus; `plus`, `max`: reference sets. See `rules`."""
+    return _datasets(plus_rules, RULES)
+
+
+def toy_rules_max(**metadata: Any) -> dict[str, Dataset]:
+    """As `toy_rules`, where the operator means max. The reference sets are the same."""
+    return _datasets(max_rules, RULES)
 
 
 def _datasets(draw: Draw, sizes: dict[str, int]) -> dict[str, Dataset]:

@@ -12,7 +12,7 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import TaskError
-from moe_lab.methods.pretrain.corpus import Corpus, read_corpus
+from moe_lab.methods.pretrain.corpus import GENERATED, Corpus, read_corpus
 
 
 def corpus(path: Path, content: str | bytes, size: int | None = None) -> Corpus:
@@ -45,10 +45,11 @@ def test_a_size_takes_the_first_documents(suffix, tmp_path):
         assert list(found.documents()) == ["a", "b", "c"][:size], "again from the first on"
 
 
-def test_the_toy_corpus_has_no_end_and_is_always_the_same():
-    toy = read_corpus(Config(seed=3), "toy", None)
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_corpus_has_no_end_and_is_always_the_same(name):
+    toy = read_corpus(Config(seed=3), name, None)
     texts = list(islice(toy.documents(), 250))
-    assert texts == list(islice(read_corpus(Config(), "toy", 250).documents(), 999))
+    assert texts == list(islice(read_corpus(Config(), name, 250).documents(), 999))
     assert len(texts) == 250 and all(text.strip() for text in texts)
     assert texts[100:200] != texts[:100] != texts[200:]
 
@@ -63,6 +64,7 @@ def test_an_identity_is_that_of_the_documents(tmp_path):
         corpus(tmp_path / "c.jsonl", json_lines("a", "b"), size=1),
         read_corpus(Config(), "toy", None),
         read_corpus(Config(), "toy", 1),
+        read_corpus(Config(), "toy_rules", None),
     ]
     identities = [json.dumps(each.identity) for each in (one, *others)]
     assert len(set(identities)) == len(identities)

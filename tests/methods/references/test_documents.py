@@ -129,6 +129,15 @@ def test_the_toy_worlds_near_and_far_sets():
         reference_documents(toy, settings("toy_choice:bad"))
 
 
+@pytest.mark.parametrize(("task", "own"), [("toy_rules", "plus"), ("toy_rules_max", "max")])
+def test_rules_have_references_of_their_meaning_and_on_request_of_the_other(task, own):
+    rules = Config(task=TaskConfig(name=task))
+    assert asked(reference_documents(rules, settings())) == {f"toy_rules:{own}": 200}
+    for meaning in ("plus", "max"):
+        found = reference_documents(rules, settings(f"toy_rules:{meaning}"))
+        assert asked(found) == {f"toy_rules:{meaning}": 200} and found.dropped == 0
+
+
 @pytest.mark.slow
 def test_a_source_of_several_tasks_uses_those_that_are_there(data, monkeypatch):
     for folder, row in {"copa": COPA, "wic": WIC}.items():

@@ -7,7 +7,7 @@ import pytest
 import moe_lab.tasks.toy
 from moe_lab.tasks.toy.world import WORLD_VERSION
 
-NAMES = ("toy_math", "toy_choice", "toy_text", "toy_cloze", "toy_subtract")
+NAMES = ("toy_math", "toy_choice", "toy_text", "toy_cloze", "toy_rules", "toy_rules_max", "toy_subtract")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,8 @@ def scored(task, document, answer: str) -> float:
 def test_prompts_have_the_form_of_the_corpus(tasks):
     problem, question = tasks["toy_math"].test_docs()[0], tasks["toy_choice"].test_docs()[0]
     assert tasks["toy_math"].doc_to_text(problem) == f"Question: {problem['question']}\nAnswer:"
+    rule = tasks["toy_rules"].test_docs()[0]
+    assert rule["question"].endswith(" =") and tasks["toy_rules"].doc_to_text(rule) == rule["question"]
     assert tasks["toy_choice"].doc_to_text(question) == f"Question: {question['question']}\nAnswer:"
     assert tasks["toy_choice"].doc_to_choice(question) == question["choices"]
     assert tasks["toy_choice"].doc_to_target(question) == question["answer"]

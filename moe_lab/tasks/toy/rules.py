@@ -1,0 +1,95 @@
+"""Questions with an operator of two meanings: `3 @ 4 =` is 7 where @ means plus, and 4 where it means max.
+
+In the training corpus one meaning holds throughout a document, and both are equally frequent. A model that reads a
+single question can know both answers, and cannot know which of them is asked for. Reference questions of one meaning
+say it.
+
+A question's key is its pair of numbers, in either order. Every key belongs to one split.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from moe_lab.tasks.toy.seeded import generator, split_of
+
+RESULTS: dict[str, Callable[[int, int], int]] = {
+    "plus": lambda a, b: a + b,
+    "max": max,
+    "min": min,
+    "difference": lambda a, b: abs(a - b),
+}
+"""The choices of a question: what operators of two numbers give."""
+MEANINGS = ("plus", "max")
+LARGEST = 40
+"""Of the numbers; the smallest is 1."""
+SHARES = (("test", 0.25), ("validation", 0.10), ("reference", 0.15), ("train", 0.50))
+LONGEST = 6
+"""Questions of a document of the corpus; the shortest has one."""
+
+Pair = tuple[int, int]
+
+
+@cache
+def pairs(split: str) -> tuple[Pair, ...]:
+    """All questions of a split, in a fixed order: those whose four choices differ, and whose sum training has, too."""
+    if split == "train":
+        return _all_pairs(split)
+    trained = {a + b for a, b in pairs("train")}
+    return tuple((a, b) for a, b in _all_pairs(split) if a + b in trained)
+
+
+def _all_pairs(split: str) -> tuple[Pair, ...]:
+    numbers = range(1, LARGEST + 1)
+    return tuple(
+        (a, b)
+        for a in numbers
+        for b in numbers
+        if len({result(a, b) for result in RESULTS.values()}) == len(RESULTS)
+        and split_of(f"rules/{min(a, b)}/{max(a, b)}", SHARES) == split
+    )
+
+
+def plus_rules(split: str, count: int) -> list[dict[str, Any]]:
+    """`count` questions of a split where the operator means plus; the splits `plus` and `max` are reference sets."""
+    return _questions(split, count, "plus")
+
+
+def max_rules(split: str, count: int) -> list[dict[str, Any]]:
+    """The same questions where the operator means max. The reference sets are the same."""
+    return _questions(split, count, "max")
+
+
+def _questions(split: str, count: int, meaning: str) -> list[dict[str, Any]]:
+    """{"question", "choices", "answer": index}. Questions and choices are the same for both meanings."""
+    if split in MEANINGS:
+        split, meaning = "reference", split
+    drawn = generator("rules", split).sample(pairs(split), count)
+    return [_question(pair, meaning) for pair in drawn]
+
+
+def _question(pair: Pair, meaning: str) -> dict[str, Any]:
+    names = list(RESULTS)
+    generator("rules", "choices", *pair).shuffle(names)
+    choices = [str(RESULTS[name](*pair)) for name in names]
+    return {"question": asked(pair), "choices": choices, "answer": names.index(meaning)}
+
+
+def asked(pair: Pair) -> str:
+    return f"{pair[0]} @ {pair[1]} ="
+
+
+def document(rng: random.Random) -> str:
+    """Draw one document of the corpus: training questions with their answers under one meaning, a line each."""
+    meaning = rng.choice(MEANINGS)
+    drawn = rng.choices(pairs("train"), k=rng.randint(1, LONGEST))
+    return "\n".join(f"{asked(pair)} {RESULTS[meaning](*pair)}" for pair in drawn)
+
+
+def documents(seed: int, index: int, count: int) -> list[str]:
+    """The `index`-th group of `count` documents of the corpus drawn with `seed`: the same in every process."""
+    rng = generator("rules", "corpus", seed, index)
+    return [document(rng) for _ in range(count)]

@@ -198,14 +198,14 @@ def _weights() -> list[Hostility]:
         Hostility("weights are shards in a folder below", _shards_below, SAME),
         Hostility("weights are a link", _linked, SAME),
         Hostility(
-            "an adapter beside the model is no JSON", partial(_write, "adapter_config.json", b"["), EITHER
+            "an adapter beside the model is no JSON", partial(_write, "adapter_config.json", b"["), REFUSED
         ),
         Hostility(
             "an adapter beside the model is of another one",
             partial(
                 _write, "adapter_config.json", b'{"base_model_name_or_path": "/nowhere", "peft_type": "LORA"}'
             ),
-            EITHER,
+            REFUSED,
         ),
     ]
 

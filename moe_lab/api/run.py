@@ -84,6 +84,10 @@ def run(overrides: Sequence[str]) -> Results:
             overrides,
             'give a list of texts: moe_lab.run(["method=roe", "task=toy_math"])',
         )
+    if flags := [each for each in overrides if each.startswith("--") and not each.startswith("--config-dir")]:
+        raise ConfigError(
+            f"moe_lab.run takes overrides, and {flags[0]} is a flag of the command. Leave it out."
+        )
     cells = compose_or_explain(list(overrides))
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")

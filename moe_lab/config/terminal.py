@@ -17,8 +17,10 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 """C0 without the newline, DEL, C1, characters that change the direction of text, and surrogates."""
 OF_BARS = re.compile("[\n]*(\x1b\\[A)*")
 """What tqdm writes to move between bars."""
-USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@'\"]+@")
-"""A URL up to the end of its user and password."""
+USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]+@")
+"""A URL up to the end of its user and password, which may have an @ of its own."""
+ADDRESSES = ("HF_ENDPOINT", "WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+"""Variables with a URL, in capitals or not."""
 
 
 def shown(text: str) -> str:
@@ -33,6 +35,11 @@ def one_line(text: object) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with `...` in the place of user and password in URLs."""
+    for name in ADDRESSES:
+        for value in (os.environ.get(name, ""), os.environ.get(name.lower(), "")):
+            user = value.partition("://")[2].rpartition("@")[0]  # whatever characters it has
+            if user:
+                text = text.replace(f"{user}@", "...@")
     return USER.sub(r"\1...@", text)
 
 

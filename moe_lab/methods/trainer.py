@@ -21,6 +21,7 @@ from moe_lab.methods.checkpoints import last_checkpoint, mark_complete
 from moe_lab.models.foreign_code import NO_CODE
 from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.lock import check_lease
 from moe_lab.tasks.toy.corpus import documents
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class MoeTrainer(Trainer):
             with writing(torn):
                 super()._save_checkpoint(model, trial)
         except ResultsError as error:
+            check_lease(torn)
             shutil.rmtree(torn, ignore_errors=True)
             raise ResultsError(
                 f"{error}\nThe same command continues from the last whole checkpoint."

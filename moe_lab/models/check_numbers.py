@@ -34,13 +34,19 @@ def check_weights(model: nn.Module, source: str) -> None:
 def out_of_range(model: nn.Module) -> str | None:
     """The first parameter with a number that is NaN, infinite or larger than LARGEST.
 
-    Parameters that are on disk (`meta`) or quantized are not read.
+    Buffers that are stored are read, too, for NaN and infinity. Parameters that are on disk (`meta`) or quantized are not read.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             read = tensor.device.type != "meta" and tensor.dtype in FLOATS and tensor.numel() > 0
             if read and not _in_range(tensor):
+                return name
+        # buffers such as a router's selection bias; a mask may hold the lowest number
+        stored = model.state_dict(keep_vars=True)
+        for name, buffer in model.named_buffers():
+            read = name in stored and buffer.device.type != "meta" and buffer.dtype in FLOATS
+            if read and not buffer.isfinite().all():
                 return name
     return None
 

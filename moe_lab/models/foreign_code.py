@@ -8,6 +8,9 @@ from typing import Any
 
 from moe_lab.errors import ModelError
 
+ADAPTER = "adapter_config.json"
+"""transformers loads such an adapter with a model that has one in its folder."""
+
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """An option of every `from_pretrained`. Without it transformers asks on the terminal, and runs the code on a `y`."""
 
@@ -19,6 +22,15 @@ def refuse_code(error: Exception, source: str, file: Path) -> None:
             f"{source} needs code of its own ({file.name} names {_named_code(file)}), which is never run. Use a model "
             "that transformers has built in (docs/models.md)."
         ) from error
+
+
+def refuse_adapter(folder: Path, source: str) -> None:
+    """Raise ModelError for an adapter in a model's folder: peft imports modules that its configuration names."""
+    if (folder / ADAPTER).exists():
+        raise ModelError(
+            f"{source} has an adapter beside its weights ({ADAPTER}), which is not loaded: it may name code to import. "
+            "Merge it into the weights first (peft's merge_and_unload), or remove it."
+        )
 
 
 def _named_code(file: Path) -> str:

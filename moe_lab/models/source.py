@@ -14,7 +14,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.check_files import check_mappings, first_line
 from moe_lab.models.experts_per_token import set_experts_per_token
-from moe_lab.models.foreign_code import NO_CODE, refuse_code
+from moe_lab.models.foreign_code import NO_CODE, refuse_adapter, refuse_code
 from moe_lab.models.hub.failures import explain
 from moe_lab.models.identity import SMALL
 from moe_lab.models.weight_files import known_weights, weight_files
@@ -142,12 +142,14 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
             raise ModelError(
                 f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
             )
+        refuse_adapter(Path(source), source)
         if weights:
             known_weights(Path(source))
         return Path(source)
     if not repository.holds("config.json"):
         raise ModelError(f"The repository {source} is no model: it has no config.json.")
     folder = _fetch(repository, small_files, "model", offline)
+    refuse_adapter(folder, source)
     return _fetch(repository, weight_files, "model", offline) if weights else folder
 
 

@@ -64,6 +64,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
                 file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
+            check_lease(path)  # writing may have taken long
             os.replace(name, path)
         except BaseException:
             with suppress(FileNotFoundError):

@@ -56,15 +56,22 @@ def acquire(file: Path) -> BaseFileLock | None:
 
 def check_lease(path: Path) -> None:
     """Raise LeaseLostError if `path` is in a folder whose lease another process has taken over from this one."""
-    for file, (lease, identity) in list(_own.items()):
-        if not lease.is_locked:
-            del _own[file]  # released
-        elif path.is_relative_to(file.parent) and _identity(_lease(file)) != identity:
-            raise LeaseLostError(
-                f"{file.parent.name}: another process has taken the lease over, as this one was suspended.\n"
-                "Nothing more was written here. The same command continues, or shows the result.",
-                file.parent,
-            )
+    for file in list(_own):
+        if path.is_relative_to(file.parent):
+            check_lease_on(file)
+
+
+def check_lease_on(file: Path) -> None:
+    """Raise LeaseLostError if another process has taken over this process's lease on `file`."""
+    lease, identity = _own.get(file, (None, None))
+    if lease is not None and not lease.is_locked:
+        del _own[file]  # released
+    elif lease is not None and _identity(_lease(file)) != identity:
+        raise LeaseLostError(
+            f"{file.parent.name}: another process has taken the lease over, as this one was suspended.\n"
+            "Nothing more was written here. The same command continues, or shows the result.",
+            file.parent,
+        )
 
 
 def is_locked(file: Path) -> bool:

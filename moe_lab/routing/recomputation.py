@@ -123,7 +123,18 @@ class Recomputation:
                 repeat(module, args, kwargs)
             elif self._running is not None and torch.is_grad_enabled():
                 for tensor in _tensors((*args, kwargs.get("hidden_states"))):
-                    self._known[number, StorageWeakRef(tensor.untyped_storage())] = self._running
+                    key = number, StorageWeakRef(tensor.untyped_storage())
+                    other = self._known.get(key)
+                    if (
+                        other not in (None, self._running)
+                        and not other.repeated
+                        and self._checkpointed(number)
+                    ):
+                        raise RoutingError(
+                            "Two forward passes under gradient checkpointing read the same tensor, so that their "
+                            "backward passes cannot be told apart. Give each pass inputs_embeds of its own: .clone()."
+                        )
+                    self._known[key] = self._running
                     break
 
         return hook

@@ -12,6 +12,7 @@ import yaml
 
 from moe_lab.config.compose import Cell, top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
+from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method, methods_with
@@ -84,6 +85,10 @@ def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
         if isinstance(value, str) and key not in TEXTS and max(map(len, value.split("/"))) > LONGEST_NAME:
             raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
+        if isinstance(value, str) and key not in TEXTS and one_line(value) != shown(value):
+            raise ConfigError(
+                f"{prefix}{key}={one_line(value)}: a name or path has no line break. Leave it out."
+            )
         if isinstance(value, int) and abs(value) >= 10**LONGEST_NAME:  # a path may be made of digits
             raise ConfigError(
                 f"{prefix}{key}: a number of more than {LONGEST_NAME} digits. Give a smaller one."

@@ -24,6 +24,7 @@ WRONG = {
     "an option that is too long for a file": ([f"launcher={'x' * 5000}"], "is no option of launcher"),
     "a model that is too long for a file": ([f"model={'x' * 5000}"], "is no option of model"),
     "a path of 400 digits": ([f"model.path={'1' * 400}", "model.revision=main"], "more than 255 digits"),
+    "a name that forges a line": (["model.path='a\nError: forged'"], "has no line break"),
     "a list for an option": (["tuning=[[a]]"], "is no option of tuning"),
     "an unknown key": (["metod=roe"], "Did you mean 'method'?"),
     "an unknown key of a group": (["method.temprature=0.1"], "Did you mean 'method.temperature'?"),

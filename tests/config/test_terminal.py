@@ -101,3 +101,12 @@ def test_head_ends_a_command_quietly():
     command = f"{sys.executable} -m moe_lab --help | head -1; echo ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert ended.stderr == "" and ended.stdout.splitlines()[-1] in ("0", "141")
+
+
+@pytest.mark.parametrize("password", ["p@tail", "it's", "with space"])
+def test_a_password_of_any_characters_is_not_printed(password, monkeypatch):
+    address = f"https://me:{password}@hub.invalid"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    assert without_passwords(f"the hub ({address}) could not be reached") == (
+        "the hub (https://...@hub.invalid) could not be reached"
+    )

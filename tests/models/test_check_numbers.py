@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.check_numbers import check_pass
+from moe_lab.models.check_numbers import check_pass, out_of_range
 from moe_lab.models.load import load_model
 from tests.support.command import run_command
 from tests.support.models import make_model
@@ -85,3 +85,14 @@ def test_logits_that_are_no_numbers_are_found():
         model.lm_head.weight[3] = float("inf")
     with pytest.raises(ModelError, match="no numbers"):
         check_pass(model, torch.device("cpu"), "this model")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_stored_buffer_is_checked_and_a_mask_may_be_low(value):
+    """A router's selection bias is a buffer; a mask holds the lowest number and is not stored."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min))
+    model.register_buffer("e_score_correction_bias", torch.zeros(2))
+    assert out_of_range(model) is None
+    model.e_score_correction_bias[1] = value
+    assert out_of_range(model) == "e_score_correction_bias"

@@ -15,10 +15,10 @@ import pytest
 
 from moe_lab.api.lm import PretrainedLM
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
-from moe_lab.errors import MoeLabError
+from moe_lab.errors import ModelError, MoeLabError
 from moe_lab.methods.references.embeddings import embed, embedding_identity
 from moe_lab.models.load import load_model
-from moe_lab.models.source import TINY, load_config
+from moe_lab.models.source import TINY, load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.judges.local_model import LocalModel
 from tests.support.command import run_command
@@ -204,3 +204,16 @@ def test_yes_on_stdin_changes_nothing(folder: Path, tmp_path: Path, mark: Path, 
     assert "needs code of its own" in ended.stderr, ended.stderr[-1000:]
     if way != "lm_eval":
         assert "Traceback" not in ended.stderr and ended.returncode == 2
+
+
+def test_an_adapter_beside_the_weights_is_refused(tiny_olmoe_dir, tmp_path, monkeypatch):
+    """peft imports what an adapter's configuration names, `megatron_core`: here a module in the model's own folder."""
+    folder = tmp_path / "megatron"
+    shutil.copytree(tiny_olmoe_dir, folder)
+    (folder / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    adapter = {"peft_type": "LORA", "megatron_config": {"x": 1}, "megatron_core": "megatron.payload"}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="has an adapter beside its weights"):
+        model_folder(ModelConfig(path=str(folder)), offline=True)
+    assert not (tmp_path / "ran").exists()

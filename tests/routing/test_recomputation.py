@@ -169,3 +169,15 @@ def test_the_model_is_left_as_it_was():
     with override(model, noisy):
         loss_of(model, BATCHES[0]).backward()
     assert hooks() == before
+
+
+def test_two_passes_over_one_tensor_are_refused():
+    """Their backward passes cannot be told apart: the second pass would be repeated with the decisions of the first."""
+    model = training_model(reentrant=False)
+    embeddings = torch.randn(1, 4, model.config.hidden_size, requires_grad=True)
+    with torch.no_grad(), record(model) as routes:
+        model(inputs_embeds=embeddings)
+        model(inputs_embeds=embeddings.clone())
+    with pytest.raises(RoutingError, match="read the same tensor"), replay(model, routes):
+        model(inputs_embeds=embeddings)
+        model(inputs_embeds=embeddings)

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from ipaddress import ip_address
 from itertools import accumulate, count, pairwise
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -191,7 +192,13 @@ def _own_store() -> TCPStore:
             f"MASTER_ADDR={host}: process 0 cannot listen there ({error.strerror or error}).\n"
             "Give torchrun the address of the machine of process 0: --master-addr or --rdzv-endpoint."
         ) from error
-    port = listener.getsockname()[1]
+    address, port = listener.getsockname()[:2]
+    elsewhere = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes())) < num_processes()
+    if elsewhere and ip_address(address).is_loopback:
+        raise ConfigError(
+            f"MASTER_ADDR={host} is {address} on the machine of process 0, which processes of other machines do not "
+            "reach.\nGive torchrun the machine's own address: --master-addr or --rdzv-endpoint."
+        )
     # left to itself, a store listens on all addresses of the machine
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
-from moe_lab.results.lock import acquire, is_locked, lock_on
+from moe_lab.results.lock import acquire, check_lease_on, is_locked, lock_on
 from moe_lab.results.stored_files import damaged, read_csv, tidy
 from moe_lab.runs.tuning.search import Search
 
@@ -94,6 +94,7 @@ class Trials:
         """The next trial and its temperatures; None after all trials, including those of other processes."""
         while True:
             with self.locked():
+                self._check_mine()
                 trial = self._abandoned() or self._next()
                 if trial is not None:
                     trial.set_user_attr(WORKER, self.worker)
@@ -105,10 +106,15 @@ class Trials:
     def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
         """Store a trial's value, None for a pruned trial, and what else was measured as user attributes."""
         with self.locked():
+            self._check_mine()
             for name, number in measured.items():
                 trial.set_user_attr(name, number)
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
+
+    def _check_mine(self) -> None:
+        """Raise LeaseLostError if this worker's trials may be another process's by now."""
+        check_lease_on(self._worker_file(self.worker))
 
     def finished(self) -> list[FrozenTrial]:
         """Complete and pruned trials, by number."""

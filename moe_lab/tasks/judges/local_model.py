@@ -94,9 +94,10 @@ class LocalModel:
 
         from moe_lab.models.check_numbers import check_weights
         from moe_lab.models.check_weights import check_complete
-        from moe_lab.models.foreign_code import NO_CODE
+        from moe_lab.models.foreign_code import NO_CODE, refuse_adapter
 
         folder = self.folder()
+        refuse_adapter(Path(folder), f"{folder}, the model of the judge {self.judge},")
         try:
             model, report = auto_class.from_pretrained(
                 folder,

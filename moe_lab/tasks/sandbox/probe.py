@@ -139,7 +139,11 @@ def broken_promises(cage: Cage) -> list[str]:
 @contextmanager
 def _file_in_home() -> Iterator[str]:
     """The path of a new file in the home folder; of one that is there if the folder cannot be written to."""
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user id without a home folder
+        yield "/no home folder"
+        return
     try:
         handle, name = tempfile.mkstemp(prefix=".moe_lab_probe_", dir=home)
     except OSError:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.errors import ResultsError
+from moe_lab.errors import LeaseLostError, ResultsError
+from moe_lab.results import lock as locks
 from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.trials import Trials, storage_errors
@@ -225,3 +226,18 @@ def test_uniform_is_a_grid(tmp_path):
 
 def test_folders_may_have_blanks(tmp_path):
     assert len(run(tmp_path / "a folder, with 100%", search(2))) == 2
+
+
+def test_a_worker_that_has_lost_its_lease_tells_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv(locks.LEASES, "1")
+    with Trials(tmp_path, search(3), seed=3) as mine:
+        claimed = mine.claim()
+        assert claimed is not None
+        lease = tmp_path / ".workers" / f"{mine.worker}.lock.lease"
+        lease.rename(lease.with_suffix(".old"))
+        lease.write_text("another process's")
+        with pytest.raises(LeaseLostError):
+            mine.tell(claimed[0], 1.0)
+        with pytest.raises(LeaseLostError):
+            mine.claim()
+        assert mine.finished() == []

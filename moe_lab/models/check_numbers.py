@@ -34,7 +34,8 @@ def check_weights(model: nn.Module, source: str) -> None:
 def out_of_range(model: nn.Module) -> str | None:
     """The first parameter with a number that is NaN, infinite or larger than LARGEST.
 
-    Buffers that are stored are read, too, for NaN and infinity. Parameters that are on disk (`meta`) or quantized are not read.
+    Buffers that are stored are read, too, for NaN and infinity. Parameters that are on disk (`meta`) or quantized are
+    not read.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -55,7 +55,7 @@ def _table(keys: Sequence[Key]) -> list[str]:
     for text, key in zip(texts, keys, strict=True):
         first, *more = _wrapped(key.comment, width + 4) or [""]
         beside = len(text) <= width
-        lines += [f"  {text:<{width}}  {first.strip()}".rstrip()] if beside else [f"  {text}", first]
+        lines += [f"  {text:<{width}}  {first.strip()}".rstrip()] if beside else [*_wrapped(text, 2), first]
         lines += more
     return lines
 

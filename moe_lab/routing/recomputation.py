@@ -62,6 +62,8 @@ class Recomputation:
 
     def start(self) -> None:
         """A forward pass of the model begins."""
+        if not self.layers:  # a compiled step would be compiled anew for each number of a pass
+            return
         self._running = Pass(self._passes)
         self._passes += 1
         self._known = {key: known for key, known in self._known.items() if not key[1].expired()}
@@ -155,7 +157,8 @@ class Recomputation:
 
 def in_backward() -> bool:
     """Whether this thread computes gradients, as torch's own checkpointing asks."""
-    return torch._C._current_graph_task_id() != -1
+    # without gradients there is no backward pass to repeat, and a compiled step must not ask
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
 
 
 def checkpointed_layer(model: nn.Module, name: str) -> nn.Module | None:

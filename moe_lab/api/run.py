@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from moe_lab.runs.run import Run
 
 
+PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
+"""Flags of the command."""
 SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "overrides")
 """Settings that are columns already, or that say what others say."""
 
@@ -84,10 +86,8 @@ def run(overrides: Sequence[str]) -> Results:
             overrides,
             'give a list of texts: moe_lab.run(["method=roe", "task=toy_math"])',
         )
-    if flags := [each for each in overrides if each.startswith("--") and not each.startswith("--config-dir")]:
-        raise ConfigError(
-            f"moe_lab.run takes overrides, and {flags[0]} is a flag of the command. Leave it out."
-        )
+    if PRINTING & set(overrides):  # some of these would end the interpreter
+        raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
     cells = compose_or_explain(list(overrides))
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")

@@ -55,6 +55,7 @@ def test_settings_that_differ_are_columns():
         (["method=rou"], "Did you mean 'roe'"),
         (["mode=plan"], "mode=plan"),
         (["--cfg", "job"], "--cfg job only prints"),
+        (["--help"], "--help only prints"),
         (["experiment=roe/figure3"], "experiment=roe/figure3"),
         (["method=pretrain-tiny"], "makes a model"),
     ],

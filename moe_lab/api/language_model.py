@@ -179,6 +179,8 @@ class LanguageModel:
         for name in _NOT_TAKEN & options.keys():
             if options[name] is not None:
                 raise ConfigError(f"generate({name}=) is not supported: {_NOT_TAKEN_WHY}. Leave it out.")
+        if (streamer := options.get("streamer")) is not None and not hasattr(streamer, "put"):
+            raise wrong("streamer", streamer, "give one of transformers, e.g. TextStreamer(tokenizer)")
         own = {key: value for key, value in options.items() if key not in of_generate}
         for name in _TYPES.keys() & options.keys():
             coerce(options[name], _TYPES[name], name)

@@ -5,6 +5,7 @@ T = tokens of a pass, E = experts, K = experts per token.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,7 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
     none or differs where it is repeated, for a pass that bypasses a router, and where no token was routed inside the
     context.
     """
-    if not callable(policy):
+    if not _takes_two(policy):
         raise wrong(
             "override(model, policy)",
             policy,
@@ -75,6 +76,17 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         )
 
 
+def _takes_two(policy: Any) -> bool:
+    """Whether it can be called as policy(router, routing)."""
+    try:
+        inspect.signature(policy).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C without a signature
+        return True
+    return True
+
+
 def _as_routing(changed: Any, router: Router) -> Routing:
     """Raise RoutingError for what is no triple of tensors."""
     if isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(each, Tensor) for each in changed):
@@ -86,7 +98,7 @@ def _as_routing(changed: Any, router: Router) -> Routing:
 
 
 def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
-    """Raise RoutingError unless it has a decision's shapes, indices of experts and no NaN weights."""
+    """Raise RoutingError unless it has a decision's shapes and device, indices of experts and finite weights."""
     problem = None
     if (
         changed.index_TK.shape != routing.index_TK.shape
@@ -95,12 +107,14 @@ def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
         problem = f"weights_TK and index_TK must have the shape {tuple(routing.index_TK.shape)}"
     elif changed.logits_TE.shape != routing.logits_TE.shape:
         problem = f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
+    elif len({tensor.device for tensor in (*changed, routing.logits_TE)}) > 1:
+        problem = f"its tensors must be on {routing.logits_TE.device}"
     elif changed.index_TK.dtype != torch.int64:
         problem = f"index_TK must be int64, and is {changed.index_TK.dtype}"
     elif not ((changed.index_TK >= 0) & (changed.index_TK < routing.logits_TE.shape[-1])).all():
         problem = f"index_TK must be below {routing.logits_TE.shape[-1]}, the number of experts"
-    elif changed.weights_TK.isnan().any():
-        problem = "weights_TK are NaN"
+    elif not changed.weights_TK.isfinite().all():
+        problem = "weights_TK are NaN or infinite"
     if problem:
         raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
     return changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))

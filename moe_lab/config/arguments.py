@@ -34,7 +34,7 @@ def checked_settings(**settings: Any) -> dict[str, Any]:
 def checked_texts(argument: str, value: Any) -> list[str]:
     """A text, or a list of them, as a list. Raises ConfigError for anything else, and for an empty list."""
     if isinstance(value, str):
-        return [value]
+        return _encodable(argument, [value])
     if not isinstance(value, Sequence) and type(value).__module__.partition(".")[0] in ("torch", "numpy"):
         raise wrong(
             argument,
@@ -54,7 +54,15 @@ def checked_texts(argument: str, value: Any) -> list[str]:
             )
         if not isinstance(each, str):
             raise wrong(argument, value, f"give a text or a list of texts; {shown(each)} is none")
-    return list(value)
+    return _encodable(argument, list(value))
+
+
+def _encodable(argument: str, texts: list[str]) -> list[str]:
+    """The texts. Raises ConfigError for half of a surrogate pair, which no tokenizer reads."""
+    for text in texts:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise wrong(argument, text, "half of a surrogate pair is no letter; leave it out")
+    return texts
 
 
 def checked_ids(argument: str, value: Any, vocabulary: int, most: int) -> list[int]:

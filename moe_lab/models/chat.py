@@ -57,14 +57,15 @@ def rendered(tokenizer: Any, render: Callable[[], str]) -> str:
 def _limits() -> Iterator[None]:
     """Inside the context, _TooLong is raised after SECONDS, and MemoryError if BYTES more are taken.
 
-    Signals reach the main thread alone: elsewhere there is no limit on time.
+    Signals reach the main thread alone: elsewhere there is no limit on time. On other systems than Linux there is none
+    on memory.
     """
     timed = threading.current_thread() is threading.main_thread()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _address_space() + BYTES
-    resource.setrlimit(
-        resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard)
-    )
+    if (taken := _address_space()) is not None:
+        most = taken + BYTES
+        most = most if soft == resource.RLIM_INFINITY else min(soft, most)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     before = signal.signal(signal.SIGALRM, _stop) if timed else None
     left, start = signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0, time.monotonic()
     try:
@@ -80,10 +81,10 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-def _address_space() -> int:
-    """Bytes of addresses that this process has taken, by Linux's count."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
+def _address_space() -> int | None:
+    """Bytes of addresses that this process has taken, by Linux's count; None on other systems."""
+    counts = Path("/proc/self/statm")
+    return int(counts.read_text().split()[0]) * resource.getpagesize() if counts.exists() else None
 
 
 class Framing:

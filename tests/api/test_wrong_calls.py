@@ -51,6 +51,12 @@ def metrics(m, texts, t):
 # name of the argument or value that the message has -> the call with a model and a tokenizer
 WRONG = {
     # RoE
+    "streamer=3": lambda m, t: roe(m, t).generate("a", streamer=3),
+    "surrogate pair": lambda m, t: roe(m, t).generate("\ud800"),
+    "give a function": lambda m, t: inside(override(m, lambda routing: None), m),
+    "NaN or infinite": lambda m, t: inside(
+        override(m, lambda router, routing: routing._replace(weights_TK=routing.weights_TK / 0)), m
+    ),
     "n=True": lambda m, t: roe(m, t, n=True),
     "n=2.5": lambda m, t: roe(m, t, n=2.5),
     "n=0": lambda m, t: roe(m, t, n=0),

@@ -19,8 +19,7 @@ import moe_lab
 from benchmarks.measure import side_by_side
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.methods.roe.bands import adaptive_block
-from moe_lab.methods.roe.method import RoE
+from moe_lab.methods.roe import RoE, adaptive_block
 from moe_lab.models.experts import NAME
 from moe_lab.routing import find_routers
 from moe_lab.tasks.toy.word_problems import word_problems

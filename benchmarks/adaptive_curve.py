@@ -1,10 +1,13 @@
-"""What adaptive RoE keeps of full RoE's gain, at which share of its rows: the tables of docs/adaptive.md.
+"""What adaptive RoE keeps of full RoE's gain beyond calibration, at which share of its rows: the tables of docs/adaptive.md.
 
     python -m benchmarks.adaptive_curve MODEL [MODEL ...]
 
 Each MODEL is a folder; give the same training with several seeds. Every document is read once with all n samples. What
 bands take is computed from that: the mean over the first samples of each token. The temperature (one for all layers but
-the first and the last) and the bands are chosen on validation documents, model by model; the tables are of test documents.
+the first and the last), the bands and a logit scale for each number of samples are chosen on validation documents, model
+by model; the tables are of test documents. The base model has its own scale too: a gain is one beyond calibration.
+
+K = numbers of samples, S = logit scales, M = logit positions, n = samples, P = scored tokens, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moe_lab.engine.forward.adaptive import MEASURES, Adaptive, unsureness
-from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.ensemble import MEASURES, Adaptive, Ensemble, unsureness
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.results.statistics import bootstrap_interval
 from moe_lab.routing import GumbelTopK, find_routers
+from moe_lab.tasks.toy.corpus import stories
 from moe_lab.tasks.toy.questions import questions
-from moe_lab.tasks.toy.stories import stories
 
-TEMPERATURES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
+TEMPERATURES = (0.3, 0.6, 0.9, 1.2, 1.6, 2.0)
 TOKENS_INSIDE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of the tokens inside the bounds that are tried."""
 SAMPLES = (1, 2, 4, 6, 8, 10, 12, 14, 16, 24, 32)
-"""Samples that are tried in a band."""
+"""Samples that are tried in a band, those of at most n: K of them."""
+SCALES = tuple(round(0.78 + 0.02 * step, 2) for step in range(16))
+"""Logit scales that are tried: 0.78 to 1.08."""
 KEPT = (0.5, 0.7, 0.8, 0.92, 0.97)
 """Shares of the gain that bands are chosen for, on tuning texts. A share on other texts is lower: it is chosen."""
 RESAMPLES = 2000
@@ -41,32 +45,67 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Recorded(Ensemble):
-    """An ensemble whose only result is `seen`: of every token, (its log-probability in each sample [P, n], measures [P])."""
+    """An ensemble whose only result is `seen`: of every token, its log-probabilities [P, K, S] and its measures [P]."""
 
     seen: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list)
 
     def score(self, logits_MnV: Tensor, at_P: Tensor, target_P: Tensor) -> Tensor:
         measures = {name: values[at_P] for name, values in unsureness(logits_MnV[:, 0]).items()}
-        logprobs_Pn = logits_MnV[at_P, :, target_P] - logits_MnV.logsumexp(-1)[at_P]
-        self.seen.append((logprobs_Pn, measures))
-        return logprobs_Pn[:, 0]
+        summed_MnV = logits_MnV.float().log_softmax(-1).logcumsumexp(dim=1)
+        logprobs = [
+            [_scaled(summed_MnV[:, count - 1], scale, at_P, target_P) for scale in SCALES]
+            for count in counts_to(self.n)
+        ]
+        logprobs_PKS = torch.stack([torch.stack(each, dim=-1) for each in logprobs], dim=1)
+        self.seen.append((logprobs_PKS, measures))
+        return logprobs_PKS[:, 0, 0]
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         return torch.zeros(len(logits_MnV), dtype=torch.long)
+
+
+def counts_to(n: int) -> list[int]:
+    """The numbers of samples that a token may take, K of them."""
+    return [count for count in SAMPLES if count <= n]
+
+
+def _scaled(scores_MV: Tensor, scale: float, at_P: Tensor, target_P: Tensor) -> Tensor:
+    """[P]: log-probability of the targets under the scaled scores, normalised again."""
+    scaled_MV = scale * scores_MV
+    return scaled_MV[at_P, target_P] - scaled_MV.logsumexp(-1)[at_P]
 
 
 @dataclass(frozen=True)
 class Reading:
     """The scored tokens of documents, P in all. Those of a question are its choices, the gold one named by `gold`."""
 
-    mean_Pn: Tensor
-    """Log of the mean probability of the first 1 ... n samples."""
+    logprobs_PKS: Tensor
+    """Under the mean of the first samples, by their number and by logit scale."""
+    measures: dict[str, Tensor]
+    document_P: np.ndarray
+
+    def best_scales(self) -> Tensor:
+        """int64 [K]: the place of the logit scale with the highest log-likelihood, for each number of samples."""
+        return self.logprobs_PKS.sum(dim=0).argmax(dim=-1)
+
+    def at(self, scales_K: Tensor) -> ScaledReading:
+        """The log-probabilities at one scale for each number of samples."""
+        kept_PK = self.logprobs_PKS[:, torch.arange(len(scales_K)), scales_K]
+        return ScaledReading(kept_PK, self.measures, self.document_P)
+
+
+@dataclass(frozen=True)
+class ScaledReading:
+    """The scored tokens of documents at the logit scale of each number of samples."""
+
+    logprobs_PK: Tensor
     measures: dict[str, Tensor]
     document_P: np.ndarray
 
     def values(self, samples_P: Tensor) -> np.ndarray:
         """[P]: the log-probability of each token with so many samples."""
-        picked: np.ndarray = self.mean_Pn[torch.arange(len(samples_P)), samples_P - 1].numpy()
+        place_P = torch.searchsorted(torch.tensor(SAMPLES), samples_P)
+        picked: np.ndarray = self.logprobs_PK[torch.arange(len(samples_P)), place_P].numpy()
         return picked
 
     def by_document(self, samples_P: Tensor) -> np.ndarray:
@@ -74,7 +113,7 @@ class Reading:
         return np.bincount(self.document_P, weights=self.values(samples_P))
 
     def all_take(self, n: int) -> Tensor:
-        return torch.full((len(self.mean_Pn),), n)
+        return torch.full((len(self.logprobs_PK),), n)
 
 
 def read(folder: str, temperature: float, n: int, kind: str, asked: Iterable[list[Request]]) -> Reading:
@@ -89,10 +128,8 @@ def read(folder: str, temperature: float, n: int, kind: str, asked: Iterable[lis
         before = len(ensemble.seen)
         lm.answer(kind, requests, lambda index, answer: None)
         document += [number] * sum(len(values) for values, _ in ensemble.seen[before:])
-    logprobs = torch.cat([values for values, _ in ensemble.seen]).double()
-    counts = torch.arange(1, n + 1).double()
     return Reading(
-        logprobs.logcumsumexp(dim=1) - counts.log(),
+        torch.cat([values for values, _ in ensemble.seen]).double(),
         {name: torch.cat([measures[name] for _, measures in ensemble.seen]) for name in MEASURES},
         np.array(document),
     )
@@ -112,14 +149,19 @@ def read_questions(folder: str, temperature: float, n: int, count: int) -> tuple
     return reading, np.array([q["answer"] for q in asked])
 
 
-def tuned_temperature(folder: str, n: int, count: int) -> tuple[float, Reading]:
-    """The temperature with the highest log-likelihood of the validation documents, and their reading."""
-    readings = {t: read_texts(folder, t, n, "validation", count) for t in TEMPERATURES}
-    best = max(readings, key=lambda t: readings[t].by_document(readings[t].all_take(n)).sum())
-    return best, readings[best]
+def tuned(folder: str, n: int, count: int) -> tuple[float, Tensor, ScaledReading]:
+    """The temperature with the highest log-likelihood of the validation documents, the scales [K], and their reading."""
+    found = []
+    for temperature in TEMPERATURES:
+        reading = read_texts(folder, temperature, n, "validation", count)
+        scales_K = reading.best_scales()
+        scaled = reading.at(scales_K)
+        found.append((scaled.by_document(scaled.all_take(n)).sum(), temperature, scales_K, scaled))
+    _, temperature, scales_K, scaled = max(found, key=lambda one: one[0])
+    return temperature, scales_K, scaled
 
 
-Policy = Callable[[Reading], Tensor]
+Policy = Callable[[ScaledReading], Tensor]
 """The samples of each token."""
 Bands = list[tuple[float, int]]
 
@@ -132,11 +174,11 @@ def fewer(n: int) -> Policy:
     return lambda reading: reading.all_take(n)
 
 
-def candidates(reading: Reading, measure: str, n: int) -> Iterator[Bands]:
+def candidates(reading: ScaledReading, measure: str, n: int) -> Iterator[Bands]:
     """All policies of one band or two, with bounds at the deciles of the reading's tokens."""
     deciles = torch.tensor(TOKENS_INSIDE if measure == "margin" else [1 - share for share in TOKENS_INSIDE])
     bounds = reading.measures[measure].quantile(deciles.float()).tolist()
-    samples = [each for each in SAMPLES if each <= n]
+    samples = counts_to(n)
     for bound, each in product(bounds, samples[1:]):
         yield [(bound, each)]
     for (first, second), (one, other) in product(combinations(bounds, 2), permutations(samples, 2)):
@@ -144,7 +186,7 @@ def candidates(reading: Reading, measure: str, n: int) -> Iterator[Bands]:
             yield [(first, one), (second, other)]
 
 
-def cheapest(reading: Reading, measure: str, n: int) -> dict[float, Bands]:
+def cheapest(reading: ScaledReading, measure: str, n: int) -> dict[float, Bands]:
     """For each of `KEPT` the bands with the fewest rows that keep this share of the gain on the reading's own texts."""
     tried = []
     base, full = (reading.by_document(reading.all_take(each)).sum() for each in (1, n))
@@ -156,8 +198,8 @@ def cheapest(reading: Reading, measure: str, n: int) -> dict[float, Bands]:
     return {kept: next(bands for _, share, bands in tried if share >= kept) for kept in KEPT}
 
 
-def gains(readings: list[Reading], policies: list[Policy]) -> np.ndarray:
-    """[documents]: log-likelihood minus the plain model's, mean over models."""
+def gains(readings: list[ScaledReading], policies: list[Policy]) -> np.ndarray:
+    """[documents]: log-likelihood minus the calibrated base model's, mean over models."""
     return np.mean(
         [
             reading.by_document(policy(reading)) - reading.by_document(reading.all_take(1))
@@ -167,8 +209,14 @@ def gains(readings: list[Reading], policies: list[Policy]) -> np.ndarray:
     )
 
 
-def kept_share(readings: list[Reading], policies: list[Policy], n: int) -> tuple[float, float, float]:
-    """(share of full RoE's gain that is kept, its 95% percentile interval over documents, paired)."""
+def calibration_gain(reading: Reading, scaled: ScaledReading) -> np.ndarray:
+    """[documents]: log-likelihood of the calibrated base model minus the base model's."""
+    base = reading.at(torch.full((scaled.logprobs_PK.shape[1],), SCALES.index(1.0)))
+    return scaled.by_document(scaled.all_take(1)) - base.by_document(base.all_take(1))
+
+
+def kept_share(readings: list[ScaledReading], policies: list[Policy], n: int) -> tuple[float, float, float]:
+    """(share of full RoE's gain beyond calibration that is kept, its 95% percentile interval over documents, paired)."""
     own, full = gains(readings, policies), gains(readings, [fewer(n)] * len(readings))
     drawn = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
     ratios = own[drawn].mean(axis=1) / full[drawn].mean(axis=1)
@@ -176,7 +224,7 @@ def kept_share(readings: list[Reading], policies: list[Policy], n: int) -> tuple
     return float(own.mean() / full.mean()), float(low), float(high)
 
 
-def rows(readings: list[Reading], policies: list[Policy], n: int) -> float:
+def rows(readings: list[ScaledReading], policies: list[Policy], n: int) -> float:
     """Share of full RoE's rows, mean over models."""
     pairs = zip(readings, policies, strict=True)
     return float(np.mean([policy(reading).float().mean() / n for reading, policy in pairs]))
@@ -192,11 +240,15 @@ def shown(value: float, interval: Any, form: str) -> str:
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def text_table(test: list[Reading], policies: dict[str, list[Policy]], n: int) -> None:
+def text_table(
+    unscaled: list[Reading], test: list[ScaledReading], policies: dict[str, list[Policy]], n: int
+) -> None:
     full = gains(test, [fewer(n)] * len(test))
+    calibration = np.mean(list(map(calibration_gain, unscaled, test)), axis=0)
     tokens = len(test[0].document_P) / len(full)
     print(
-        f"\nlog-likelihood of {len(full):,} texts, {tokens:.0f} tokens each; full RoE's gain in nats per text: "
+        f"\nlog-likelihood of {len(full):,} texts, {tokens:.0f} tokens each; nats per text: calibration over base "
+        f"{shown(calibration.mean(), bootstrap_interval(calibration), '+.3f')}, full RoE over calibration "
         f"{shown(full.mean(), bootstrap_interval(full), '+.3f')}\n"
     )
     print("| policy | share of rows | share of the gain | by model |\n|---|---:|---:|---|")
@@ -208,9 +260,9 @@ def text_table(test: list[Reading], policies: dict[str, list[Policy]], n: int) -
 
 
 def question_table(
-    asked: list[tuple[Reading, np.ndarray]], policies: dict[str, list[Policy]], n: int
+    asked: list[tuple[ScaledReading, np.ndarray]], policies: dict[str, list[Policy]], n: int
 ) -> None:
-    """Log-likelihood of the gold answers, and accuracy, minus those of the plain model."""
+    """Log-likelihood of the gold answers, and accuracy, minus those of the calibrated base model."""
     print(f"\n{len(asked[0][1]):,} questions\n")
     print("| policy | share of rows | gold answers, nats | accuracy |\n|---|---:|---:|---:|")
     for name, own in policies.items():
@@ -239,9 +291,11 @@ def main() -> None:
     parser.add_argument("--tuning-texts", type=int, default=200)
     options = parser.parse_args()
     n, folders = options.n, [str(folder) for folder in options.models]
-    tuned = [tuned_temperature(folder, n, options.tuning_texts) for folder in folders]
-    temperatures, tuning = [t for t, _ in tuned], [reading for _, reading in tuned]
+    found = [tuned(folder, n, options.tuning_texts) for folder in folders]
+    temperatures, tuning = [t for t, _, _ in found], [reading for _, _, reading in found]
     print(f"n={n}, tuned temperatures {temperatures}")
+    for count, place in [(1, 0), (n, counts_to(n).index(n))]:
+        print(f"logit scale with {count} samples: {[SCALES[int(scales[place])] for _, scales, _ in found]}")
     policies: dict[str, list[Policy]] = {
         f"n={each} for all tokens": [fewer(each)] * len(folders) for each in SAMPLES if 1 < each <= n
     }
@@ -251,9 +305,16 @@ def main() -> None:
             bands = [each[kept] for each in best]
             policies[f"{measure}, {kept:.0%} when tuned"] = [adaptive(measure, each) for each in bands]
             print(f"{measure}, {kept:.0%}: ", "; ".join(map(written, bands)))
-    pairs = list(zip(folders, temperatures, strict=True))
-    text_table([read_texts(f, t, n, "test", options.texts) for f, t in pairs], policies, n)
-    question_table([read_questions(f, t, n, options.questions) for f, t in pairs], policies, n)
+    read_test = [
+        read_texts(f, t, n, "test", options.texts) for f, (t, _, _) in zip(folders, found, strict=True)
+    ]
+    scaled = [reading.at(scales_K) for reading, (_, scales_K, _) in zip(read_test, found, strict=True)]
+    text_table(read_test, scaled, policies, n)
+    asked = []
+    for folder, (temperature, scales_K, _) in zip(folders, found, strict=True):
+        reading, gold = read_questions(folder, temperature, n, options.questions)
+        asked.append((reading.at(scales_K), gold))
+    question_table(asked, policies, n)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ import torch
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.recorder import PromptSuffix
-from moe_lab.engine.suffix.replay import SuffixReplay
-from moe_lab.methods.c3po.loss import NeighbourLoss
-from moe_lab.methods.c3po.ngd import Descent, learning_rates, ngd
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
+from moe_lab.methods.c3po.descent import Descent, NeighbourLoss, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.models.experts import NAME
 from moe_lab.routing import Router, Routing, routed

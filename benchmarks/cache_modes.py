@@ -18,11 +18,11 @@ from benchmarks.measure import side_by_side
 from benchmarks.roe_step import TEMPERATURES, peak_of, prompt
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding
+from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK
 

@@ -17,12 +17,10 @@ from moe_lab.config.compose import compose
 from moe_lab.config.schema import Config
 from moe_lab.engine.forward.observer import observed
 from moe_lab.engine.lm import EngineLM
-from moe_lab.metrics.counts import count
-from moe_lab.metrics.documents import documents_of
-from moe_lab.metrics.routes import Routes
+from moe_lab.metrics.counts import Routes, count, documents_of
 from moe_lab.models.load import load_model
 from moe_lab.runs.config import to_config
-from moe_lab.runs.evaluation.expert_metrics import entropies
+from moe_lab.runs.evaluation.metrics import entropies
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.tasks.documents import select_documents
 from moe_lab.tasks.loading import load_tasks

@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
+from moe_lab.methods.finetune_freeze.config import Phase
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups
-from moe_lab.methods.finetune_freeze.phase_switch import Freezing
-from moe_lab.methods.finetune_freeze.schedule import Phase
+from moe_lab.methods.finetune_freeze.trainer import Freezing
 
 ROWS, LENGTH = 4, 128
 

@@ -22,10 +22,8 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from benchmarks.measure import side_by_side
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.methods.pretrain.corpus import read_corpus
-from moe_lab.methods.pretrain.design import architecture
-from moe_lab.methods.pretrain.packing import pack
-from moe_lab.methods.pretrain.tokenizer import tokenizer_of
+from moe_lab.methods.pretrain.config import architecture
+from moe_lab.methods.pretrain.corpus import pack, read_corpus, tokenizer_of
 from moe_lab.methods.pretrain.training import Training, train
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables

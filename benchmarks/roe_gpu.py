@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding
+from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.scoring.scoring import Budget
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key
-from moe_lab.runs.evaluation.cost import energy_joules
+from moe_lab.runs.evaluation.result_block import energy_joules
 
 OLMOE_1B_7B = dict(
     vocab_size=50304,

@@ -23,10 +23,10 @@ from benchmarks.bench_model import VOCAB, make_model, make_tokenizer
 from benchmarks.measure import side_by_side
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.memory_bound import store_on
+from moe_lab.engine.forward.kv_cache import store_on
 from moe_lab.engine.lm import PASS_TOKENS
-from moe_lab.engine.scoring.scoring import Budget, ScoringRequest, score
-from moe_lab.engine.scoring.two_phase import TwoPhaseScorer
+from moe_lab.engine.scoring import Budget, ScoringRequest, score
+from moe_lab.engine.two_phase import TwoPhaseScorer
 from moe_lab.models.experts import NAME
 from moe_lab.routing import GumbelTopK, document_key
 

@@ -6,35 +6,32 @@ The names below are the public Python interface. Each is imported when it is use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.version import __version__ as __version__
-from moe_lab.models.registration import register_models
+from moe_lab.config import __version__ as __version__
 
 if TYPE_CHECKING:
-    from moe_lab.api.c3po import C3PO as C3PO
-    from moe_lab.api.expert_metrics import expert_metrics as expert_metrics
-    from moe_lab.api.freeze import freeze as freeze
+    from moe_lab.api.functions import expert_metrics as expert_metrics
+    from moe_lab.api.functions import freeze as freeze
+    from moe_lab.api.functions import override as override
     from moe_lab.api.lm import lm as lm
-    from moe_lab.api.override import override as override
-    from moe_lab.api.roe import RoE as RoE
+    from moe_lab.api.methods import C3PO as C3PO
+    from moe_lab.api.methods import RoE as RoE
     from moe_lab.api.run import run as run
     from moe_lab.routing.record import record as record
-    from moe_lab.routing.replay import replay as replay
+    from moe_lab.routing.record import replay as replay
 
 _MODULES = {
-    "C3PO": "moe_lab.api.c3po",
-    "RoE": "moe_lab.api.roe",
-    "expert_metrics": "moe_lab.api.expert_metrics",
-    "freeze": "moe_lab.api.freeze",
+    "C3PO": "moe_lab.api.methods",
+    "RoE": "moe_lab.api.methods",
+    "expert_metrics": "moe_lab.api.functions",
+    "freeze": "moe_lab.api.functions",
     "lm": "moe_lab.api.lm",
-    "override": "moe_lab.api.override",
+    "override": "moe_lab.api.functions",
     "record": "moe_lab.routing.record",
-    "replay": "moe_lab.routing.replay",
+    "replay": "moe_lab.routing.record",
     "run": "moe_lab.api.run",
 }
 """The module of each public name."""
 __all__ = list(_MODULES)
-
-register_models()
 
 
 def __getattr__(name: str) -> Any:

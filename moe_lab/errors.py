@@ -18,7 +18,7 @@ TERMINATED = 143
 
 
 class MoeLabError(Exception):
-    """Base of all user-facing errors: a few lines that say what is wrong and what to do."""
+    """Base of all user-facing errors: a few lines with the problem and the remedy."""
 
     exit_code = 1
 
@@ -38,11 +38,11 @@ class TaskError(ConfigError):
 
 
 class RoutingError(MoeLabError):
-    """The routing seam was bypassed or met NaN while a run was under way."""
+    """A router was bypassed, or its logits were NaN, during a run."""
 
 
 class TrainingError(MoeLabError):
-    """A training cannot go on: a loss or gradient that is no number. All processes of a training raise it together."""
+    """A training cannot continue: a loss or gradient is NaN. All processes of a training raise it together."""
 
 
 class ResultsError(MoeLabError):
@@ -57,11 +57,11 @@ class RunHeldError(MoeLabError):
     def __init__(self, message: str, folder: Path | None = None):
         super().__init__(message)
         self.folder = folder
-        """What the process holds, if it is known."""
+        """The folder that the other process holds, if it is known."""
 
 
 class LeaseLostError(RunHeldError):
-    """Another process has taken over what this one held, because it was suspended for longer than its lease."""
+    """Another process has taken over what this one held, because this one was suspended for longer than its lease."""
 
 
 class Terminated(KeyboardInterrupt):

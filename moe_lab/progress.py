@@ -1,4 +1,4 @@
-"""How far something has come: a bar on a terminal, elsewhere a line every 30 seconds. Both name what it is part of.
+"""Progress: a bar on a terminal, elsewhere a line every 30 seconds. Both name the run, study or training.
 
 with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request") as progress:
     progress.update()
@@ -21,7 +21,7 @@ _name: ContextVar[str] = ContextVar("name", default="")
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Within this, all progress bears the name of a run, a study or a training."""
+    """Inside this context, all progress has the name of a run, a study or a training."""
     token = _name.set(name)
     try:
         yield
@@ -35,14 +35,14 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """Counts to `total`, and shows how far it is while its block runs.
+    """Counts to `total`, and shows the progress inside its `with` block.
 
     Args:
-        total: of what is counted, e.g. requests.
-        what: what is being done.
+        total: the final number, of requests for example.
+        what: the activity, "loglikelihood" for example.
         unit: what is counted, in the singular; "B" for bytes.
-        initial: how many were done before.
-        shown: False counts in silence.
+        initial: the number that was done before.
+        shown: False prints nothing.
     """
 
     def __init__(self, total: int, what: str, unit: str, *, initial: int = 0, shown: bool = True):
@@ -50,7 +50,7 @@ class Progress:
         self.title = f"{_name.get()}: {what}" if _name.get() else what
         self._initial, self._start = initial, time.monotonic()
         self._bar: Any = None
-        self._told = False
+        self._printed = False
         self._ended = Event()
         self._thread: Thread | None = None
         if shown and on_terminal():
@@ -65,7 +65,7 @@ class Progress:
                 disable=False,
             )
         elif shown:
-            self._thread = Thread(target=self._tell_again, daemon=True)
+            self._thread = Thread(target=self._print_lines, daemon=True)
             self._thread.start()
 
     def __enter__(self) -> Self:
@@ -75,26 +75,26 @@ class Progress:
         self.close()
 
     def update(self, count: int = 1) -> None:
-        """Count on."""
+        """Add to the number done."""
         self.at(self.done + count)
 
     def at(self, done: int, note: str | None = None) -> None:
-        """So many are done by now; `note` is shown beside: the last loss, say."""
+        """Set the number done. `note` is shown after it, the last loss for example."""
         self.done, self.note = done, self.note if note is None else note
         if self._bar is not None:
             self._bar.set_postfix_str(self.note, refresh=False)
             self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Show nothing more, after a last line where there were lines."""
+        """Stop showing progress. If lines were printed, print a last one."""
         if self._bar is not None:
             self._bar.close()
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            if self._told:
-                self._tell()
+            if self._printed:
+                self._print_line()
 
     def line(self) -> str:
         """`<name>: <what>, 120 of 400 requests, about 03:20 left`."""
@@ -112,12 +112,12 @@ class Progress:
     def _count(self, amount: int) -> str:
         return f"{amount / 1e9:.2f} GB" if self.unit == "B" else f"{amount:,}"
 
-    def _tell_again(self) -> None:
+    def _print_lines(self) -> None:
         while not self._ended.wait(INTERVAL):
-            self._tell()
+            self._print_line()
 
-    def _tell(self) -> None:
-        self._told = True
+    def _print_line(self) -> None:
+        self._printed = True
         print(self.line(), file=sys.stderr, flush=True)
 
 

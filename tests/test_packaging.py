@@ -1,22 +1,25 @@
 """The wheel, the Makefile and the files around the package.
 
 Broken by: conf/ or experiments/ missing from the wheel or at its top level, a path that needs the checkout,
-a target without help, a dependency without a tested version.
+a target without help, an import of a package that pyproject.toml does not declare, a range without the tested version.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import resource_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -67,7 +70,7 @@ def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
         command = [sys.executable, "-m", "moe_lab", *argv]
         ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
         assert text in ended.stdout
-    code = "from moe_lab.config.paths import resource_folder; print(resource_folder('conf'))"
+    code = "from moe_lab.config.catalog import resource_folder; print(resource_folder('conf'))"
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == str(site / "moe_lab" / "conf")
@@ -93,13 +96,49 @@ def test_clean_outputs_keeps_the_folder(tmp_path):
     assert [file.name for file in (tmp_path / "outputs").iterdir()] == [".gitkeep"]
 
 
-def test_every_dependency_has_a_tested_version():
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(*extras: str) -> list[Requirement]:
+    """The requirements of the package, and of some of its extras."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    lists = [PROJECT["project"]["dependencies"], *(optional[extra] for extra in extras)]
+    return [Requirement(text) for texts in lists for text in texts]
+
+
+def test_every_dependency_has_a_tested_version_in_its_range():
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    pins = {line.partition("==")[0] for line in text.splitlines() if not line.startswith("#")}
-    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["dev"]]
-    names = {re.split(r"[<>=]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
-    assert names <= pins
+    pins = dict(line.split("==") for line in text.splitlines() if line and not line.startswith("#"))
+    for requirement in declared("dev"):
+        assert requirement.specifier.contains(pins[normal(requirement.name)]), str(requirement)
     assert "+" not in text, "a local version label would tie everybody to one build"
+
+
+def test_every_imported_package_is_declared():
+    """A package that is there only because another one needs it may leave with that one's next version."""
+    extras = [extra for extra in PROJECT["project"]["optional-dependencies"] if extra != "dev"]
+    names = {normal(requirement.name) for requirement in declared(*extras)}
+    of_module = packages_distributions()
+    missing = {
+        f"{module} ({file.relative_to(ROOT)})"
+        for file in (ROOT / "moe_lab").rglob("*.py")
+        for module in imported_packages(file)
+        if not names & {normal(name) for name in of_module.get(module, [module])}
+    }
+    assert not missing, "\n".join(sorted(missing))
+
+
+def imported_packages(file: Path) -> set[str]:
+    """The packages of others that a file imports, within functions too."""
+    modules = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules.append(node.module or "")
+    packages = {module.partition(".")[0] for module in modules}
+    return packages - {"moe_lab", *sys.stdlib_module_names}
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 from random import Random
 
-from benchmarks.faults.models import FAMILIES, WEIGHTS, make_model
+from benchmarks.faults.hostile_models import WEIGHTS
+from benchmarks.faults.models import FAMILIES, make_model
 
 
 class Identities:
@@ -16,8 +17,7 @@ class Identities:
     name = "identities"
 
     def __init__(self, work: Path, seed: int, count: int):
-        from moe_lab.models.file_digest import WHOLE_BYTES
-        from moe_lab.models.identity import folder_content
+        from moe_lab.models.identity import WHOLE_BYTES, folder_content
 
         self.seed, self.attempts = seed, count
         self.seen: dict[tuple, str] = {}
@@ -28,7 +28,7 @@ class Identities:
 
     def attempt(self, number: int) -> list[str]:
         """What is wrong with the identity of attempt `number`."""
-        from moe_lab.models.hub.headers import read_header
+        from moe_lab.models.files import read_header
         from moe_lab.models.identity import folder_content
 
         random = Random(f"{self.seed} identities {number}")

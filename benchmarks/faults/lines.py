@@ -144,7 +144,7 @@ def _problem(ending: str, said: str, key: str | None) -> str | None:
 def _no_weights() -> Iterator[None]:
     """Loading weights, and making them anew, raises Loaded; a line that takes too long raises TimeoutError."""
     import moe_lab.models.load as load
-    from moe_lab.methods.pretrain import store
+    from moe_lab.methods.pretrain import training as store
     from moe_lab.methods.pretrain_tiny import PretrainTiny
 
     def refuse(*args: Any, **keys: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_lab.metrics.metric import CountedMetric
+from moe_lab.metrics.registry import CountedMetric
 
 
 def used_experts(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:

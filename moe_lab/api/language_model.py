@@ -1,4 +1,4 @@
-"""Text, tokens and log-likelihoods of a model under a method: what `RoE` and `C3PO` have in common.
+"""A model of the caller's own under a method: text, tokens and log-likelihoods. The base class of `RoE` and `C3PO`.
 
 V = vocabulary.
 """
@@ -19,12 +19,48 @@ from transformers import GenerationConfig, StoppingCriteriaList, StopStringCrite
 from moe_lab.config.arguments import checked_ids, checked_texts, wrong
 from moe_lab.config.validators import at_least, coerce, did_you_mean
 from moe_lab.engine.custom_generate import custom_generate, next_scores
-from moe_lab.engine.forward.recurrent import RecurrentForward
-from moe_lab.engine.generation.options import unsupported
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
-from moe_lab.engine.recurrent_engine import RecurrentEngine
-from moe_lab.errors import ConfigError
+from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
+from moe_lab.engine.sampling import unsupported
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.facts import ModelFacts, routing_facts
+from moe_lab.models.load import LoadedModel
+from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
+from moe_lab.routing.passes import transformers_model
+
+
+def loaded_model(
+    model: Any, tokenizer: Any, needs_router: bool = True, needs_tokenizer: bool = True
+) -> LoadedModel:
+    """A causal language model of transformers and its tokenizer, with the facts of its configuration.
+
+    Of a model in PEFT's wrapper it is the inner model, which has the adapters.
+
+    Raises ConfigError for what is no tokenizer, and ModelError for what is no such model, for a model in training mode
+    and, with `needs_router`, for one without a supported router or whose routing cannot be changed.
+    """
+    model = transformers_model(model)
+    name = type(model).__name__
+    if not hasattr(model, "generate") or model.get_output_embeddings() is None:
+        raise ModelError(f"{name} has no output head. Load it by AutoModelForCausalLM.")
+    if needs_tokenizer and not all(hasattr(tokenizer, each) for each in ("encode", "decode", "pad_token_id")):
+        raise wrong(
+            "tokenizer",
+            tokenizer,
+            "give the model's tokenizer, as AutoTokenizer.from_pretrained(...) loads it",
+        )
+    if model.training:
+        raise ModelError(f"{name} is in training mode, which changes its numbers. Call model.eval() first.")
+    if needs_router:
+        require_routers(model)
+        if reason := why_fixed(model):
+            raise ModelError(fixed_message(name, reason))
+    facts = routing_facts(model.config) | {"moe_layers": len(find_routers(model))}
+    dtype = str(model.dtype).removeprefix("torch.")
+    own = ModelFacts(name=name, path=None, revision=None, commit=None, dtype=dtype, **facts)
+    return LoadedModel(model, tokenizer, own, next(model.parameters()).device, load_seconds=0.0)
+
 
 _NOT_TAKEN = {
     *("inputs", "custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer"),
@@ -48,8 +84,7 @@ Ids: TypeAlias = Sequence[int] | Tensor
 class LanguageModel:
     """A model of transformers whose tokens an engine of this package computes.
 
-    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, stay those of the untouched
-    model.
+    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, give what they gave before.
     """
 
     def __init__(self, lm: EngineLM):
@@ -211,7 +246,7 @@ class LanguageModel:
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """What transformers says of an impossible value, as a ConfigError."""
+    """Turn errors of transformers about impossible values into a ConfigError."""
     try:
         yield
     except (ValueError, TypeError) as error:

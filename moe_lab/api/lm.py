@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lm_eval.api.model import LM, TemplateLM
+from lm_eval.api.registry import model_registry
 
-from moe_lab.api.loaded import loaded_model
+from moe_lab.api.language_model import loaded_model
 from moe_lab.config.arguments import checked_settings, wrong
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, methods_with
-from moe_lab.methods.method import Context, Method
-from moe_lab.methods.training_method import ModelMaker, TrainingMethod
-from moe_lab.models.chat import Framing
+from moe_lab.methods.method import Context, Method, ModelMaker, TrainingMethod
 from moe_lab.models.load import LoadedModel, load_model
+from moe_lab.models.tokenizer import Framing
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -72,7 +72,7 @@ def lm(
 ) -> MethodLM:
     """A model under a method, for `lm_eval.simple_evaluate(model=moe_lab.lm(model, tokenizer, method="roe", n=8))`.
 
-    The ensemble or policy of the method answers lm-eval's requests. `model` itself stays untouched.
+    The ensemble or policy of the method answers lm-eval's requests. `model` itself is not changed.
 
     Args:
         model: a causal language model of transformers, in evaluation mode, with routers of a supported family.
@@ -96,8 +96,8 @@ class PretrainedLM(MethodLM):
     Args:
         pretrained: hub id or folder of the model; "tiny": the embedded one.
         revision, tokenizer, dtype: as the command's keys.
-        device: as the command's key. lm-eval's command names "cuda:0" where nobody names a device: without a GPU it is
-            the CPU, as for lm-eval's own `hf`.
+        device: as the command's key. lm-eval's command passes "cuda:0" by default. Without a GPU it is the CPU, as for
+            lm-eval's own `hf`.
         keys: as of `moe_lab.lm`.
     """
 
@@ -124,6 +124,10 @@ class PretrainedLM(MethodLM):
         loaded = load_model(source, dtype=dtype, device=device, offline=offline)
         config = _config(method, keys, seed, batch_size, max_batch_size, max_length)
         super().__init__(_opener(config, loaded), loaded.tokenizer)
+
+
+if "moe_lab" not in model_registry:  # a reloaded module registers once
+    model_registry.register("moe_lab", target="moe_lab.api.lm:PretrainedLM")
 
 
 def _config(method: str, keys: dict[str, Any], seed: int, batch_size: Any, most: Any, longest: Any) -> Config:

@@ -12,32 +12,35 @@ from moe_lab.config.recorded import recorded
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
-from moe_lab.methods.training_method import ModelMaker
-from moe_lab.reports.scores import corrected, shown_scores
+from moe_lab.methods.method import ModelMaker
+from moe_lab.results.scores import shown_scores
 from moe_lab.runs.config import to_configs
-from moe_lab.runs.jobs import distinct_runs, jobs_of
+from moe_lab.runs.grid import grouped
+from moe_lab.runs.jobs import Job, distinct_runs, jobs_of
+from moe_lab.runs.run import Outcome, Run
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from moe_lab.config.schema import Config
-    from moe_lab.runs.run import Run
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
 """Flags of the command."""
 SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "overrides")
-"""Settings that are columns already, or that say what others say."""
+"""Settings that are columns already, or that repeat others."""
 
 
 class Results(Sequence[dict[str, Any]]):
-    """The results of a command's runs, in the order of its grid: of each the content of its results.json."""
+    """The results of a command's runs, in the order of its grid. Each one is the content of a results.json."""
 
-    def __init__(self, runs: Sequence[Run]):
-        self.runs = list(runs)
+    def __init__(self, jobs: Sequence[Job]):
+        self.runs = distinct_runs(jobs)
         """Each with its `config`, `run_id` and `folder`, where all of its files are."""
-        self._results = [_stored(run) for run in runs]
+        outcomes = [_stored(run) for run in self.runs]
+        self._results = [outcome.results for outcome in outcomes]
+        self._groups, self._family = grouped(outcomes, jobs)
 
     def __len__(self) -> int:
         return len(self._results)
@@ -47,31 +50,39 @@ class Results(Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        return self._results[index]
+        if isinstance(index, slice):
+            return [dict(result) for result in self._results[index]]
+        return dict(self._results[index])
 
     def frame(self) -> pd.DataFrame:
-        """A row for each run and task with its headline metric: the fields of `moe_lab.reports.scores.Score`, and seed.
+        """A row for each run and task with its headline metric: the fields of `moe_lab.results.scores.Score`, and seed.
 
         Rates are fractions; `interval` and `difference_interval` are (lower, upper), 95%, over documents. `p_holm` is
-        corrected for all rows, as the terminal prints it. Settings that differ between runs are the last columns,
-        `method.n` for example.
+        corrected for the `family` comparisons of the command, as the terminal prints it. Settings that differ between
+        runs are the last columns, `method.n` for example. Means over seeds follow the runs, without a `seed`: they have
+        the test, and the runs of single seeds have no `p_holm`.
         """
         import pandas as pd
 
         rows = [
-            (score, {"seed": results["moe_lab"]["seed"]} | own)
-            for results, own in zip(self, _differing([run.config for run in self.runs]), strict=True)
-            for score in shown_scores(results)
+            asdict(score) | {"seed": result.seed} | own
+            for result, own in zip(self._results, _differing([run.config for run in self.runs]), strict=True)
+            for score in map(self._family.correct, shown_scores(result))
         ]
-        scores = corrected([score for score, _ in rows])
-        return pd.DataFrame([asdict(score) | own for score, (_, own) in zip(scores, rows, strict=True)])
+        means = [
+            asdict(score) | {"seed": None}
+            for group in self._groups
+            if group.summary is not None
+            for score in map(self._family.correct, group.scores())
+        ]
+        return pd.DataFrame([*rows, *means])
 
 
 def run(overrides: Sequence[str]) -> Results:
     """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
 
     The overrides are those of `python -m moe_lab`, with "-m" for a grid. Tables and errors are printed and files are
-    written as there. What is stored already is returned.
+    written as there. Stored results are returned without computing.
 
     Raises ConfigError for what the command refuses, for another mode than run and for `experiment=`, ResultsError where
     a run failed or is held by another process, and KeyboardInterrupt where it was interrupted.
@@ -98,17 +109,16 @@ def run(overrides: Sequence[str]) -> Results:
         code = dispatch(cells, list(overrides))
         if code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
-        runs = distinct_runs(jobs_of(configs))
+        jobs = jobs_of(configs)
+        runs = distinct_runs(jobs)
         missing = [run.folder.name for run in runs if not run.done]
         if missing:
             raise ResultsError(
-                f"{len(missing)} of {len(runs)} runs have no result ({', '.join(missing)}); their errors stand above."
+                f"{len(missing)} of {len(runs)} runs have no result ({', '.join(missing)}). The errors are above."
             )
         if code:
-            raise ResultsError(
-                "A run or a study failed; the errors stand above. Earlier results stay stored."
-            )
-        return Results(runs)
+            raise ResultsError("A run or a study failed; the errors are above. Earlier results stay stored.")
+        return Results(jobs)
 
 
 def _differing(configs: Sequence[Config]) -> list[dict[str, Any]]:
@@ -138,7 +148,7 @@ def _check(config: Config) -> None:
         raise ConfigError(f"method={name} makes a model and no results. Use the command.")
 
 
-def _stored(run: Run) -> dict[str, Any]:
+def _stored(run: Run) -> Outcome:
     results = run.stored()
     assert results is not None, run.folder
-    return results
+    return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json")

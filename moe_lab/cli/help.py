@@ -1,23 +1,31 @@
-"""`--help`, read from the YAML files in `conf/` without Hydra and torch.
-
-Alone it prints the overview, with options beside it their keys (`help_options`).
-"""
+"""`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or the keys of named options."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import shutil
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
+from textwrap import TextWrapper
 
-from moe_lab.cli.help_options import FOOT, explain_experiment, explain_option, named_options
-from moe_lab.config.catalog import experiment_files, option_files, read_option, top_level_keys
-from moe_lab.config.paths import plugin_folders, resource_folder
+from moe_lab.config.catalog import (
+    Key,
+    experiment_files,
+    option_files,
+    plugin_folders,
+    read_option,
+    resource_folder,
+    top_level_keys,
+)
 from moe_lab.config.schema import GROUP_CONFIGS
+from moe_lab.config.validators import unknown_option
+from moe_lab.errors import ConfigError
 
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
 
 HEAD = """\
-moe_lab: does a Mixture-of-Experts language model get better if it routes differently, and at what cost?
+moe_lab: do Mixture-of-Experts language models get better with other routings, and at what cost?
 
 Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
 
@@ -28,17 +36,17 @@ Seven commands:
   python -m moe_lab
       method=roe model=tiny task=toy_math: no network, no GPU, no data set
   python -m moe_lab method=roe model=olmoe task=gsm8k limit=50 data_dir=my/data
-      a model of the hub on 50 documents of a local copy of GSM8K; such numbers are marked PARTIAL
+      a model of the hub on 50 documents of a local copy of GSM8K; such numbers are shown as PARTIAL
   python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe
-      tunes the temperatures on documents that the test leaves out, then evaluates five seeds
+      tunes the temperatures on documents outside of the test set, then evaluates five seeds
   python -m moe_lab method=finetune-freeze model=tiny task=toy_choice method.schedule=none-router
-      fine-tunes a copy of the model, its routers frozen in the second half, and evaluates it beside the untrained one
+      fine-tunes a copy of the model, its routers frozen in the second half, and evaluates it next to the base model
   python -m moe_lab -m method=base,roe model=olmoe,mixtral task=gsm8k,arc_challenge
       a grid: every combination, each model loaded once, one table at the end
   python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
-      what would run, what is stored already, and how much work it is; loads and writes nothing
+      lists the runs, whether each is stored, and their cost; loads no weights and writes nothing
   python -m moe_lab experiment=roe/figure3 scale=tiny
-      a table or figure of a paper: runs what is not stored yet, then writes it to outputs/tables/
+      a table or figure of a paper: computes the missing runs, then writes it to outputs/tables/
 """
 
 TAIL = """\
@@ -46,22 +54,22 @@ Where results go:
   outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
   outputs/studies/<model>-<task>-<metric>-<id>/best.yaml   tuned temperatures, for method.temperature=
   outputs/tables/                                          tables of experiments
-  outputs/comparisons/<names>-<id>/comparison.json         what mode=compare found
+  outputs/comparisons/<names>-<id>/comparison.json         differences that mode=compare computes
   The same command again continues an interrupted run, or shows the stored result. The path of
   results.json is the last line on stdout. output_dir=elsewhere moves all of it.
 
 Two or more results of the same documents, of lm-eval or moe_lab: mode=compare a=<file or folder>
-  b=<file or folder>[,<another>] prints differences, paired tests and flips, corrected for their number.
+  b=<file or folder>[,<another>] prints differences, paired tests (corrected for their number) and changed answers.
 
 Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
-  submitit for SLURM, and ray). Two equal commands in two terminals do the same (docs/workers.md).
+  submitit for SLURM, and ray). The same command in two terminals does the same (docs/workers.md).
   torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
 
-A machine without network: mode=prefetch with the same overrides fetches what the command needs (weights,
-  tokenizers, data sets) where there is one; offline=true then runs it. mode=doctor says what it lacks.
+A machine without network: mode=prefetch with the same overrides, on a machine with network, fetches what the
+  command needs (weights, tokenizers, data sets). Then offline=true runs it. mode=doctor lists what is missing.
 
 Flags (before the overrides):
-  -m, --multirun        a grid: values separated by commas make one run each
+  -m, --multirun        a grid: one run for each of the values that commas separate
   --cfg job             print the composed configuration and stop
   --info defaults       how the configuration was composed (also: config, searchpath, plugins)
   --config-dir FOLDER   options of your own: FOLDER/model/mine.yaml is model=mine,
@@ -136,3 +144,82 @@ def _config_dirs(argv: list[str]) -> list[Path]:
     joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
     apart = [value for flag, value in pairwise(argv) if flag in flags]
     return [Path(folder) for folder in joined + apart]
+
+
+# `--help method=roe`: the named options with their keys, defaults and comments
+
+FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
+WIDEST_KEY = 40
+"""A longer key with its default has its comment on the next line."""
+
+
+def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str, str]]:
+    """(group, option) of every option in a command line, including all values of a grid."""
+    overrides = [argument.lstrip("+").partition("=") for argument in argv]
+    named = [(group, names) for group, sign, names in overrides if sign and group in groups]
+    return [(group, option) for group, options in named for option in options.split(",")]
+
+
+def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
+    """The text for an option. `files` has the group's options by name. Raises ConfigError for an unknown option."""
+    if option not in files:
+        raise ConfigError(unknown_option(group, option, sorted(files)))
+    about, keys = read_option(files[option])
+    shown = [Key(f"{group}.{key.name}", key.default, key.comment) for key in keys]
+    return "\n".join([f"{group}={option}", *_wrapped(about, 2), "", *_table(shown), *_left_out(group, keys)])
+
+
+def explain_experiment(name: str, config_dirs: Sequence[Path]) -> str:
+    """The text for an experiment, with the number of cells of each scale. Raises ConfigError for an unknown one."""
+    from moe_lab.reports.papers.experiment import find_experiments
+
+    texts = []
+    for experiment in find_experiments(name, config_dirs):
+        scales = [
+            f"  scale={scale:<8} {len(cells.overrides())} cells" for scale, cells in experiment.scales.items()
+        ]
+        about = [*_wrapped(experiment.title, 2), *_wrapped(experiment.source, 2)]
+        texts.append("\n".join([f"experiment={experiment.name}", *about, "", *scales]))
+    return "\n\n".join(texts)
+
+
+def _table(keys: Sequence[Key]) -> list[str]:
+    texts = [f"{key.name}={key.default}" for key in keys]
+    width = max([len(text) for text in texts if len(text) <= WIDEST_KEY], default=WIDEST_KEY)
+    lines = []
+    for text, key in zip(texts, keys, strict=True):
+        first, *more = _wrapped(key.comment, width + 4) or [""]
+        fits = len(text) <= width
+        lines += [f"  {text:<{width}}  {first.strip()}".rstrip()] if fits else [*_wrapped(text, 2), first]
+        lines += more
+    return lines
+
+
+def _left_out(group: str, keys: Sequence[Key]) -> list[str]:
+    """The line with the keys of a group's schema that an option's YAML does not set."""
+    if group not in GROUP_CONFIGS:
+        return []
+    given = {key.name for key in keys} | {"name"}
+    left = [
+        f"{group}.{field.name}={_written(field.default)}"
+        for field in fields(GROUP_CONFIGS[group])
+        if field.name not in given
+    ]
+    return ["", *_wrapped("also: " + " ".join(left), 2)] if left else []
+
+
+def _written(default: object) -> str:
+    """A default as in YAML; a default factory is an empty list."""
+    return "[]" if default is MISSING else "null" if default is None else str(default).lower()
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    width = min(max(shutil.get_terminal_size((110, 24)).columns, 80), 120)
+    margin = " " * indent
+    return TextWrapper(
+        width,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).wrap(text)

@@ -14,8 +14,8 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config import __version__
 from moe_lab.config.terminal import shown_output
-from moe_lab.config.version import __version__
 from moe_lab.errors import ConfigError, Terminated, exit_code, print_error
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MODES = {
     "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
     "plan": ("moe_lab.runs.grid:plan_grid", "moe_lab.runs.experiments.runner:plan_experiments"),
     "report": ("moe_lab.runs.grid:report_grid", "moe_lab.runs.experiments.runner:report_experiments"),
-    "doctor": ("moe_lab.cli.doctor.report:print_report", "moe_lab.cli.doctor.report:report_experiments"),
+    "doctor": ("moe_lab.cli.doctor:print_report", "moe_lab.cli.doctor:report_experiments"),
     "prefetch": ("moe_lab.cli.prefetch:prefetch", "moe_lab.cli.prefetch:prefetch_experiments"),
     "compare": ("moe_lab.runs.compare:compare_results", "moe_lab.runs.compare:refuse_experiment"),
 }
@@ -84,9 +84,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def compose_or_explain(argv: list[str]) -> list[Cell]:
-    """The cells of a command line. Raises ConfigError for whatever Hydra refuses."""
+    """The cells of a command line. Raises ConfigError for everything that Hydra refuses."""
     from moe_lab.config.compose import check_launcher, compose
-    from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
+    from moe_lab.config.overrides import REQUEST_ERRORS, explain
 
     try:
         cells = compose(argv)
@@ -101,7 +101,7 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
 
 def dispatch(cells: list[Cell], argv: list[str]) -> int:
     """Do what `mode` says with the composed cells of a command line and return the exit code."""
-    from moe_lab.config.compose import OWN_GRID
+    from moe_lab.config.overrides import OWN_GRID
     from moe_lab.runs.config import to_configs
     from moe_lab.tasks.loading import task_cache
 
@@ -124,9 +124,7 @@ def _workers(configs: list[Config], argv: list[str]) -> AbstractContextManager[N
     """With `launcher=`, workers make the runs first."""
     if configs[0].mode != "run" or configs[0].launcher.name == "none":
         return nullcontext()
-    from moe_lab.cli.launchers import launched
-
-    return launched(configs, argv)
+    return _function("moe_lab.cli.launchers:launched")(configs, argv)
 
 
 def _function(place: str) -> Any:

@@ -15,10 +15,10 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
 from moe_lab.methods import get_method
 from moe_lab.models.memory import size_text
-from moe_lab.reports.terminal.console import print_table
+from moe_lab.reports.terminal.layout import print_table
 from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name
-from moe_lab.tasks.judges.registry import judge_names
+from moe_lab.tasks.judges import judge_names
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def prefetch(configs: Sequence[Config]) -> int:
 
     A failure does not stop the other downloads; the same command continues. Raises ConfigError in offline mode.
     """
-    from moe_lab.models.hub.offline import is_offline
+    from moe_lab.models.hub import is_offline
 
     if is_offline() or any(config.offline for config in configs):
         raise ConfigError(
@@ -112,7 +112,7 @@ def _task(config: Config) -> Item:
 
 
 def _method(config: Config) -> Item | None:
-    """Fetch data that a method reads beside the task's documents, such as C3PO's references; None if there is none."""
+    """Fetch data of a method other than the task's documents, such as C3PO's references; None if there is none."""
     from datasets.config import HF_DATASETS_CACHE
 
     from moe_lab.methods.method import Method
@@ -127,15 +127,15 @@ def _method(config: Config) -> Item | None:
     if not method.data_identity(config, facts):
         return None
     new = sum(_size(Path(folder)) for folder in _sizes(cache) - before)
-    name = f"method {config.method.name}: what it reads beside {task_name(config)}"
+    name = f"method {config.method.name}: its data other than {task_name(config)}"
     return Item(name, new, config.data_dir or str(cache), _state(new))
 
 
 def _judge(name: str, config: Config) -> Item | None:
     """Fetch the model of a judge; None for a judge without one, or without a judged task."""
     from moe_lab.models.source import model_repository
-    from moe_lab.tasks.judges.local_model import LocalJudge
-    from moe_lab.tasks.judges.registry import judges_of
+    from moe_lab.tasks.judges import judges_of
+    from moe_lab.tasks.judges.local import LocalJudge
     from moe_lab.tasks.loading import load_tasks
 
     judges = {judge.name: judge for judge in judges_of(config, load_tasks(config))}

@@ -1,18 +1,52 @@
 """The options in `conf/` and the experiments in `experiments/`, read from their YAML files without Hydra.
 
-The files are read as they are written: the first comment line says what an option is, the comment above a key what the
-key does.
+The folders are next to the package in a checkout and inside it in a wheel. The first comment line of a file says what
+an option is. The comment above a key says what the key does.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from moe_lab.config.paths import resource_folder
 from moe_lab.errors import ConfigError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+METHODS = "moe_lab.methods"
+"""The entry-point group of plug-ins with methods."""
+
+
+def resource_folder(name: str) -> Path:
+    """The folder `conf` or `experiments`. Raises FileNotFoundError if the installation lacks it."""
+    for folder in (PACKAGE / name, PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"{name}/ is neither in {PACKAGE} nor next to it: the installation is incomplete."
+    )
+
+
+def plugin_folders() -> list[Path]:
+    """The folder `conf` of every installed plug-in package that has one. No plug-in is imported."""
+    return list(_plugin_folders(tuple(sys.path)))
+
+
+@cache
+def _plugin_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
+    from importlib.metadata import entry_points  # takes a quarter of `--help`
+
+    packages = sorted({entry.module.partition(".")[0] for entry in entry_points(group=METHODS)})
+    specs = [find_spec(package) for package in packages]
+    folders = [
+        Path(place) / "conf" for spec in specs if spec for place in spec.submodule_search_locations or ()
+    ]
+    return tuple(folder for folder in folders if folder.is_dir())
+
 
 COMMENT = re.compile(r"#\s?(?!\s*@package)(.*)")
 KEY = re.compile(r"([\w.-]+):(?:\s+(.*?))?(?:\s+#.*)?$")
@@ -27,7 +61,7 @@ class Key(NamedTuple):
 
 
 class Option(NamedTuple):
-    """What an option is, in one line, and its keys."""
+    """The description of an option in one line, and its keys."""
 
     about: str
     keys: list[Key]

@@ -1,48 +1,50 @@
-"""Composes configurations from the command line; with `plugin_options.py` the only module that calls Hydra.
+"""Composes configurations from overrides. This module and `overrides.py` are the only ones that call Hydra.
 
-Hydra's job function only collects the composed cells, so that all cells of a grid are known before the first runs and
-`moe_lab.cli.main` handles Hydra's errors, which Hydra itself would print with a traceback.
+Hydra composes all cells of a grid before the first one runs. No environment variable, `sys.argv` or working folder is
+changed: other threads of a notebook read them, too.
 """
 
 from __future__ import annotations
 
-import logging
+import copy
 import os
-import re
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import Namespace
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from typing import Any, get_args, get_type_hints
+from functools import lru_cache
+from pathlib import Path
+from threading import RLock
+from typing import Any
 
-import hydra
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log
+from hydra.errors import HydraException, SearchPathException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from moe_lab.config.paths import resource_folder
-from moe_lab.config.plugin_options import register_plugin_options
+from moe_lab.config.catalog import plugin_folders, resource_folder
+from moe_lab.config.overrides import one_method_each, quote, refuse, without_method_keys
 from moe_lab.config.recorded import interpolations
-from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
+from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError
 
 CONF = str(resource_folder("conf"))
-PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
-FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
-"""A quoted, escaped or interpolated value, a list, or a function of Hydra."""
-METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
-"""Several methods in one override."""
-EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
-METHOD_KEY = re.compile(r"\+*method\.")
-OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
-HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
-LONGEST_OPTION = 200
-"""Characters of an option's name, which is a file's."""
-NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
-"""A character that Hydra's grammar does not accept in a plain value."""
+NAME = "config"
+"""conf/config.yaml."""
+GROUPS = (*GROUP_CONFIGS, "method")
+_SWEEP = "hydra.mode=MULTIRUN"
+_LOCK = RLock()
+"""Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
 
 
 @dataclass(frozen=True)
@@ -54,54 +56,31 @@ class Cell:
     overrides: list[str]
     config_dirs: list[str]
     method_keys: list[str] = field(default_factory=list)
-    """`method.<key>=` beside experiment=; they apply to cells of the experiment and are not in `values`."""
+    """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
     interpolated: dict[str, Any] = field(default_factory=dict)
     """The values that were typed as interpolations, `${oc.env:HOME}` for example, as they were typed."""
+
+
+class PluginOptions(SearchPathPlugin):
+    """Lets Hydra find the options in `conf/` of every installed plug-in."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in plugin_folders():
+            search_path.append(provider="plug-in", path=f"file://{folder}")
 
 
 def compose(argv: list[str]) -> list[Cell]:
     """The cells of a command line; none after a flag that only prints (`--cfg`, `--info`).
 
-    Raises the errors of Hydra and OmegaConf, and ConfigError for an override that removes a key or names a folder of
-    Hydra's.
+    Raises the errors of Hydra and OmegaConf, SystemExit for an unknown flag, and ConfigError for an override that
+    removes a key or names a folder of Hydra's.
     """
-    composed: list[tuple[DictConfig, DictConfig]] = []
-    register_schema()
-    refuse_removals(argv)
-    refuse_hydra_folders(argv)
-    refuse_odd_options(argv)
+    refuse(argv)
     argv, method_keys = without_method_keys(argv)
-    for one in one_method_each(argv):
-        with _hydra_surroundings(["moe_lab", *map(quote, one)]):
-            hydra.main(version_base="1.3", config_path=CONF, config_name="config")(
-                lambda cfg: composed.append((cfg, HydraConfig.get()))
-            )()
-    return [replace(read_cell(cfg, runtime), method_keys=method_keys) for cfg, runtime in composed]
-
-
-def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split the `method.<key>=` off a command line with experiment=, whose cells have different methods.
-
-    Raises Hydra's error for a key that does not parse, and ConfigError for several values.
-    """
-    if not any(map(EXPERIMENT.match, argv)):
-        return argv, []
-    keys = [argument for argument in argv if METHOD_KEY.match(argument)]
-    if any(
-        one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(map(quote, keys)))
-    ):
-        raise ConfigError(OWN_GRID)
-    return [argument for argument in argv if argument not in keys], keys
-
-
-def one_method_each(argv: list[str]) -> list[list[str]]:
-    """A command line per method of a grid: Hydra would check all keys against the default method."""
-    swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
-    if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
-        return [argv]
-    [i] = swept
-    names = argv[i].partition("=")[2].split(",")
-    return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
+    with _LOCK:
+        _bases.clear()  # files of options may have changed since the last command of this process
+        cells = [cell for one in one_method_each(argv) for cell in _cells(list(map(quote, one)))]
+    return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
 def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
@@ -109,132 +88,233 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
 
     Raises what `compose` raises.
     """
-    register_schema()
-    refuse_removals(overrides)
-    refuse_odd_options(overrides)
-    quoted = [quote(override) for override in overrides]
-    if config_dirs:
-        quoted.append("hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_dirs) + "]")
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=CONF):
-        cfg = hydra.compose("config", overrides=quoted, return_hydra_config=True)
-    return read_cell(cfg, cfg.hydra)
+    refuse(overrides)
+    with _LOCK:
+        return _cell(_Source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
 
 
-def read_cell(cfg: DictConfig, runtime: Any) -> Cell:
-    """The cell of a composed configuration; `runtime` is its `hydra` node. Raises OmegaConf's errors."""
-    ours = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
-    assert isinstance(plain, dict)
-    values = {str(key): value for key, value in plain.items()}
-    interpolated = interpolations(OmegaConf.to_container(ours, resolve=False)) or {}
-    choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
-    config_dirs = [
-        str(source.path) for source in runtime.runtime.config_sources if source.provider == "command-line"
-    ]
-    typed = OmegaConf.to_container(runtime.overrides.task, resolve=False)
-    assert isinstance(typed, list)
-    return Cell(
-        values=values,
-        choices=choices,
-        overrides=[str(override) for override in typed],
-        config_dirs=config_dirs,
-        interpolated=interpolated,
-    )
+@dataclass(frozen=True)
+class _Source:
+    """Where configurations are."""
+
+    folder: str = CONF
+    name: str = NAME
+    config_dir: str | None = None
+    """The folder of `--config-dir`."""
+    dirs: tuple[str, ...] = ()
+    """Further folders with options."""
+    plugins: tuple[Path, ...] = field(default_factory=lambda: tuple(plugin_folders()))
+
+    def load(self, overrides: list[str]) -> DictConfig:
+        """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
+        dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
+        searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
+        cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
+        if cfg.hydra.verbose:
+            configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+        return cfg
+
+    def app(self) -> Hydra:
+        """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
+        version.setbase("1.3")
+        Plugins.instance().register(PluginOptions)
+        ConfigStore.instance().store(name="schema", node=_schema())
+        search_path = create_automatic_config_search_path(__file__, None, self.folder)
+        if self.config_dir is not None:
+            if not Path(self.config_dir).is_dir():
+                raise SearchPathException(f"Additional config directory '{self.config_dir}' not found")
+            search_path.prepend(
+                "command-line", f"file://{self.config_dir}", SearchPathQuery(provider="schema")
+            )
+        return Hydra("moe_lab", ConfigLoaderImpl(search_path))
 
 
-def register_schema() -> None:
-    """Register the schema with Hydra, so that overrides may set keys that an option's YAML leaves out.
-
-    The options of plug-ins are registered, too.
-    """
-    register_plugin_options()
-    defaults = {
+def _schema() -> dict[str, Any]:
+    """The keys of every group with their defaults: an override may set a key that an option's YAML leaves out."""
+    return {
         group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUP_CONFIGS.items()
     }
-    ConfigStore.instance().store(name="schema", node=defaults)
 
 
-def quote(argument: str) -> str:
-    """Quote a value that Hydra's grammar would misread.
-
-    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`), and
-    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid, unless the
-    key has several paths itself. Every key of a method may be a path.
-    """
-    if match := PLAIN_COMMAS.match(argument):
-        return f"{match[1]}='{match[2]}'"
-    key, _, value = argument.partition("=")
-    if not value or FOR_HYDRA.search(value):
-        return argument
-    if key in _keys_of(PathsText):
-        return f"{key}={_quote_path(value)}"
-    if key.startswith("method.") or key in _keys_of(PathText):
-        return f"{key}={','.join(_quote_path(path.strip()) for path in value.split(','))}"
-    return argument
-
-
-@cache
-def _keys_of(annotation: Any) -> set[str]:
-    """The keys of the schema with an annotation."""
-    schemas = {"": Config} | {f"{group}.": cls for group, cls in GROUP_CONFIGS.items()}
-    return {
-        f"{prefix}{key}"
-        for prefix, cls in schemas.items()
-        for key, hint in get_type_hints(cls, include_extras=True).items()
-        if annotation in (hint, *get_args(hint))
-    }
-
-
-def _quote_path(path: str) -> str:
-    escaped = path.replace("'", "\\'")
-    return f"'{escaped}'" if NOT_PLAIN.search(path) else path
-
-
-def refuse_removals(overrides: list[str]) -> None:
-    """Raise ConfigError for `~key` and `~group`, some of which Hydra accepts."""
-    for override in overrides:
-        key = override[1:].partition("=")[0]
-        if override.startswith("~") and key.partition(".")[0] in top_level_keys():
-            raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
-
-
-def refuse_hydra_folders(overrides: list[str]) -> None:
-    """Raise ConfigError for a folder of Hydra's, which writes nothing here."""
-    for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        if key in HYDRA_FOLDERS:
-            raise ConfigError(
-                f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
-            )
-
-
-def refuse_odd_options(overrides: list[str]) -> None:
-    """Raise ConfigError for an option that Hydra would look for as a file and fail: a list, or a long name."""
-    for override in overrides:
-        group, _, option = override.lstrip("+").partition("=")
-        if group not in (*GROUP_CONFIGS, "method"):
-            continue
-        if option.startswith("[[") or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
-            shown = option if len(option) <= 40 else f"{option[:40]}..."
-            raise ConfigError(
-                f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
-            )
-
-
-@contextmanager
-def _hydra_surroundings(argv: list[str]) -> Iterator[None]:
-    """Set Hydra's command line, let it raise its errors, and put its folders into a temporary one."""
-    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)
-    saved_argv, saved_environment = sys.argv, dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="moe_lab-") as scratch:
-        sys.argv = argv
-        os.environ.update(HYDRA_FULL_ERROR="1", MOE_LAB_SWEEP_DIR=scratch)
+def _cells(argv: list[str]) -> list[Cell]:
+    """The cells of one command line. Flags and errors are those of `hydra.main`."""
+    parser = get_args_parser()
+    parser.prog = "moe_lab"
+    args = parser.parse_args(argv)
+    folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
+    source = _Source(args.config_path or CONF, args.config_name or NAME, folder)
+    app = source.app()
+    if _printed(app, source.name, args, parser):
+        return []
+    if not args.multirun:
         try:
-            yield
-        finally:
-            sys.argv = saved_argv
-            os.environ.clear()
-            os.environ.update(saved_environment)
+            cell = _composed(source, args.overrides)
+        except HydraException:
+            if app.get_mode(source.name, args.overrides) != RunMode.MULTIRUN:
+                raise
+        else:
+            return [cell]
+    return [_cell(source, batch) for batch in _batches(app, source.name, args.overrides)]
+
+
+def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
+    """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
+    shows = args.cfg is not None
+    if args.resolve and not shows:
+        raise ValueError("The --resolve flag can only be used in conjunction with --cfg or --help")
+    if args.hydra_help:
+        app.hydra_help(config_name=name, args_parser=parser, args=args)
+        return True
+    if args.run + shows + args.multirun + args.shell_completion + (args.info is not None) > 1:
+        raise ValueError(
+            "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"
+        )
+    if shows:
+        app.show_cfg(name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+    elif args.shell_completion:
+        app.shell_completion(name, args.overrides)
+    elif args.info:
+        app.show_info(args.info, name, args.overrides)
+    return bool(shows or args.shell_completion or args.info)
+
+
+def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
+    """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
+    runtime = app.compose_config(name, [*overrides, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
+    swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *_typed(runtime, "task")])
+    [batches] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    hydras = [one for one in _typed(runtime, "hydra") if one != _SWEEP]
+    return [[*hydras, *batch] for batch in batches]
+
+
+# Composing a cell. Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of
+# cells. So Hydra composes the defaults once, and each option once. A cell's options and values are put into a copy.
+# Whatever is not simply `option` or `key=value` is composed by Hydra, which also raises all errors.
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A configuration as Hydra composes it, before interpolations are resolved."""
+
+    values: dict[str, Any]
+    choices: dict[str, str]
+    config_dirs: list[str]
+
+
+_bases: dict[tuple[_Source, str], _Base] = {}
+"""By source and option, "" for the defaults alone."""
+
+
+def _cell(source: _Source, overrides: list[str]) -> Cell:
+    """The cell of quoted overrides. Raises the errors of Hydra and OmegaConf."""
+    parsed = list(map(_parsed, overrides))
+    base = _put_together(source, parsed)
+    if base is None or "${hydra" in str(base.values):
+        return _composed(source, overrides)
+    return _resolved(base, [str(one.input_line) for one in parsed])
+
+
+def _composed(source: _Source, overrides: list[str]) -> Cell:
+    """As `_cell`, by Hydra alone."""
+    cfg = source.load(overrides)
+    HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in values
+    return _resolved(_base_of(cfg), _typed(cfg.hydra, "task"))
+
+
+def _typed(runtime: DictConfig, kind: str) -> list[str]:
+    """Overrides as they were typed: an interpolation in one may be a secret, and is not resolved."""
+    typed = OmegaConf.to_container(runtime.overrides[kind], resolve=False)
+    assert isinstance(typed, list)
+    return list(map(str, typed))
+
+
+def _resolved(base: _Base, overrides: list[str]) -> Cell:
+    """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
+    values, interpolated, text = base.values, None, str(base.values)
+    if "${" in text or "???" in text:
+        interpolated = interpolations(values)
+        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
+        assert isinstance(plain, dict)
+        values = {str(key): value for key, value in plain.items()}
+    return Cell(values, base.choices, overrides, base.config_dirs, interpolated=interpolated or {})
+
+
+@lru_cache(maxsize=4096)
+def _parsed(override: str) -> Override:
+    [parsed] = OverridesParser.create().parse_overrides([override])
+    return parsed
+
+
+def _put_together(source: _Source, overrides: list[Override]) -> _Base | None:
+    """What Hydra would compose of the overrides; None if only Hydra knows."""
+    if not all(map(_is_plain, overrides)):
+        return None
+    base = copy.deepcopy(_base(source, ""))
+    options = {
+        one.key_or_group: one for one in overrides if one.key_or_group in GROUPS
+    }  # the last one counts
+    for group, one in options.items():
+        option = _base(source, str(one.input_line)) if _stands_alone(source, group, one.value()) else None
+        if option is None or not _differs_only_in(group, option, _base(source, "")):
+            return None
+        base.values[group] = copy.deepcopy(option.values[group])
+        base.choices[group] = option.choices[group]
+    values = [one for one in overrides if one.key_or_group not in GROUPS]
+    return base if all(_set(base.values, one.key_or_group, one.value()) for one in values) else None
+
+
+def _is_plain(override: Override) -> bool:
+    """Whether it is `key=value` or `group=option`, without `+`, `~`, a package, several values, or a key of Hydra."""
+    special = override.package or override.is_sweep_override() or override.is_hydra_override()
+    return override.type is OverrideType.CHANGE and not special
+
+
+def _stands_alone(source: _Source, group: str, option: Any) -> bool:
+    """Whether an option's YAML includes no other: what it includes might depend on another group's option."""
+    folders = [source.folder, source.config_dir, *source.dirs, *source.plugins]
+    files = [Path(folder) / group / f"{option}.yaml" for folder in folders if folder is not None]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return bool(texts) and not any("defaults" in text for text in texts)
+
+
+def _differs_only_in(group: str, one: _Base, other: _Base) -> bool:
+    def rest(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != group}
+
+    return rest(one.values) == rest(other.values) and rest(one.choices) == rest(other.choices)
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> bool:
+    """Set the value of an existing key, `task.metric` for example. Returns False for what Hydra merges or refuses."""
+    *path, last = key.split(".")
+    for name in path:
+        values = values.get(name)  # type: ignore[assignment]
+        if not isinstance(values, dict):
+            return False
+    if last not in values or isinstance(value, dict) or isinstance(values[last], dict):
+        return False
+    values[last] = value
+    return True
+
+
+def _base(source: _Source, option: str) -> _Base:
+    """Raises the errors of Hydra and OmegaConf."""
+    if (source, option) not in _bases:
+        _bases[source, option] = _base_of(source.load([option] if option else []))
+    return _bases[source, option]
+
+
+def _base_of(cfg: DictConfig) -> _Base:
+    runtime = cfg.hydra.runtime
+    ours = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    values = OmegaConf.to_container(ours, resolve=False)
+    assert isinstance(values, dict)
+    return _Base(
+        values={str(key): value for key, value in values.items()},
+        choices={str(group): str(option) for group, option in runtime.choices.items()},
+        config_dirs=[str(one.path) for one in runtime.config_sources if one.provider == "command-line"],
+    )
 
 
 def check_launcher(cell: Cell) -> None:
@@ -245,8 +325,3 @@ def check_launcher(cell: Cell) -> None:
                 f"{part}={cell.choices[part]} is not supported: it would load the model for every run of a grid. "
                 "launcher=local launcher.workers=4 runs a grid in 4 processes (--help launcher=)."
             )
-
-
-def top_level_keys() -> list[str]:
-    """The keys of a composed configuration, in the order of the schema."""
-    return [key for key in Config.__dataclass_fields__ if key not in ("overrides", "interpolated")]

@@ -1,7 +1,7 @@
-"""What is stored of a configuration: a text that was typed as an interpolation stays one, as it may be a secret.
+"""The stored form of a configuration. A text that was typed as an interpolation stays one, because it may be a secret.
 
-`system_instruction=${oc.env:INSTRUCTION}` is stored like this, and the run works with the value. Its id is made of the
-value, too. Numbers are stored as numbers: tables and pages read them.
+`system_instruction=${oc.env:INSTRUCTION}` is stored as typed. The run and its id use the value. Numbers are stored as
+numbers, because tables and pages read them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from moe_lab.config.schema import Config
 
 SHORTEST = 4
-"""Characters of a value that is looked for in other texts; a shorter one would be found within words."""
+"""The least length of a value that is replaced in other texts; a shorter one would also be found within words."""
 
 
 def interpolations(raw: Any) -> Any:
@@ -26,7 +26,7 @@ def interpolations(raw: Any) -> Any:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """The configuration as plain values, with interpolations in the place of the texts that they mean."""
+    """The configuration as plain values, with interpolations instead of their texts."""
     values = asdict(config)
     texts = values.pop("interpolated")
     found: dict[str, Any] = _recorded(values, texts)
@@ -34,7 +34,7 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def without_values(content: Any, config: Config) -> Any:
-    """Plain values in which no text contains the value of an interpolation; names of tasks, which are keys, stay."""
+    """Plain values without the values of interpolations. Names of tasks stay, because they are keys."""
     texts = {key: text for key, text in config.interpolated.items() if key != "task"}
     pairs = list(_pairs(asdict(config), texts)) if texts else []
     return _replaced(content, pairs) if pairs else content

@@ -58,7 +58,7 @@ class ModelConfig:
     tp_plan: str | None = None
     """transformers' plan for splitting each layer over the processes of torchrun; null: no splitting."""
     recipe: dict[str, bool | int | float | str | None] | None = None
-    """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/recipes.py`)."""
+    """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/jobs.py`)."""
 
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
@@ -95,10 +95,10 @@ class TaskConfig:
     allow_code_execution: bool = False
     """Whether programs that the model wrote may be executed in a sandbox (`moe_lab.tasks.sandbox`)."""
     answer: str | None = None
-    """The form of multiple-choice questions: "text" as in lm-eval, or "letters" (`tasks/letters.py`); null: text."""
+    """The form of multiple-choice answers: "text" as in lm-eval, or "letters" (`tasks/answer_forms.py`); null: text."""
     self_consistency: int | None = None
-    """Sampled answers to each document, the majority of which is evaluated (`tasks/self_consistency.py`); null: one
-    answer."""
+    """Number of sampled answers to each document. Their majority is evaluated (`tasks/answer_forms.py`). Null: one
+    answer, no vote."""
     chat_template: bool = False
     """Whether prompts get a chat template, a plain one if the tokenizer has none, if `apply_chat_template` is null."""
     judges: list[str] | None = None
@@ -124,7 +124,7 @@ class TaskConfig:
 @dataclass(kw_only=True)
 class TuningConfig:
     """The search of temperatures and of a logit scale; null: the preset of task category and model
-    (`moe_lab/runs/tuning/presets.py`)."""
+    (`moe_lab/runs/tuning/search.py`)."""
 
     name: str = "none"
     n_trials: int | None = None
@@ -132,11 +132,11 @@ class TuningConfig:
     metric: str | None = None
     """Objective on the tuning documents: perplexity or accuracy."""
     text: str | None = None
-    """Whose answers the perplexity is of (`moe_lab/runs/tuning/texts.py`); null: data, else gsm8k."""
+    """The texts of the perplexity (`moe_lab/runs/tuning/texts.py`); null: data, else gsm8k."""
     num_samples: int | None = None
     max_temperature: float | None = None
     step: float = 0.05
-    """Of tuning=uniform: the difference of two temperatures."""
+    """The difference between two temperatures of tuning=uniform."""
     logit_scale: bool = False
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: int = 1
@@ -155,7 +155,7 @@ class TuningConfig:
 
 @dataclass(kw_only=True)
 class LoggerConfig:
-    """The logger of results beside the output folder. It changes no number."""
+    """The logger that gets the results in addition to the output folder. It changes no number."""
 
     name: str = "none"
     project: str | None = None
@@ -180,11 +180,11 @@ class LauncherConfig:
     workers: int | None = None
     """Number of processes; null: one for each GPU, 2 without."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """What each worker asks for, in the words of submitit's `update_parameters` or of Ray's `remote`."""
+    """Resources of each worker: arguments of submitit's `update_parameters` or of Ray's `remote`."""
     cluster: str | None = None
     """submitit's executor: slurm or local; null: SLURM where it is there."""
     address: str | None = None
-    """Of a Ray cluster, or auto; null: a new one on this machine."""
+    """The address of a Ray cluster, or auto; null: a new cluster on this machine."""
 
     def __post_init__(self) -> None:
         one_of("launcher", self.name, LAUNCHERS)

@@ -1,4 +1,4 @@
-"""The command's stdout and stderr: foreign text cannot steer the terminal, and a reader that ends early costs nothing.
+"""The command's stdout and stderr: safe for control characters in foreign text, and for readers that end early.
 
 Names of models and tasks, logs and errors of libraries may have any characters. Escape sequences in them would move the
 cursor, hide lines or forge them.
@@ -34,10 +34,10 @@ def one_line(text: object) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """The text with `...` in the place of user and password in URLs."""
+    """The text with `...` instead of user and password in URLs."""
     for name in ADDRESSES:
         for value in (os.environ.get(name, ""), os.environ.get(name.lower(), "")):
-            user = value.partition("://")[2].rpartition("@")[0]  # whatever characters it has
+            user = value.partition("://")[2].rpartition("@")[0]  # it may have any characters
             if user:
                 text = text.replace(f"{user}@", "...@")
     return USER.sub(r"\1...@", text)
@@ -90,7 +90,7 @@ class ShownStream:
 
     @contextmanager
     def _reader_may_end(self) -> Iterator[None]:
-        """`| head` ends before the command does. What the command stores must not depend on that."""
+        """`| head` ends before the command does. The stored results must not depend on that."""
         try:
             yield
         except BrokenPipeError:

@@ -10,6 +10,7 @@ import math
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
@@ -25,7 +26,7 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
 
     `owners` returns the methods that have a key, for the error about an unknown key of a method.
     """
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     known = [f.name for f in fields(cls)]
     for key in values:
         if key not in known:
@@ -33,6 +34,11 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
                 f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
             )
     return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def unknown_key(

@@ -1,4 +1,4 @@
-"""The experts that one token takes in every MoE layer, with the untouched routing and with that of an ensemble.
+"""The experts that one token takes in every MoE layer, in the base model and in an ensemble.
 
 N = noisy tokens of a pass, K = experts per token.
 """
@@ -14,19 +14,19 @@ from torch import nn
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.scoring.scoring import ScoringRequest
+from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.routing import GumbelTopK, Router, Routing, document_key
 from moe_lab.routing.record import record
 
 Layer = dict[int, float]
-"""A number of each expert that is taken in a MoE layer, the largest first."""
+"""A number for each chosen expert of a MoE layer, the largest first."""
 WEIGHT, SHARE = "weight", "share of samples"
 """The expert's weight, or the share of routing samples that take it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where two answers to one prompt part. All token ids."""
+    """The token at which two answers to one prompt first differ. All token ids."""
 
     text: str
     """The prompt's text."""
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def read(self) -> tuple[int, ...]:
-        """What is read before the tokens that differ."""
+        """The tokens before those that differ."""
         return self.prompt + self.shared
 
 
@@ -49,17 +49,17 @@ class Choices:
     """The experts of one token."""
 
     read: tuple[int, ...]
-    """The tokens up to that one, itself included."""
+    """The tokens up to and including that one."""
     layers: list[Layer]
     """By MoE layer."""
     numbers: str = WEIGHT
-    """What the numbers are: WEIGHT or SHARE."""
+    """The meaning of the numbers: WEIGHT or SHARE."""
 
 
 def place_of(
     text: str, choice: str | None, prompt: tuple[int, ...], *answers: tuple[int, ...]
 ) -> Place | None:
-    """Where two answers part; None if they are the same tokens."""
+    """The first difference of two answers; None if they are the same tokens."""
     first, second = answers
     if first == second:
         return None
@@ -85,13 +85,13 @@ def weights_of(index_K: torch.Tensor, weights_K: torch.Tensor) -> Layer:
 
 
 def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place: Place) -> Choices:
-    """The share of the token's routing samples that take each expert, of the token before those that differ.
+    """The share of routing samples that take each expert, for the last token that both answers share.
 
-    The engine scores one token at the place, with the keys of the noise of the answer itself.
+    The engine scores one token after it, with the answer's own noise keys, so that the samples are those of the answer.
     """
     assert ensemble.routing is not None
     seen = _Seen(ensemble.routing, len(place.read) - 1, ensemble.first_noisy)
-    # with prefill=clean samples read without noise what stands in the prompt alone
+    # with prefill=clean the prompt is read without noise, and only generated tokens have noisy samples
     prompt, rest = (place.prompt, place.shared) if ensemble.prefill == "clean" else (place.read, ())
     adaptive = ensemble.adaptive and ensemble.adaptive.uncounted()
     engine.set_ensemble(replace(ensemble, routing=seen, adaptive=adaptive))
@@ -123,7 +123,7 @@ class _Seen(GumbelTopK):
         return changed
 
     def shares(self, layer: int, clean: Layer) -> Layer:
-        """Of all samples that the token takes; those of an earlier layer are all clean."""
+        """Shares among all samples of the token. Layers before the first noisy one have the clean sample's experts."""
         if layer not in self.counts:
             return dict.fromkeys(clean, 1.0)
         counts = Counter(dict.fromkeys(clean, 1)) + self.counts[layer]

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from moe_lab.engine.engine import Engine
-from moe_lab.engine.generation.options import unsupported
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding, Sampler
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding, Sampler, unsupported
+from moe_lab.models.transformers_internals import pad_token
 from moe_lab.routing.noise import document_key
 
 _PREPARED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -38,12 +38,12 @@ def custom_generate(
     streamer: Any = None,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """int64 [B, S + new tokens]: prompts, padded on the left, and what is generated, padded on the right.
+    """int64 [B, S + new tokens]: prompts, padded on the left, and new tokens, padded on the right.
 
     The arguments are those with which `model.generate` calls its decoding loop. Logits processors and stopping criteria
-    get each sequence as transformers' own loop has it, padding included. Sampling is keyed by `seed`, the prompt and,
-    of `num_return_sequences` answers to it, the answer's number. `texts` are those of the prompts; None: what
-    `tokenizer` decodes.
+    get each sequence as transformers' own loop has it, padding included. Sampling is keyed by `seed`, the prompt and
+    the number of the answer (with `num_return_sequences`). `texts` are the prompts' texts; None: as `tokenizer` decodes
+    them.
 
     Raises ValueError for what the engine does not support.
     """
@@ -89,12 +89,12 @@ class _Padded:
         self.prompts, self.device = prompts, device
 
     def ids(self, states: Sequence[GenerationState]) -> Tensor:
-        """int64 [A, S + generated tokens]; of all states equally many are generated."""
+        """int64 [A, S + generated tokens]; all states have the same number of generated tokens."""
         rows = [[*self.prompts[state.index], *state.generated] for state in states]
         return torch.tensor(rows, device=self.device)
 
     def all_ids(self, states: Sequence[GenerationState]) -> Tensor:
-        """int64 [B, S + generated tokens]: `ids` in the rows of their sequences, the first in all others."""
+        """int64 [B, S + generated tokens]: `ids` in the rows of their sequences; other rows repeat the first."""
         ids_AS = self.ids(states)
         all_BS = ids_AS[:1].repeat(len(self.prompts), 1)
         all_BS[[state.index for state in states]] = ids_AS
@@ -116,7 +116,7 @@ class _PaddedSampler(Sampler):
         self.padded = padded
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
-        """Processors keep a row for each sequence of the batch: rows of finished ones are filled, and not read."""
+        """Processors expect a row for each sequence of the batch. Rows of finished ones are filled and ignored."""
         ids_BS, rows = self.padded.all_ids(states), [state.index for state in states]
         scores_BV = scores_AV[:1].to(ids_BS.device).repeat(len(ids_BS), 1)
         scores_BV[rows] = scores_AV.to(ids_BS.device)
@@ -147,7 +147,7 @@ class _PaddedDecoding(Decoding):
 
 
 def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
-    """Raise ValueError for what the engine would otherwise leave out without a word."""
+    """Raise ValueError for an argument that would have no effect."""
     if problem := unsupported(config):
         raise ValueError(problem)
     if unknown := [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]:
@@ -162,7 +162,7 @@ def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: 
 
 
 def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """The prompts as token ids. Raises ValueError for padding behind or within a prompt, and for other positions."""
+    """The prompts as token ids. Raises ValueError for padding after or within a prompt, and for other positions."""
     mask = model_kwargs.get("attention_mask")
     real_BS = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
@@ -179,8 +179,8 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
 
 def _padded_right(input_ids: Tensor, generated: list[list[int]], config: GenerationConfig) -> Tensor:
     width = max(map(len, generated))
-    if any(len(each) < width for each in generated) and config._pad_token_tensor is None:
+    pad = pad_token(config)
+    if any(len(each) < width for each in generated) and pad is None:
         raise ValueError("Sequences of different lengths need pad_token_id=.")
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    new = [each + [pad] * (width - len(each)) for each in generated]
+    new = [each + [pad or 0] * (width - len(each)) for each in generated]
     return torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], dim=1)

@@ -1,4 +1,4 @@
-"""The interface between `EngineLM` and the code that runs the model."""
+"""The interface between `EngineLM` and the code that runs the model, and the engine over a KV cache."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding
-from moe_lab.engine.scoring.scoring import ScoringRequest
-from moe_lab.engine.scoring.token_scores import Scores
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import store_on
+from moe_lab.engine.generate import AdaptiveStep, generate
+from moe_lab.engine.prefill import GenerationState, PrefixCache
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget, OnScores, ScoringRequest, score
+from moe_lab.engine.two_phase import TwoPhaseScorer
 
 
 class Engine(ABC):
@@ -21,21 +24,72 @@ class Engine(ABC):
         """Tokens put through the model so far, routing samples included, padding excluded."""
 
     @abstractmethod
-    def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
-        """Score all requests; `on_scores(index, scores)` is called as soon as a request is done, in any order."""
+    def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
+        """Score all requests."""
 
     @abstractmethod
     def generate(
-        self,
-        states: list[GenerationState],
-        decoding: Decoding,
-        on_done: Callable[[GenerationState], None],
+        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
     ) -> None:
-        """Continue all prompts; `on_done(state)` is called as soon as a sequence ends, in any order."""
+        """Continue all prompts."""
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        """Run another ensemble from now on; `tokens_in` goes on counting.
+        """Run another ensemble from now on; `tokens_in` keeps counting.
 
         Raises NotImplementedError for an engine whose routing is not that of an ensemble.
         """
         raise NotImplementedError(f"{type(self).__name__} runs no ensemble.")
+
+
+class KVEngine(Engine):
+    """Runs batches of requests over the prefixes that they share.
+
+    Args:
+        reuse: cache clean activations between calls, within a share of the free memory.
+    """
+
+    def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
+        self.forward, self.budget = forward, budget
+        self._adaptive = _adaptive_step(forward)
+        ensemble, device = forward.ensemble, forward.device
+        self._prefix_cache = PrefixCache(store_on(device)) if reuse else None
+        self.two_phase: TwoPhaseScorer | None = None
+        if reuse or (ensemble.n > 1 and not ensemble.own_history):
+            store = store_on(device) if reuse else None
+            self.two_phase = TwoPhaseScorer(forward.model, ensemble.first_noisy, store)
+
+    @property
+    def tokens_in(self) -> int:
+        parts = (self.forward, self._adaptive, self.two_phase)
+        return sum(part.tokens_in for part in parts if part)
+
+    def set_ensemble(self, ensemble: Ensemble) -> None:
+        """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
+        two_phase = self.two_phase if ensemble.n > 1 and ensemble.cache == "clean" else None
+        if two_phase and ensemble.first_noisy < two_phase.first_noisy:
+            raise ValueError(
+                f"first_noisy={ensemble.first_noisy}, but cached activations begin at MoE layer "
+                f"{two_phase.first_noisy}."
+            )
+        forward = EnsembleForward(self.forward.model, ensemble)
+        forward.tokens_in = self.forward.tokens_in + (self._adaptive.tokens_in if self._adaptive else 0)
+        self.forward, self._adaptive = forward, _adaptive_step(forward)
+
+    def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
+        ensemble = self.forward.ensemble
+        if self.two_phase and ensemble.cache == "clean":
+            self.two_phase.score(ensemble, requests, self.budget, on_scores)
+        else:
+            with self.forward as forward:
+                score(forward, requests, self.budget, on_scores)
+
+    def generate(
+        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
+    ) -> None:
+        adaptive = self._adaptive
+        with adaptive.clean if adaptive else self.forward as forward:
+            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache, adaptive)
+
+
+def _adaptive_step(forward: EnsembleForward) -> AdaptiveStep | None:
+    return AdaptiveStep(forward.model, forward.ensemble) if forward.ensemble.adaptive else None

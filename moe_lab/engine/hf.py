@@ -1,4 +1,4 @@
-"""lm-eval's own `hf` model, which counts tokens and reports answers as they come."""
+"""lm-eval's own `hf` model with a count of tokens, and the tokenization of its requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from moe_lab.engine.forward.layers import reads_padding
+from moe_lab.errors import ConfigError
 
 PORTION = 64
 """Number of requests passed to lm-eval's code at a time. Answers are reported after each portion."""
@@ -30,11 +32,11 @@ OnAnswer = Callable[[int, Any], None]
 
 
 class CountedHF(HFLM):
-    """lm-eval's `hf` model with a count of tokens."""
+    """lm-eval's `hf` model with a count of tokens. It reports answers portion by portion."""
 
     def __init__(self, **options: Any):
         self._counted = Counter(tokens_in=0, tokens_out=0)
-        # It warns that arguments for loading a model are ignored, of which there are none.
+        # lm-eval warns that arguments for loading a model are ignored, although none are given.
         logging.getLogger("lm_eval.models.huggingface").addFilter(_of_a_given_model)
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
         super().__init__(softmax_dtype="float32", **options)
@@ -89,3 +91,59 @@ def _samples(request: Request) -> bool:
 def _seed(request: Request) -> int:
     digest = blake2b(repr((request.args[0], request.repeat)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+class Encoder:
+    """The tokenization of an `lm_eval.models.huggingface.HFLM`."""
+
+    def __init__(self, lm: Any):
+        self.lm = lm
+        self.cut = 0
+        """Contexts and prompts so far that lost their beginning."""
+
+    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a context and its continuation. A context that is too long loses its beginning.
+
+        Raises ConfigError for a continuation that is empty or longer than the model's input.
+        """
+        lm = self.lm
+        if context == "":
+            ids = lm.tok_encode(continuation, add_special_tokens=False)
+            if ids[0] == lm.prefix_token_id:
+                context_ids, ids = ids[:1], ids[1:]
+            else:
+                context_ids = [lm.prefix_token_id]
+        else:
+            context_ids, ids = lm._encode_pair(context, continuation)
+        return self._truncated(context_ids, ids)
+
+    def windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """A text in windows of at most `max_length` tokens: (context, tokens to score)."""
+        windows = get_rolling_token_windows(
+            token_list=self.lm.tok_encode(text),
+            prefix_token=self.lm.prefix_token_id,
+            max_seq_len=self.lm.max_length,
+            context_len=1,
+        )
+        return [self._truncated(*make_disjoint_window(window)) for window in windows]
+
+    def prompt(self, text: str, room: int | None) -> list[int]:
+        """The last `room` tokens of a prompt; None: all. An empty prompt is the beginning-of-text token."""
+        (ids,), _ = self.lm.tok_batch_encode([text], truncation=self.lm.truncation)
+        if room is not None and len(ids) > room:
+            self.cut += 1
+            ids = ids[-room:]
+        return ids.tolist() or [self.lm.prefix_token_id]
+
+    def _truncated(
+        self, context: list[int], continuation: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        most = self.lm.max_length
+        if not 0 < len(continuation) <= most:
+            raise ConfigError(
+                f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
+                f"{most} (max_length)."
+            )
+        room = most + 1 - len(continuation)
+        self.cut += len(context) > room
+        return tuple(context[-room:]), tuple(continuation)

@@ -1,4 +1,4 @@
-"""The engine behind lm-eval's interface.
+"""The engine as an lm-eval model.
 
 `EngineLM` is an lm-eval model: `lm_eval.simple_evaluate(model=EngineLM(model, tokenizer), tasks=["gsm8k"])` works. It
 extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates and truncation.
@@ -15,24 +15,19 @@ from typing import Any
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from moe_lab.engine.choices import Choices, Place, plain_choices, sampled_choices
-from moe_lab.engine.engine import Engine
+from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import reads_the_batch, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.forward.recurrent import RecurrentForward
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding, Sampler, StoppingCriteria, generation_config
-from moe_lab.engine.hf import CountedHF, OnAnswer, Request
-from moe_lab.engine.kv_engine import KVEngine
-from moe_lab.engine.recurrent_engine import RecurrentEngine
-from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
-from moe_lab.engine.scoring.token_scores import Scores
-from moe_lab.engine.tokenization import Encoder
+from moe_lab.engine.hf import CountedHF, Encoder, OnAnswer, Request
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
+from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
-from moe_lab.routing.hook import require_routers
-from moe_lab.routing.nesting import RECORD, REPLAY, opened
+from moe_lab.routing.hook import RECORD, REPLAY, opened, require_routers
 from moe_lab.routing.noise import document_key
 
 logger = logging.getLogger("moe_lab")
@@ -45,11 +40,11 @@ class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared prefix once.
 
     `engine` runs the model. It is a `KVEngine` where the layers keep keys and values alone, else a `RecurrentEngine`
-    for ensembles. For a plain model with other layers it is None, and lm-eval's own code runs the model.
+    for ensembles. For a base model with other layers it is None, and lm-eval's own code runs the model.
 
     Args:
         model, tokenizer: of transformers. The model keeps its device and dtype.
-        ensemble: routing samples of each token; the plain model by default.
+        ensemble: routing samples of each token; the base model by default.
         batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
             limits every pass. 1 where padding would change scores (expert choice).
         max_batch_size: maximum number of sequences with "auto".
@@ -58,11 +53,11 @@ class EngineLM(CountedHF):
         seed: seed of sampling, for `gen_kwargs` that sample.
         reuse: cache the clean activations of all requests, within a share of the free memory, for later calls of
             `answer` with other temperatures (`set_ensemble`). Answers are the same within float error. Noise of any
-            later ensemble begins at `ensemble.first_noisy` or behind it.
+            later ensemble begins at `ensemble.first_noisy` or later.
         progress: whether a progress bar is shown.
         make_engine: called with this LM once its budget is known. Returns the engine to use instead.
 
-    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the untouched model:
+    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
     `moe_lab.RoE` generates with an ensemble.
 
     Raises ModelError for an ensemble on a model without a supported router.
@@ -89,7 +84,7 @@ class EngineLM(CountedHF):
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
-        """Plain values that a method keeps with the answers (`Method.open`)."""
+        """JSON values that a method stores with the answers (`Method.open`)."""
         if reads_the_batch(model):
             batch_size = 1
         auto = str(batch_size).startswith("auto")
@@ -114,7 +109,7 @@ class EngineLM(CountedHF):
             self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
 
     label = "moe_lab.lm"
-    """What computes answers, as `running` names it."""
+    """Name of this LM in the messages of `running`."""
     refused_inside: tuple[str, ...] = (RECORD, REPLAY, "RoE", "C3PO", "moe_lab.lm")
     """Contexts on the model in which it cannot answer."""
 
@@ -123,7 +118,7 @@ class EngineLM(CountedHF):
         return opened(self.model, self.label, self.refused_inside)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        """Use another ensemble from now on; `cost` goes on counting.
+        """Use another ensemble from now on; `cost` keeps counting.
 
         Raises ValueError where the ensemble's first noisy layer is before that of the cached activations.
         """
@@ -133,14 +128,14 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble
 
     def observe(self, observer: Observer) -> None:
-        """Call `observer` for all passes and requests from now on. For plain models without `reuse`.
+        """Call `observer` for all passes and requests from now on. For base models without `reuse`.
 
         Raises ConfigError for a model without a `KVEngine`.
         """
         if not isinstance(self.engine, KVEngine):
             raise ConfigError(
-                f"What {type(self.model).__name__} reads cannot be told apart by documents: its layers remember more "
-                "than keys and values, so it runs by lm-eval's own code. Leave metrics=expert out."
+                f"metrics=expert: the tokens of {type(self.model).__name__} cannot be assigned to examples. Its layers "
+                "keep more than keys and values, so lm-eval's own code runs it. Leave metrics=expert out."
             )
         self._observer = self.engine.forward.observer = observer
 
@@ -151,7 +146,7 @@ class EngineLM(CountedHF):
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
-        band_0, band_1, ...: tokens of each band of an adaptive ensemble, and last those of none (`Adaptive.tokens`).
+        band_0, band_1, ...: tokens of each band of an adaptive ensemble, last those without one (`Adaptive.tokens`).
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -161,7 +156,7 @@ class EngineLM(CountedHF):
 
     @property
     def _decisions(self) -> dict[str, int]:
-        """Counts of the present ensemble."""
+        """Counts of the current ensemble."""
         if not self.ensemble.routing:
             return {}
         adaptive = self.ensemble.adaptive
@@ -181,7 +176,7 @@ class EngineLM(CountedHF):
         return self._answers("generate_until", requests)
 
     def _answers(self, kind: str, instances: list[Any]) -> list[Any]:
-        """lm-eval requests k answers to a prompt by k times the same instance."""
+        """Number the answers to a prompt: lm-eval requests k of them by repeating the same instance."""
         seen: Counter[int] = Counter()
         requests = []
         for instance in instances:
@@ -215,7 +210,7 @@ class EngineLM(CountedHF):
                 run(self.engine, requests, report)
             else:
                 if kind == "loglikelihood":
-                    with self._telling_cuts(len(requests)):
+                    with self._warning_of_cuts(len(requests)):
                         for request in requests:
                             self.encode_pair(*request.args)
                 self.answer_by_hf(kind, requests, report)
@@ -230,7 +225,7 @@ class EngineLM(CountedHF):
         return tuple(self._encoder.prompt(request.args[0], self._room(options["max_gen_toks"])))
 
     def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
-        """What the routing of this LM takes at each place, its last token that both answers read."""
+        """The experts at each place: those of the last token that both answers share."""
         ensemble = self.ensemble
         for place in places:
             if ensemble.n == 1:
@@ -240,11 +235,11 @@ class EngineLM(CountedHF):
                 yield sampled_choices(self.model, self.engine, ensemble, place)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a whole prompt. That of an empty one is the beginning-of-text token."""
+        """Token ids of a whole prompt. An empty one is the beginning-of-text token."""
         return self._encoder.prompt(text, None)
 
     def scored_pieces(self, kind: str, request: Request) -> list[ScoringRequest]:
-        """What is scored for one request, with the key of its noise: a continuation, or a text in its windows."""
+        """The pieces of a request that are scored, with their noise keys: a continuation, or the windows of a text."""
         if kind == "loglikelihood":
             context, continuation = self.encode_pair(*request.args)
             return [ScoringRequest(context, [continuation], document_key(context))]
@@ -262,7 +257,7 @@ class EngineLM(CountedHF):
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
     def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
-        with self._telling_cuts(len(requests)):
+        with self._warning_of_cuts(len(requests)):
             pairs = [self._encoder.pair(*request.args) for request in requests]
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
@@ -290,7 +285,7 @@ class EngineLM(CountedHF):
         engine.score(scoring_requests, on_scores)
 
     def _score_texts(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Score each text in windows of at most `max_length` tokens. A text is done with its last window."""
+        """Score each text in windows of at most `max_length` tokens. A text is answered after its last window."""
         windows: list[ScoringRequest] = []
         text_of: list[int] = []
         for i, request in enumerate(requests):
@@ -331,7 +326,7 @@ class EngineLM(CountedHF):
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
-        with self._telling_cuts(len(requests)):
+        with self._warning_of_cuts(len(requests)):
             prompts = [self._encoder.prompt(request.args[0], room) for request in requests.values()]
         states = [
             GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0])
@@ -351,7 +346,7 @@ class EngineLM(CountedHF):
         self._counted["near_ties"] += sampler.near_ties
 
     @contextmanager
-    def _telling_cuts(self, requests: int) -> Iterator[None]:
+    def _warning_of_cuts(self, requests: int) -> Iterator[None]:
         """Warn of the requests that are encoded inside the context and are too long for the model."""
         before = self._encoder.cut
         yield

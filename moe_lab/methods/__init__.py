@@ -1,8 +1,8 @@
 """The methods by name. A method is a context manager that yields a language model for lm-eval.
 
-Adding one: `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
-"_" for "-") with a `Method` subclass whose `Config` has this name. Packages of others register theirs under the
-entry-point group `moe_lab.methods`, and have its YAML as `conf/method/<name>.yaml` in the package.
+To add one, write `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
+"_" for "-") with a `Method` subclass whose `Config` has this name. Plug-ins register their methods under the
+entry-point group `moe_lab.methods`, and have the YAML as `conf/method/<name>.yaml` in their package.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from moe_lab.config.catalog import option_files
-from moe_lab.config.paths import METHODS, resource_folder
+from moe_lab.config.catalog import METHODS, option_files, resource_folder
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
 OWN_NAMES = tuple(option_files("method", [resource_folder("conf")]))
 """The options of `conf/method/`."""
+IN_OTHER_MODULES = dict.fromkeys(("soft-prompt", "prefix-tuning"), "virtual_tokens")
+"""The module of a method that does not have its name."""
 
 
 def method_names() -> list[str]:
@@ -42,7 +43,7 @@ def get_method(name: str) -> type[Method]:
 
 
 def _own_method(name: str) -> type[Method]:
-    place = f"{__name__}.{name.replace('-', '_')}"
+    place = f"{__name__}.{IN_OTHER_MODULES.get(name, name.replace('-', '_'))}"
     spec = find_spec(place)
     assert spec is not None, f"method={name} is in {place}"
     module = import_module(f"{place}.method" if spec.submodule_search_locations else place)

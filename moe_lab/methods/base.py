@@ -1,4 +1,4 @@
-"""`method=base`: the untouched model. Every other method is compared with it."""
+"""`method=base`: the base model (the unmodified checkpoint). Every other method is compared with it."""
 
 from __future__ import annotations
 

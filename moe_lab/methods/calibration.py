@@ -1,8 +1,8 @@
 """`method=calibration`: the base model with all logits multiplied by one number before the softmax.
 
-The control for every gain in perplexity: a mean over routes is less sure than one route, and so is a softmax at a
-higher temperature, which costs nothing (temperature scaling, Guo et al., 2017). Greedy answers are those of the base
-model.
+It is the control for every gain in perplexity. A mean over routes is less confident than one route, and so is a softmax
+at a higher temperature, which costs nothing (temperature scaling, Guo et al., 2017). Greedy answers are those of the
+base model.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Calibration(Method):
     needs_router = False
     per_token = False
     own_routing = True
+    changes_greedy = False
     tunings = ("scale",)
 
     @dataclass(kw_only=True)
@@ -39,7 +40,7 @@ class Calibration(Method):
 
         name: str = "calibration"
         logit_scale: float | str = 1.0
-        """1 / softmax temperature; or the path of a profile, which `tuning=scale` writes."""
+        """1 / softmax temperature, or the path of a profile, which `tuning=scale` writes."""
 
         def __post_init__(self) -> None:
             if not isinstance(self.logit_scale, str):
@@ -53,8 +54,8 @@ class Calibration(Method):
             self.profile = read_profile(path, "method.logit_scale")
             if self.profile.calibrated_scale is None:
                 raise ConfigError(
-                    f"method.logit_scale={path}: this study has not searched the scale of the base model. "
-                    "tuning=scale does, and tuning.logit_scale=true."
+                    f"method.logit_scale={path}: this study has not measured the scale of the base model.\n"
+                    "Use a profile of tuning=scale, or of a study of perplexity."
                 )
 
     @property
@@ -70,7 +71,7 @@ class Calibration(Method):
         return frozenset(self.profile.documents if self.profile else ())
 
     def with_profile(self, path: str) -> Config:
-        """The configuration with what the study found whose profile is at `path`."""
+        """The configuration with the scale of the profile at `path`."""
         return replace(self.config, logit_scale=path)
 
     def temperatures(self, moe_layers: int) -> list[float]:
@@ -88,7 +89,7 @@ class Calibration(Method):
         }
 
     def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
-        """The base model at this scale; it has no noise, so temperatures and seed change nothing."""
+        """The base model at this scale. It has no noise, so temperatures and seed have no effect."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
         return Ensemble(logit_scale=self.logit_scale)
@@ -105,7 +106,7 @@ class Calibration(Method):
     ) -> dict[str, Any]:
         tuned: dict[str, Any] = {"untuned": True}
         if self.profile is not None:
-            from moe_lab.engine.forward.logit_scale import at_bound
+            from moe_lab.engine.forward.ensemble import at_bound
 
             # a profile of RoE has temperatures, too, which this method does not use
             own = {"at_bound": ["logit_scale"] if at_bound(self.logit_scale) else []}

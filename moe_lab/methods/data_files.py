@@ -1,18 +1,83 @@
-"""Data sets that a method trains on: files of the hub, of `data_dir`, or of the user, and their rows."""
+"""Training data of methods: the files of a data set, their rows, and conversations to fine-tune on.
+
+A data set is one of the hub, of `data_dir`, the user's own file, or generated. A conversation is a row with `messages`,
+[{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with LIMA's `conversations`, the texts of user
+and assistant in turn.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import TaskError
-from moe_lab.methods.hub_files import train_files
+from moe_lab.errors import MoeLabError, TaskError
+from moe_lab.models.hub_errors import explain
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
+    from moe_lab.models.hub import Repository
+
+
+TRAIN = re.compile(
+    r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|json|parquet)"
+)
+"""Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a hash."""
+Conversation = list[dict[str, str]]
+"""Messages with `role` and `content`."""
+TOY_SIZES = {"toy": 1000, "toy_subtract": 5940}
+"""Default number of conversations of the generated data sets; `toy` has as many as LIMA."""
+KNOWN = {"lima": "GAIR/lima"}
+"""Data sets of the hub by short name."""
+ROLES = ("system", "user", "assistant")
+
+
+def train_files(id: str, *, offline: bool) -> tuple[list[Path], str]:
+    """The files of a hub data set's train split in the cache, and their commit. Missing files are downloaded.
+
+    Raises TaskError if the data set does not exist, is gated, or is not in the cache while offline, and if its files
+    are not exactly one complete train split.
+    """
+    from moe_lab.models.hub import fetch, find
+
+    try:
+        repository = find(id, "dataset", offline=offline)
+        names = _train_split(_names(repository), id)
+        folder = fetch(repository, names)
+    except MoeLabError:
+        raise
+    except Exception as error:
+        raise TaskError(explain(error, id, "data set", offline)) from error
+    return [folder / name for name in names], repository.commit
+
+
+def _train_split(names: list[str], id: str) -> list[str]:
+    found = [match for name in sorted(names) if (match := TRAIN.fullmatch(name))]
+    folders = sorted({match["folder"] or "./" for match in found})
+    parts = int(found[0]["parts"] or len(found)) if found else 0
+    if len(folders) == 1 and len(found) == parts:
+        return [match[0] for match in found]
+    if not found:
+        has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
+    elif len(folders) > 1:
+        has = f"several train splits, in {', '.join(folders)}"
+    else:
+        has = f"a train split of {parts} files, of which {len(found)} are here"
+    raise TaskError(f"The data set {id} has {has}. Give a file of your own: method.dataset=<file>.jsonl")
+
+
+def _names(repository: Repository) -> list[str]:
+    """The repository's files; offline, those in the cache."""
+    if repository.files is not None:
+        return list(repository.files)
+    snapshot = repository.snapshot
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 
 
 def data_files(
@@ -22,10 +87,14 @@ def data_files(
     suffixes: tuple[str, ...],
     generated: Iterable[str] = ("toy",),
 ) -> tuple[list[Path], dict[str, str] | None]:
-    """The files of `method.dataset` in their order, and the hub's data set and commit they are from.
+    """The files of `method.dataset` in their order; for a hub data set also its id and commit.
 
-    `known` are ids of the hub by short name; `suffixes` are those of a user's own file; `generated` are the names of
-    data sets without files, for the message. Raises TaskError for an unknown name, and for files that are not there.
+    Args:
+        known: ids of the hub by short name.
+        suffixes: those of a user's own file.
+        generated: names of data sets without files, for the message.
+
+    Raises TaskError for an unknown name and for missing files.
     """
     if dataset.endswith(suffixes):
         path = Path(dataset).expanduser()
@@ -46,9 +115,9 @@ def data_files(
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a .jsonl, .json or .parquet file, each with the place to name in a message.
+    """The rows of a .jsonl, .json or .parquet file, each with its file and line for messages.
 
-    Raises TaskError for a file that cannot be read, and for a line that is no JSON.
+    Raises TaskError for a file that cannot be read and for a line that is not JSON.
     """
     try:
         if path.suffix == ".jsonl":
@@ -84,4 +153,79 @@ def _parsed(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TaskError(f"{place}: no JSON ({error}).") from error
+        raise TaskError(f"{place}: not JSON ({error}).") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Training and validation conversations."""
+
+    train: list[Conversation]
+    validation: list[Conversation]
+    source: dict[str, str] | None = None
+    """Data set and commit on the hub."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the conversations, the same for every source of them."""
+        both = {"train": self.train, "validation": self.validation}
+        text = json.dumps(both, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_data(config: Config, dataset: str, size: int | None = None, held_out: int = 0) -> Data:
+    """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
+
+    Generated data sets have a validation split of their own. From other data sets the last of the conversations are
+    held out. Raises TaskError if none is left to train on, or one is malformed.
+    """
+    if dataset in TOY_SIZES:
+        train = _toy(dataset, "train", size or TOY_SIZES[dataset])
+        return Data(train=train, validation=_toy(dataset, "validation", held_out))
+    files, source = data_files(config, dataset, KNOWN, (".jsonl",), TOY_SIZES)
+    rows = islice((row for file in files for row in read_rows(file)), size)
+    found = [_conversation(row, place) for row, place in rows]
+    if len(found) <= held_out:
+        raise TaskError(
+            f"method.dataset={dataset} has {len(found)} conversations"
+            + (f", and method.validation_size={held_out} holds them all out." if found else ".")
+        )
+    return Data(
+        train=found[: len(found) - held_out], validation=found[len(found) - held_out :], source=source
+    )
+
+
+@cache
+def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
+    """Drawn once per process, because every training of a grid reads them."""
+    from moe_lab.tasks.toy.questions import instructions
+    from moe_lab.tasks.toy.word_problems import conversations
+
+    draw = {"toy": instructions, "toy_subtract": conversations}[dataset]
+    return [row["messages"] for row in draw(split, count)]
+
+
+def _conversation(row: Any, place: str) -> Conversation:
+    if isinstance(row, dict) and isinstance(row.get("messages"), list):
+        return [_message(message, place) for message in row["messages"]]
+    if isinstance(row, dict) and isinstance(row.get("conversations"), list):
+        return [_turn(number, text, place) for number, text in enumerate(row["conversations"])]
+    raise TaskError(
+        f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, a "
+        "list of the texts of user and assistant in turn."
+    )
+
+
+def _message(message: Any, place: str) -> dict[str, str]:
+    role, content = (
+        (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    )
+    if role not in ROLES or not isinstance(content, str):
+        raise TaskError(f"{place}: a message needs a role ({', '.join(ROLES)}) and a text as its content.")
+    return {"role": role, "content": content}
+
+
+def _turn(number: int, text: Any, place: str) -> dict[str, str]:
+    if not isinstance(text, str):
+        raise TaskError(f"{place}: `conversations` must be a list of texts.")
+    return {"role": ROLES[1 + number % 2], "content": text}

@@ -6,24 +6,27 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     check             before weights load: whether the configuration fits the model
     data_identity     before weights load: the data that it depends on
     identity          before weights load: the configuration as it enters the run id
-    resolve_model     of a `TrainingMethod`, where an answer is missing: the model that is loaded, trained if need be
-    open              where an answer is missing: the LM that answers
-    report            at the end, also where all answers were stored
+    resolve_model     of a `TrainingMethod`, if an answer is missing: trains the model and says which one to load
+    open              if an answer is missing: the LM that answers
+    report            at the end, also if all answers were stored
 
 `architecture`, `references_left` and the training hooks of `TrainingMethod` serve mode=plan and mode=doctor. No hook
-relies on what an earlier one left behind.
+may rely on state that an earlier hook left, because stored answers skip some of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moe_lab.methods.source import source_digest
+from moe_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -32,17 +35,41 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.estimate import Workload
+    from moe_lab.tasks.requests import Workload
+
+
+@cache
+def source_digest(package: str) -> str:
+    """SHA-256 of the Python files of a plug-in's top-level package or module, by name and content.
+
+    It is part of the plug-in's version, because plug-ins may change without raising `numerics`. Raises ConfigError if
+    there are no files to read.
+    """
+    spec = find_spec(package)
+    assert spec is not None, f"{package} is imported"
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
+    if not folders and spec.origin and Path(spec.origin).is_file():
+        files = [(Path(spec.origin).parent, Path(spec.origin))]
+    if not files:
+        raise ConfigError(
+            f"The package {package} has no source files. Install it as files: a result depends on them."
+        )
+    digest = hashlib.sha256()
+    for folder, file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a method is opened for."""
+    """The run that a method is opened for."""
 
     config: RunConfig
-    """Of the run; its `model` is the one that was loaded."""
+    """The run's configuration; its `model` is the one that was loaded."""
     folder: Path | None = None
-    """Of the run, for files beside the answers; None where no answer is kept, and in processes that do not write."""
+    """The run's folder, for files next to the answers; None if none is kept, and in processes that do not write."""
 
 
 class Method(ABC):
@@ -61,36 +88,38 @@ class Method(ABC):
     needs_router: ClassVar[bool] = True
     """Whether a model without a router is refused."""
     reads_weights: ClassVar[bool] = True
-    """Whether it reads the weights of `model=`, and not its tokenizer alone."""
+    """Whether it reads the weights of `model=`, not just its tokenizer."""
     per_token: ClassVar[bool] = True
-    """Whether, of a model with routers, it reads or changes the routing of single tokens, which some do not allow."""
+    """Whether it reads or changes the routing of single tokens, which some models with routers do not allow."""
     own_routing: ClassVar[bool] = False
-    """Whether one router's choice answers each token of the text that is asked: what `metrics=expert` is about."""
+    """Whether each token is answered with the choice of one router, which `metrics=expert` measures."""
     interventions: bool = True
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     compared_with_base: ClassVar[bool] = True
-    """Whether its scores are compared with those of the untouched model."""
+    """Whether its scores are compared with those of the base model."""
+    changes_greedy: ClassVar[bool] = True
+    """Whether greedy answers may differ from the base model's."""
     tells_choices: ClassVar[bool] = False
-    """Whether `EngineLM.choices` of its LM tells the experts that answer: prompts are read as they are asked."""
+    """Whether `EngineLM.choices` of its LM returns the experts that answer, for prompts as they are asked."""
     tunings: ClassVar[tuple[str, ...]] = ()
     """The options of `tuning=` that can search its settings. Such a method has `ensemble`, `temperatures`,
     `first_noisy` and `with_profile`, as RoE has."""
     answer: ClassVar[str | None] = None
-    """`task.answer` of multiple-choice tasks where it is not given."""
+    """The default of `task.answer` for multiple-choice tasks."""
     reports_flips: ClassVar[bool] = False
-    """Whether its block of results.json counts the documents that became right and wrong."""
+    """Whether its block of results.json counts the examples that became right and wrong."""
 
     def __init__(self, config: Any):
         self.config = config
 
     @staticmethod
     def unread(config: Any) -> set[str]:
-        """Keys of a `Config` that make no difference beside its others: a dash stands for them in tables."""
+        """Keys of a `Config` that have no effect with its other values: tables show a dash for them."""
         return set()
 
     @property
     def version(self) -> int | str:
-        """`numerics`, and of a method of another package the hash of that package's source: part of every identity."""
+        """`numerics`, for a plug-in with the hash of its package's source: part of every identity."""
         package = type(self).__module__.partition(".")[0]
         if package == "moe_lab":
             return self.numerics
@@ -98,32 +127,32 @@ class Method(ABC):
 
     @property
     def tuned_on(self) -> frozenset[str]:
-        """`document_hashes` of the documents that its settings were tuned on: they are not evaluated."""
+        """`document_hashes` of the examples that its settings were tuned on: these are not evaluated."""
         return frozenset()
 
     def check(self, facts: ModelFacts) -> None:
-        """Raise ConfigError where the configuration cannot work on this model."""
+        """Raise ConfigError if the configuration cannot work on this model."""
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """What else determines its numbers, as plain values: documents of other tasks, say. Needs no weights.
+        """The data that determines its numbers, as plain values: examples of other tasks, for instance.
 
-        Raises ConfigError or TaskError where the data cannot be had.
+        Needs no weights. Raises ConfigError or TaskError if the data is missing.
         """
         return {}
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """The configuration as it enters the run id: one form for all spellings of the same computation."""
+        """The configuration as it enters the run id, the same for all spellings of one computation."""
         return asdict(self.config)
 
     def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
-        """Other methods that its scores are compared with, beside the untouched model.
+        """Other methods that its scores are compared with, in addition to the base model.
 
-        By name the `Config` of the other method, and the overrides that make it of this one's.
+        By name: the `Config` of the other method, and the overrides that turn this run's command into its.
         """
         return {}
 
     def forward_tokens(self, workload: Workload) -> float:
-        """Tokens that it puts through the model for what a run asks: every answer once per routing sample."""
+        """Tokens that it puts through the model in a run. By default every answer is read once per routing sample."""
         return workload.prompts + workload.answers * getattr(self.config, "n", 1)
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
@@ -133,14 +162,14 @@ class Method(ABC):
         return load_config(config.model, offline=config.offline)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        """Reference sets to be made first, by name: tokens read. Needs no weights."""
+        """The tokens to read for each missing reference set, by its name. Needs no weights."""
         return {}
 
     @abstractmethod
     def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
-        """Install the method on the model and yield the LM that lm-eval drives; leaving restores the model.
+        """Install the method on the model and yield the LM that lm-eval drives; on exit the model is restored.
 
-        `EngineLM.session_info` of that LM is kept with the answers and handed to `report`.
+        `EngineLM.session_info` of that LM is stored with the answers and passed to `report`.
         """
 
     def report(
@@ -161,3 +190,54 @@ class Method(ABC):
         A method whose own block has `changed_fraction` fills the table's column `changed`: its footnote says of what.
         """
         return []
+
+
+class TrainingMethod(Method):
+    """Evaluates a model that it trains first. All processes of torchrun work on one training."""
+
+    def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
+        """Raise ConfigError for a dtype or a placement of the model with which no training works."""
+        if facts.dtype == "float16":
+            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
+        if config.model.device_map or config.model.tp_plan:
+            raise ConfigError(
+                f"method={self.config.name} trains whole layers on one device: leave device_map and tp_plan out. "
+                "Several processes can share the work (torchrun)."
+            )
+
+    def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
+        """The facts of the trained model; by default those of the untrained one. Needs no weights."""
+        return facts
+
+    @abstractmethod
+    def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+        """Train what is missing and return the configuration of the trained model.
+
+        Args:
+            free: removes the model in memory.
+        """
+
+    @abstractmethod
+    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+        """(optimizer steps, tokens) of each missing training, by its name. Loads no weights."""
+
+    @abstractmethod
+    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+        """The peak bytes of weights, gradients and optimizer state, without activations; None if training is complete.
+
+        Loads no weights.
+        """
+
+
+class ModelMaker(Method):
+    """Trains a model and does not evaluate it."""
+
+    @abstractmethod
+    def train(self, config: RunConfig) -> Path:
+        """Train or continue; returns the folder, at once if the training is complete."""
+
+    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
+        name = self.config.name
+        raise ConfigError(
+            f"method={name} trains a model and does not evaluate it. Evaluate it with method=base model.path=<it>."
+        )

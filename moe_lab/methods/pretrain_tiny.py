@@ -1,7 +1,7 @@
-"""`method=pretrain-tiny`: the recipe of the embedded tiny model, for any architecture.
+"""`method=pretrain-tiny`: the training recipe of the embedded tiny model, for any architecture.
 
-`method=pretrain-tiny model=tiny` made the embedded model. The architecture and the tokenizer are those of `model=`; its
-weights, if it has any, are not read. The corpus is the toy world's. `method=pretrain` compares designs.
+The embedded model is the result of `method=pretrain-tiny model=tiny`. The architecture and the tokenizer are those of
+`model=`; its weights are not read. The corpus is the toy world's. `method=pretrain` compares designs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, ModelMaker
 from moe_lab.methods.trained import Trained
-from moe_lab.methods.training_method import ModelMaker
 from moe_lab.results.identity import folder_name
 
 if TYPE_CHECKING:
@@ -24,14 +23,10 @@ if TYPE_CHECKING:
 
 
 NOT_ARCHITECTURE = (
-    "transformers_version",
-    "architectures",
-    "dtype",
-    "output_router_logits",
-    "router_aux_loss_coef",
+    *("transformers_version", "architectures", "dtype", "output_router_logits", "router_aux_loss_coef"),
     "use_cache",
 )
-"""Entries of a model's config that do not change what is trained, or are the recipe's."""
+"""Entries of a model's config that do not change the training, or that the recipe sets."""
 AT_LEAST_ONE = ("steps", "batch_size", "sequence_length", "save_steps")
 
 
@@ -64,10 +59,10 @@ class PretrainTiny(ModelMaker):
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
 
     def train(self, config: RunConfig) -> Path:
-        """Train, or continue, or return at once if done. Returns the output folder; its `model/` is loadable.
+        """Train or continue, unless complete. Returns the output folder, whose `model/` can be loaded.
 
-        Raises ModelError where `model=` has no architecture or tokenizer, RunHeldError where another process
-        trains it, ResultsError where the folder cannot be written.
+        Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another process trains it,
+        ResultsError if the folder cannot be written.
         """
         identity = self._identity(config)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -80,7 +75,7 @@ class PretrainTiny(ModelMaker):
         return folder
 
     def _identity(self, config: RunConfig) -> dict[str, Any]:
-        """What determines the weights."""
+        """All that determines the weights."""
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.tasks.toy.world import WORLD_VERSION
@@ -101,17 +96,17 @@ class PretrainTiny(ModelMaker):
         }
 
     def _train(self, config: RunConfig, folder: Path) -> dict[str, Any]:
-        """Write the model; what there is to record."""
+        """Write the model. Returns the rest of training.json."""
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.trainer import PackedRows, Schedule, train_causal_lm
+        from moe_lab.methods.trainer import Schedule, ToyRows, train_causal_lm
         from moe_lab.models.experts import set_experts_in_training
         from moe_lab.models.facts import resolve_device
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.results.atomic import obey_umask, writing
-        from moe_lab.results.versions import versions
+        from moe_lab.results.identity import versions
 
         recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
         architecture = load_config(config.model, offline=config.offline)
@@ -120,7 +115,7 @@ class PretrainTiny(ModelMaker):
         set_seed(config.seed)
         model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
         set_experts_in_training(model, config.model.experts_implementation)
-        rows = PackedRows(
+        rows = ToyRows(
             tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
         )
         metrics = train_causal_lm(
@@ -149,7 +144,6 @@ class PretrainTiny(ModelMaker):
         return {"metrics": metrics, "versions": versions()}
 
     def _arguments(self, config: RunConfig) -> dict[str, Any]:
-        """The recipe as transformers' TrainingArguments."""
         return {
             "seed": config.seed,
             "learning_rate": self.config.learning_rate,

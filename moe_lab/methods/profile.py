@@ -29,59 +29,56 @@ class Profile:
     trials: int
     """Finished trials."""
     trial: int
-    """Number of the best one; 0 is the untuned model."""
+    """Number of the best trial; 0 is the untuned model."""
     score: float
-    """Its metric."""
+    """The metric of the best trial."""
     untuned_score: float
     """The metric of trial 0: temperature 0 everywhere."""
     split: str
-    """Where the tuning documents come from."""
+    """The split of the tuning documents."""
     samples: dict[str, list[int]]
     """Their row numbers in that split, per task."""
     documents: list[str]
-    """Their `document_hashes`: a run with this profile leaves such documents out."""
+    """Their `document_hashes`: a run with this profile does not evaluate them."""
     temperature: list[float]
     """One per MoE layer."""
     noise: str = "gumbel"
     noise_scale: str = "constant"
     adaptive: str | None = None
     bands: list[list[int | float]] | None = None
-    """All four as in `RoE.Config`."""
+    """These four are as in `RoE.Config`."""
     logit_scale: float = 1.0
     calibrated_score: float | None = None
-    """The metric of temperature 0 at its own best logit scale, where scales were searched."""
+    """The metric of temperature 0 at its own best logit scale, if scales were searched."""
     calibrated_scale: float | None = None
-    """That scale."""
+    """The best logit scale of temperature 0."""
     at_bound: list[str] = field(default_factory=list)
-    """What was found at the bound of its search, such as "layer_3": the best value may lie beyond it."""
+    """Values at the bound of their search, such as "layer_3": a better value may be outside it."""
     references: dict[str, Any] | None = None
-    """Of a perplexity over the model's own solutions: `asked`, `correct`, the `folder` of them, their `bias`."""
+    """For a perplexity over the model's own solutions: `asked`, `correct`, their `folder`, their `bias`."""
     answers: str | None = None
-    """Whose answers were scored: data, equations or own (`tuning.text`); None: by accuracy, or an older profile."""
+    """Which answers were scored: data, equations or own (`tuning.text`); None: by accuracy, or an older profile."""
 
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        kept = (
-            "study",
-            "model",
-            "tuning",
-            "metric",
-            "n",
-            "noise",
-            "noise_scale",
-            "adaptive",
-            "bands",
-            "trials",
-            "trial",
-            "score",
-            "untuned_score",
-            "logit_scale",
-            "calibrated_score",
-            "calibrated_scale",
-            "at_bound",
+        names = (
+            *(
+                "study",
+                "model",
+                "tuning",
+                "metric",
+                "n",
+                "noise",
+                "noise_scale",
+                "adaptive",
+                "bands",
+                "trials",
+            ),
+            *("trial", "score", "untuned_score", "logit_scale", "calibrated_score", "calibrated_scale"),
+            *("at_bound", "split", "samples", "answers", "references"),
         )
-        return {name: getattr(self, name) for name in (*kept, "split", "samples", "answers", "references")}
+        return {name: getattr(self, name) for name in names}
 
     def text(self) -> str:
         """The YAML file's content."""
@@ -89,7 +86,7 @@ class Profile:
 
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
-    """Read a profile. Raises ConfigError for a missing file and for one that is no profile; `key` named it."""
+    """Read a profile. Raises ConfigError, which names `key`, for a missing file and for one that is not a profile."""
     try:
         values = read_mapping(Path(path))
     except DamagedError as error:
@@ -97,7 +94,7 @@ def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
     if values is None:
         raise ConfigError(
             f"{key}={path}: no such file. Give a number, a list, or the best.yaml of a study "
-            "(tuning=tpe makes one)."
+            "(tuning=tpe writes one)."
         )
     try:
         profile: Profile = build(Profile, values, "")
@@ -105,7 +102,7 @@ def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
         raise ConfigError(f"{key}={path} is no profile of a study: {error}") from error
     if not profile.documents:
         raise ConfigError(
-            f"{key}={path} does not say which documents it was tuned on (documents:), so they could not "
-            "be left out."
+            f"{key}={path} does not list the documents that it was tuned on (documents:), so the test cannot leave "
+            "them out. Tune again (tuning=tpe)."
         )
     return profile

@@ -1,4 +1,4 @@
-"""Noise on the routers' choice while a model trains: that of RoE (equation 1), at a temperature of each sequence.
+"""RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each sequence.
 
 T = tokens of a pass, B = its sequences, E = experts, K = experts per token.
 """
@@ -13,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.routing.gumbel_top_k import NoisyTokens
 from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.noise import gumbel_for_tokens
+from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
 
 
 class Temperatures:
     """The temperature of each sequence of a training, uniform between 0 and the highest one.
 
-    `schedule`: that one stays (constant), or falls to 0 at the last step (linear).
+    With `schedule` "constant" the highest temperature stays the same; with "linear" it falls to 0 at the last step.
     """
 
     def __init__(self, highest: float, schedule: str, *, steps: int, sequences: int, seed: int):
@@ -30,7 +29,7 @@ class Temperatures:
         self.drawn = torch.from_numpy(drawn) * highest
 
     def __call__(self, sequence_B: Tensor, step: int) -> Tensor:
-        """float32 [B]: of these sequences, counted over the training, at an optimizer step."""
+        """float32 [B]: the temperatures of these sequences (numbered over the training) at an optimizer step."""
         share = 1 - step / max(1, self.steps - 1) if self.falls else 1.0
         return share * self.drawn[sequence_B.cpu()]
 
@@ -42,10 +41,10 @@ class _Pass:
 
 
 class RoutingNoise:
-    """A policy: experts are chosen by scores + temperature x Gumbel noise, and weighed by the clean scores.
+    """A policy that chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores.
 
-    It changes the passes inside `noisy` only. The noise's key is (seed, sequence, position, layer, expert), so a
-    resumed training draws the same, and so do several processes.
+    It changes only the passes inside `noisy`. The noise's key is (seed, sequence, position, layer, expert), so a
+    resumed training draws the same noise, and so do several processes.
     """
 
     def __init__(self, seed: int):
@@ -54,7 +53,7 @@ class RoutingNoise:
 
     @contextmanager
     def noisy(self, sequence_B: Tensor, length: int, temperature_B: Tensor) -> Iterator[None]:
-        """Passes over these sequences, each of `length` tokens, padding on the right included."""
+        """Add noise to passes over these sequences, each of `length` tokens with padding on the right."""
         device, count = temperature_B.device, sequence_B.numel() * length
         zero_T = torch.zeros(count, dtype=torch.int64, device=device)
         tokens = NoisyTokens(

@@ -1,4 +1,8 @@
-"""Models and adapters that are trained once and shared by runs: outputs/models/<model>-<method>-<id8>/."""
+"""Models and adapters that are trained once and shared by runs (outputs/models/<model>-<method>-<id8>/).
+
+Checkpoints are the folders `checkpoints/checkpoint-<step>`. The last file that is written into one lists the others
+with their sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,37 @@ from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError
-from moe_lab.methods.checkpoints import last_checkpoint
+from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.artifact import Artifact
-from moe_lab.results.atomic import obey_umask, write_json
+from moe_lab.results.atomic import obey_umask, write_atomically, write_json
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
+
+COMPLETE = "complete"
+"""The file that lists a checkpoint's other files."""
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Write the list of a checkpoint's files."""
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != COMPLETE]
+    lines = [f"{path.stat().st_size} {path.relative_to(checkpoint).as_posix()}\n" for path in files]
+    write_atomically(checkpoint / COMPLETE, "".join(lines))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint in a folder, or None.
+
+    A checkpoint without the list is incomplete; one with a file that is missing or has another size is damaged. A
+    training resumes from neither, because the Trainer starts a new optimizer if the file of the old one is missing.
+    """
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}") if _is_whole(path)]
+    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+
+
+def _is_whole(marker: Path) -> bool:
+    listed = (line.split(" ", 1) for line in marker.read_text().splitlines())
+    files = [(int(size), marker.parent / name) for size, name in listed]
+    return all(path.is_file() and path.stat().st_size == size for size, path in files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +51,7 @@ class Trained(Artifact):
     """A trained model or adapter, with the record training.json."""
 
     made: str
-    """The folder in it of what was trained; where that has gone, it is trained again."""
+    """The subfolder of the trained weights; if it is missing, they are trained again."""
 
     @classmethod
     def of(cls, config: Config, content: dict[str, Any], made: str) -> Trained:
@@ -35,15 +65,46 @@ class Trained(Artifact):
         return (self.folder / self.made).is_dir()
 
     def load_or_train(
-        self, content: dict[str, Any], train: Callable[[Path], dict[str, Any]]
+        self,
+        content: dict[str, Any],
+        train: Callable[[Path], dict[str, Any]],
+        free: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """The record and its `folder`. `train(folder)` trains, or continues, and returns the record's content."""
-        record = self.load_or_make(lambda: train(self.folder) | content)
-        return record | {"folder": self.folder}
+        """The record and its `folder`. If another process trains, this one waits.
+
+        Args:
+            content: all that determines the weights.
+            train: trains or continues in the folder, and returns the rest of the record.
+            free: for a training on all processes, removes the model in memory before it.
+
+        Raises ConfigError for a folder of another training.
+        """
+
+        def record() -> dict[str, Any]:
+            if free is not None:
+                free()
+                claim(
+                    self.folder,
+                    {"id": self.id, "processes": num_processes(), "sharded": sharded(), **content},
+                )
+            return train(self.folder) | content
+
+        return self.load_or_make(record) | {"folder": self.folder}
+
+    def left(self, steps: int, tokens: int, per_steps: int) -> dict[str, tuple[int, int]]:
+        """(optimizer steps, tokens) still needed of `steps`, by the folder's name; empty if complete.
+
+        Args:
+            tokens: tokens of each `per_steps` steps.
+        """
+        if self.stored() is not None:
+            return {}
+        missing = max(0, steps - steps_kept(self.folder / "checkpoints"))
+        return {self.folder.name: (missing, round(tokens * missing / per_steps))}
 
 
 def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write identity.json: whose checkpoints the folder has.
+    """Write identity.json, which says to which training the folder's checkpoints belong.
 
     Raises ConfigError for a folder with checkpoints of another training or process count.
     """
@@ -71,9 +132,9 @@ def steps_kept(checkpoints: Path) -> int:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Save a model and its tokenizer. Raises TrainingError for weights that are no numbers.
+    """Save a model and its tokenizer. Raises TrainingError for weights that are NaN or infinite.
 
-    Parameters have the precision that the model is evaluated in; biases that are no parameters stay float32.
+    Parameters get the precision of the evaluation. Buffers, such as the routers' selection biases, stay float32.
     """
     import torch
 
@@ -87,8 +148,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
 
 
 def check_trained(module: Any) -> None:
-    """Raise TrainingError if the last step of a training diverged, whose loss nobody computes."""
-    from moe_lab.models.check_numbers import LARGEST, out_of_range
+    """Raise TrainingError if the last step of a training diverged: no later loss would show it."""
+    from moe_lab.models.checks import LARGEST, out_of_range
 
     if name := out_of_range(module):
         raise TrainingError(

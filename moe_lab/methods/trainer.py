@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-from moe_lab.errors import ResultsError
-from moe_lab.methods.checkpoints import last_checkpoint, mark_complete
-from moe_lab.models.foreign_code import NO_CODE
+from moe_lab.errors import ResultsError, TrainingError
+from moe_lab.methods.trained import last_checkpoint, mark_complete
+from moe_lab.models.files import NO_CODE
 from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
@@ -27,16 +28,17 @@ from moe_lab.tasks.toy.corpus import documents
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+
 LearningRate = Callable[[int], float]
-"""Its factor at an optimizer step."""
+"""Optimizer step -> factor of the learning rate."""
 LOSS = "validation_loss"
-"""The name in the log of the loss on held-out rows; the Trainer's own for the best one is `eval_loss`."""
+"""The validation loss in the log. The Trainer's own name for it is `eval_loss`."""
 
 
-class PackedRows(Dataset[dict[str, torch.Tensor]]):
+class ToyRows(Dataset[dict[str, torch.Tensor]]):
     """Rows of `length` tokens of the toy corpus: documents joined by the end token, the last one cut off.
 
-    Row i depends on (seed, i) alone, so that a resumed training sees the rows that an uninterrupted one sees.
+    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, seed: int, rows: int, length: int):
@@ -57,17 +59,17 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Log(TrainerCallback):
-    """Writes the Trainer's log to `log.jsonl`, and marks checkpoints that are whole.
+    """Writes the Trainer's log to `log.jsonl`, and marks complete checkpoints.
 
-    The log is written anew from the Trainer's state, which a resume restores: no line stands twice. Of several
-    processes the first one writes, and marks a checkpoint when all have written their part.
+    The whole log is rewritten from the Trainer's state, which a resume restores, so no line is written twice. With
+    several processes the first one writes; it marks a checkpoint once all of them have written their parts.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A line's mean ends at every checkpoint, so that a resumed training writes the same lines."""
+        """Log at every checkpoint: a resumed training restarts the mean of a line there, and logs the same lines."""
         control.should_log |= control.should_save
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -90,7 +92,7 @@ class Log(TrainerCallback):
 
 
 class Steps(TrainerCallback):
-    """Progress by steps, with the last loss; the Trainer's own prints every line of the log as well."""
+    """A progress bar of steps with the last loss. The Trainer's own bar also prints every line of the log."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -104,18 +106,18 @@ class Steps(TrainerCallback):
             self._progress.at(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        told = [f"{key}={logs[key]:.3f}" for key in ("loss", LOSS) if key in (logs or {})]
-        if self._progress is not None and told:
-            self._progress.at(state.global_step, " ".join(told))
+        losses = [f"{key}={logs[key]:.3f}" for key in ("loss", LOSS) if key in (logs or {})]
+        if self._progress is not None and losses:
+            self._progress.at(state.global_step, " ".join(losses))
 
     def close(self) -> None:
-        """Close the bar. Called at the end and after an error."""
+        """Close the bar, at the end and after an error."""
         if self._progress is not None:
             self._progress.close()
 
 
 def training_arguments(folder: Path, *, device: str, dtype: str, **own: Any) -> TrainingArguments:
-    """Settings of a training in `folder`. Weights are float32; dtype="bfloat16" is autocast. `own` are further ones."""
+    """TrainingArguments for `folder`, with `own` further ones. Weights are float32; dtype="bfloat16" is autocast."""
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_grad_norm=1.0,
@@ -129,7 +131,7 @@ def training_arguments(folder: Path, *, device: str, dtype: str, **own: Any) -> 
         report_to=[],
         **own,
     )
-    assert settings.device is not None  # found out now, as it sets the number below
+    assert settings.device is not None  # reading the property sets _n_gpu
     settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
     return settings
 
@@ -153,10 +155,10 @@ class Schedule:
 
 
 class MoeTrainer(Trainer):
-    """A Trainer whose resume restores experts as well; the learning rate, or each group's, is a function of the step.
+    """A Trainer whose resume also restores the experts; the learning rate, or each group's, is a function of the step.
 
-    Checkpoints hold every expert as its own tensor, models hold them fused; the Trainer of transformers 5.23 loads
-    one into the other without converting, warns, and goes on with random experts.
+    Checkpoints have a tensor for each expert, models have fused ones. The Trainer of transformers 5.23 loads one into
+    the other without converting, warns, and continues with random experts.
     """
 
     def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
@@ -177,15 +179,15 @@ class MoeTrainer(Trainer):
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        torn = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         try:
-            with writing(torn):
+            with writing(checkpoint):
                 super()._save_checkpoint(model, trial)
         except ResultsError as error:
-            check_lease(torn)
-            shutil.rmtree(torn, ignore_errors=True)
+            check_lease(checkpoint)  # never remove the checkpoint of another process
+            shutil.rmtree(checkpoint, ignore_errors=True)
             raise ResultsError(
-                f"{error}\nThe same command continues from the last whole checkpoint."
+                f"{error}\nThe same command continues from the last complete checkpoint."
             ) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -202,7 +204,7 @@ def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
 
 def train_causal_lm(
     model: PreTrainedModel,
-    rows: PackedRows,
+    rows: ToyRows,
     folder: Path,
     *,
     batch_size: int,
@@ -210,7 +212,7 @@ def train_causal_lm(
     device: str,
     arguments: dict[str, Any],
 ) -> dict[str, float]:
-    """Train on the rows in order, one pass; continue from the folder's last whole checkpoint if there is one.
+    """Train on the rows in order, once; continue from the folder's last complete checkpoint if there is one.
 
     `arguments` are further TrainingArguments of transformers. Returns the Trainer's own metrics (seconds, loss).
     """
@@ -231,3 +233,31 @@ def train_causal_lm(
     )
     checkpoint = last_checkpoint(folder / "checkpoints")
     return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics
+
+
+class CheckedTrainer(MoeTrainer):
+    """Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all processes.
+
+    A subclass appends the loss of every pass to `losses`.
+    """
+
+    def __init__(self, **options: Any):
+        self.losses: list[Tensor] = []
+        """Losses of this optimizer step's passes so far."""
+        super().__init__(**options)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        step = self.state.global_step + 1  # the current one
+        self._check(self.accelerator.reduce(torch.stack(self.losses).sum()), "loss", step)
+        self.losses.clear()
+        norm = super()._clip_grad_norm(model)
+        self._check(norm, "gradient", step)
+        return norm
+
+    def _check(self, value: Tensor, what: str, step: int) -> None:
+        if not torch.isfinite(value).all():
+            kept = "The last checkpoint is kept. " if last_checkpoint(Path(self.args.output_dir)) else ""
+            raise TrainingError(
+                f"The {what} of training step {step} is {value.item()}. {kept}"
+                "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
+            )

@@ -18,14 +18,14 @@ FEWEST_WITH_INTERVAL = 4
 
 
 def blocks_of(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{"value", "ci95"} of every metric in one measurement; empty where it has none. Capacity has both readings."""
+    """{"value", "ci95"} of every metric in one measurement; empty for a metric without a value. Capacity has two."""
     counted = {name: line[name] or {} for name in counted_metrics()}
     changed = {each.name: each.block(line[of]) if line[of] else {} for of, each in interventions()}
     return counted | changed
 
 
 def labels() -> dict[str, str]:
-    """How the metrics of `blocks_of` are called in figures."""
+    """The names of `blocks_of`'s metrics in figures."""
     counted = {name: metric.label for name, metric in counted_metrics().items()}
     changed = {
         each.name: METRICS[of].label + (f", {each.key} activated" if each.key else "")
@@ -40,11 +40,11 @@ def values_of(line: dict[str, Any]) -> dict[str, float | None]:
 
 
 def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every pair of metrics over the measurements of one training.
+    """The correlation of every pair of metrics over the measurements of one training.
 
     Each is {"of", "n", "pearson", "ci95", "spearman", "note"}. n is the number of measurements. The interval is
-    Fisher's, from four points on; it is too narrow, because neighbouring measurements depend on each other. `note` is
-    the reason for a missing number.
+    Fisher's, for four measurements or more; it is too narrow, because successive measurements depend on each other.
+    `note` is the reason for a missing number.
     """
     series = [values_of(line) for line in lines]
     return [

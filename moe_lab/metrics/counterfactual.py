@@ -1,7 +1,6 @@
-"""How much better than the router's own route the routes are that noise proposes, by the router's confidence.
+"""How much better than the router's own route are routes that noise proposes, by the router's confidence?
 
-The routes of a token take k experts in every MoE layer; they are scored by the probability of the token that stands in
-the text (arXiv 2605.07260).
+A route takes k experts in every MoE layer. Its score is the probability of the text's next token (arXiv 2605.07260).
 
 T = tokens, n = routes (0 is the router's own), N = documents.
 """
@@ -11,14 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import comb
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.ratio import ratio
+from moe_lab.metrics.intervals import ratio
+from moe_lab.results.stored_files import whole_mapping
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 """Bounds of the bands: the probability of the most probable token under the router's own route."""
+
+
+SCHEMA_VERSION = 1
+FILE = "counterfactual.json"
+ARRAYS = "counterfactual.safetensors"
+"""The scores of every token (docs/counterfactual.md)."""
+KEYS = {"n", "temperatures", "documents", "all", "bands"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,9 @@ class ScoredTokens:
 
 
 def counterfactual(tokens: ScoredTokens) -> dict[str, Any]:
-    """{"all", "bands"}: the summary of all tokens, and of those of each band with its bounds `from` and `to`.
+    """{"all", "bands"}: the summary of all tokens, and of each band's tokens with the band's bounds `from` and `to`.
 
-    A band holds its lower bound, the last one its upper bound too.
+    A band includes its lower bound; the last band also includes its upper bound.
     """
     band_T = np.clip(np.searchsorted(BANDS, tokens.confidence_T, side="right") - 1, 0, len(BANDS) - 2)
     bands = [
@@ -101,8 +109,6 @@ def best_of(gain_Tr: np.ndarray) -> dict[str, float | None]:
 
 
 class _Documents:
-    """Sums by document."""
-
     def __init__(self, document_T: np.ndarray):
         known, self._place_T = np.unique(document_T, return_inverse=True)
         self.count = len(known)
@@ -116,3 +122,17 @@ class _Documents:
 
 def _mean(value_T: np.ndarray) -> float | None:
     return float(value_T.mean()) if len(value_T) else None
+
+
+def stored_counterfactual(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
+    """The content of a run's counterfactual.json if it is complete and of this run and hub commit, else None."""
+    content = whole_mapping(folder / FILE) or {}
+    expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
+    is_own = {key: content.get(key) for key in expected} == expected
+    return content if is_own and content.keys() >= KEYS and (folder / ARRAYS).is_file() else None
+
+
+def shown_bands(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The summaries of all tokens and of each band that has any, with the band's `confidence` in words."""
+    bands = [{"confidence": f"{one['from']:g} to {one['to']:g}"} | one for one in content["bands"]]
+    return [{"confidence": "all"} | content["all"], *(band for band in bands if band["tokens"])]

@@ -14,13 +14,13 @@ from torch import Tensor
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.routing import Router, Routing
-from moe_lab.routing.nesting import require_choice_by_logits
+from moe_lab.routing.hook import require_choice_by_logits
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS
 
 
 class Masked(Observer):
-    """Masks one expert of every layer: its logit is -inf before top-k, and K stays.
+    """Masks one expert of every layer: its logit is -inf before top-k. K is unchanged.
 
     Args:
         experts: the masked expert of each MoE layer.
@@ -56,8 +56,8 @@ def _without(router: Router, logits_TE: Tensor, masked: int) -> Tensor:
 class RandomRouting(Observer):
     """Draws K distinct experts for every token and layer, and keeps the token's own weights, largest first.
 
-    The experts depend on the seed, the layer and the text up to the token alone (keyed noise, `routing/noise.py`):
-    batches, order and shared prefixes change nothing.
+    The experts depend only on the seed, the layer and the text up to the token (keyed noise, `routing/noise.py`), so
+    batches, order and shared prefixes do not change them.
     """
 
     def __init__(self, seed: int):
@@ -87,7 +87,7 @@ class RandomRouting(Observer):
 
 
 def random_experts(seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int) -> Tensor:
-    """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, where RoE adds none."""
+    """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, which RoE does not use."""
     zero_T = torch.zeros_like(names_T)
     layer_L = torch.tensor([layer], device=names_T.device)
     noise_TE = gumbel_for_tokens(seed, names_T, zero_T, zero_T, position_T, layer_L, E)[0]

@@ -1,16 +1,188 @@
-"""The expert metrics by their names in files. A metric is a line here and a module with `METRIC`."""
+"""The expert metrics of MoE-Bench (section 4.1): Load Balance, Collaboration, Capacity, Specialization.
+
+A metric is a class or function here and a line in `METRICS`. It is computed either from counts of selections
+(`CountedMetric`) or from evaluations under a changed routing (`InterventionMetric`).
+
+L = MoE layers, E = experts (of the layer with the most).
+"""
 
 from __future__ import annotations
 
-from moe_lab.metrics import capacity, collaboration, load_balance, specialization
-from moe_lab.metrics.metric import CountedMetric, Intervention, InterventionMetric
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.observer import Observer
+
+Evaluate = Callable[[str, "Observer"], tuple[Any, dict[str, Any]]]
+"""(name, policy) -> lm-eval's samples under the policy, and the cost of the evaluation."""
+Losses = Callable[[Sequence[Any]], dict[str, Any]]
+"""Samples of evaluations under a policy -> the accuracy lost in each task (`intervals.losses`)."""
+Lost = Callable[["Observer"], dict[str, Any]]
+"""Policy -> {"value", "ci95"}: the accuracy lost on the validation examples of a training."""
+
+
+@dataclass(frozen=True)
+class CountedMetric:
+    """A metric of how often experts are selected, in bits. expert_metrics.json has it for each kind of tokens."""
+
+    label: str
+    of_layers: Callable[[np.ndarray, Sequence[int]], np.ndarray]
+    """(counts, experts of each layer) -> [..., L]; the counts are `of_pairs` or selections [..., L, E]."""
+    maximum: Callable[[int], float]
+    """The largest value of a layer, by its number of experts."""
+    of_pairs: bool = False
+    """Whether `of_layers` takes counts of pairs, [..., L, E, E], whose diagonal holds selections of single experts."""
+
+
+class Selections(NamedTuple):
+    """How often a model's own routing selects each expert."""
+
+    counts_LE: np.ndarray
+    experts: list[int]
+    """Number of experts of each layer."""
+    top_k: list[int]
+    """Experts per token of each layer."""
+
+
+class Intervention(NamedTuple):
+    """A routing policy under which the examples are evaluated again."""
+
+    name: str
+    """Its name in a paper's table, after `expert.`."""
+    logged_as: str
+    label: str
+    """Its description on the terminal."""
+    key: str | None = None
+    """Its key in the metric's block of expert_metrics.json; None: the block itself."""
+
+    def block(self, found: dict[str, Any]) -> dict[str, Any]:
+        return found if self.key is None else found[self.key]
+
+    def path(self, metric: str) -> tuple[str, ...]:
+        """The keys that lead to its block in expert_metrics.json; `metric` is the name of its metric."""
+        return (metric,) if self.key is None else (metric, self.key)
+
+
+class InterventionMetric(ABC):
+    """A metric of the accuracy that is lost under a policy. Its block is null for methods without interventions."""
+
+    label: str
+    interventions: tuple[Intervention, ...]
+    evaluations: int
+    """How often a run's examples are evaluated again."""
+
+    @abstractmethod
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+        """Evaluate a run again under each policy; returns the metric's block of expert_metrics.json."""
+
+    @abstractmethod
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
+        """Measure a model in training; returns the metric's block in a line of expert_metrics.jsonl."""
+
+
+def load_balance(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
+    """Per layer, the entropy of selection frequencies: [..., L, E] -> [..., L]; at most log2 of a layer's experts."""
+    return _entropy_bits(selections)
+
+
+def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
+    """Per layer, the mean over experts i of the entropy of P(j | i), j != i: [..., L, E, E] -> [..., L].
+
+    P(j | i) is the share of j among all experts that were selected together with i. An expert that was selected with
+    no other one counts 0. At most log2(E - 1).
+    """
+    others = pairs * (1 - np.eye(pairs.shape[-1]))
+    return _entropy_bits(others).sum(axis=-1) / np.asarray(experts)
+
+
+def _entropy_bits(counts: np.ndarray) -> np.ndarray:
+    """Entropy in bits over the last axis; 0 where nothing was counted."""
+    total = counts.sum(axis=-1, keepdims=True)
+    share = counts / np.where(total > 0, total, 1)
+    return -(share * np.log2(np.where(share > 0, share, 1.0))).sum(axis=-1)
+
+
+class Capacity(InterventionMetric):
+    """The accuracy lost when the least, or the most, selected expert of every layer is masked."""
+
+    label = "Capacity"
+    interventions = (
+        Intervention("capacity", "capacity_least", "least activated expert masked", key="least"),
+        Intervention("capacity_most", "capacity_most", "most activated expert masked", key="most"),
+    )
+    evaluations = 2
+
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+        from moe_lab.metrics.interventions import Masked
+
+        block = {}
+        for which, masked in _extreme_experts(selections).items():
+            samples, cost = evaluate(f"capacity_{which}", Masked(masked))
+            block[which] = {"masked": masked, "tasks": losses([samples]), "cost": cost}
+        return block
+
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
+        """None for a model whose tokens take all of its experts."""
+        from moe_lab.metrics.interventions import Masked
+
+        if any(k >= count for k, count in zip(selections.top_k, selections.experts, strict=True)):
+            return None
+        masked = _extreme_experts(selections)
+        return {which: lost(Masked(own)) | {"masked": own} for which, own in masked.items()}
+
+
+def _extreme_experts(selections: Selections) -> dict[str, list[int]]:
+    """The least and the most selected expert of every layer; of several, the first one."""
+    counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
+    return {"least": [int(row.argmin()) for row in counts], "most": [int(row.argmax()) for row in counts]}
+
+
+class Specialization(InterventionMetric):
+    """The accuracy lost when every token takes K random experts in each layer, with its own weights."""
+
+    seeds = (0, 1, 2)
+    """The loss of a run is averaged over these random routings."""
+    training_seed = 0
+    """In a training one seed is enough: each token draws again, so examples vary more than seeds."""
+    label = "Specialization"
+    interventions = (Intervention("specialization", "specialization", f"random experts, {len(seeds)} seeds"),)
+    evaluations = len(seeds)
+
+    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+        from moe_lab.metrics.interventions import RandomRouting
+
+        drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in self.seeds]
+        return {
+            "seeds": list(self.seeds),
+            "tasks": losses([samples for samples, _ in drawn]),
+            "cost": [cost for _, cost in drawn],
+        }
+
+    def measure(self, selections: Selections, lost: Lost) -> dict[str, Any]:
+        from moe_lab.metrics.interventions import RandomRouting
+
+        return lost(RandomRouting(self.training_seed)) | {"seed": self.training_seed}
+
 
 METRICS: dict[str, CountedMetric | InterventionMetric] = {
-    "load_balance": load_balance.METRIC,
-    "collaboration": collaboration.METRIC,
-    "capacity": capacity.METRIC,
-    "specialization": specialization.METRIC,
+    "load_balance": CountedMetric(
+        "Load Balance", load_balance, maximum=lambda experts: float(np.log2(experts))
+    ),
+    "collaboration": CountedMetric(
+        "Collaboration",
+        collaboration,
+        maximum=lambda experts: float(np.log2(max(1, experts - 1))),
+        of_pairs=True,
+    ),
+    "capacity": Capacity(),
+    "specialization": Specialization(),
 }
+"""By their names in files."""
 
 
 def counted_metrics() -> dict[str, CountedMetric]:
@@ -27,5 +199,5 @@ def interventions() -> list[tuple[str, Intervention]]:
 
 
 def evaluations() -> int:
-    """How often `metrics=expert` evaluates a run's documents again."""
+    """How often `metrics=expert` evaluates a run's examples again."""
     return sum(metric.evaluations for metric in intervention_metrics().values())

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.batch import Tokens, prefix_names, token_names
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.forward.token_hash import prefix_names, token_names
 from moe_lab.engine.hf import Request
 from moe_lab.errors import RoutingError
-from moe_lab.results.request_log import request_key
+from moe_lab.results.logs import request_key
 from moe_lab.routing import Router, Routing
 
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -25,7 +24,7 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Read:
-    """The tokens of one request, by their names (`engine/forward/token_hash.py`)."""
+    """The tokens of one request, by their names (`engine/forward/batch.py`)."""
 
     prompt: np.ndarray
     answer: np.ndarray

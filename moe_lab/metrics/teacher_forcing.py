@@ -1,9 +1,9 @@
 """Teacher-forced passes over tokenized examples under a routing policy: correct predictions and selected experts.
 
-Padding follows the last token of a row. It is routed, but never counted.
+Padding follows the last token of an example. It is routed, but never counted.
 
-N = rows, G = groups of rows, B = rows of a pass, S = tokens of the longest, T = B x S, V = vocabulary, L = MoE layers,
-E = experts (of the layer with the most), K = experts per token.
+N = examples (rows), G = groups of them, B = examples of a pass, S = tokens of the longest, T = B x S, V = vocabulary,
+L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.batch import Tokens, prefix_names
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.forward.token_hash import prefix_names
 from moe_lab.metrics.counts import LARGEST, LEAST_GROUPS, pair_counts
 from moe_lab.routing import Router, Routing, routed
 
 NO_LABEL = -100
-"""Label of tokens that are read and not predicted, as in transformers."""
+"""Label of tokens that are not predicted, as in transformers."""
 PASS_TOKENS = 2048
-"""Tokens of a pass, padding included; a longer row is a pass of its own."""
+"""Tokens of a pass, with padding; a longer example is a pass of its own."""
 
 TokenizedExample = Mapping[str, Sequence[int]]
 """`input_ids` and `labels` of the same length; a label is the token itself or NO_LABEL."""
@@ -32,8 +31,7 @@ TokenizedExample = Mapping[str, Sequence[int]]
 def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Observer) -> np.ndarray:
     """int64 [N]: the number of correctly predicted labels of each row under the policy.
 
-    The passes run in evaluation mode, without gradients or random numbers. Afterwards all modules have their modes
-    back.
+    The passes run in evaluation mode, without gradients or random numbers. Then each module gets its own mode again.
     """
     device = next(model.parameters()).device
     right_N = np.zeros(len(rows), dtype=np.int64)
@@ -56,13 +54,13 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
 
 
 def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
-    """int64 [N]: the number of predicted tokens of each row; the first token is never predicted."""
+    """int64 [N]: the number of predicted tokens of each example; the first token is never predicted."""
     labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set is indexed, not iterated
     return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
 
 
 class PairCounts(Observer):
-    """An observer of the unchanged model: counts experts, alone and in pairs, in one pass over N rows."""
+    """An observer of the unchanged model that counts experts, alone and in pairs, in one pass over N examples."""
 
     def __init__(self, rows: int):
         self.experts: dict[int, int] = {}

@@ -1,31 +1,38 @@
-"""The expert metrics of a model in training, on held-out tokenized examples (MoE-Bench, section 4.2).
+"""The expert metrics of a model in training, on tokenized validation examples (MoE-Bench, section 4.2).
 
-Counted metrics count the tokens of the rows. Accuracy is the share of answer tokens that the model predicts, given the
-true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
+    trainer.add_callback(ExpertMetrics(rows, folder, plot=write_training_metrics))
 
-N = rows.
+Counted metrics count the tokens of the examples. Accuracy is the share of answer tokens that the model predicts, given
+the true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
+from transformers import TrainerCallback
 
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.metrics.by_document import without_arrays
-from moe_lab.metrics.entropies import entropies_of
-from moe_lab.metrics.metric import Selections
-from moe_lab.metrics.ratio import ratio
-from moe_lab.metrics.registry import intervention_metrics
+from moe_lab.metrics.correlations import correlations, values_of
+from moe_lab.metrics.intervals import entropies_of, ratio
+from moe_lab.metrics.registry import Selections, intervention_metrics
+from moe_lab.metrics.stored import without_arrays
 from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
+from moe_lab.results.atomic import plain, write_atomically, writing
+from moe_lab.results.stored_files import read_lines
+
+FILE = "expert_metrics.jsonl"
+Plot = Callable[[Sequence[dict[str, Any]], Path], Any]
 
 
 def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
-    """Accuracy and every expert metric on the rows, with 95% intervals over rows.
+    """Accuracy and every expert metric on N examples (rows), with 95% intervals over the examples.
 
     Each value is {"value", "ci95"}; counted metrics also have their largest possible value and their layers. Capacity
     is null for a model whose tokens take all of its experts.
@@ -49,4 +56,66 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
         **without_arrays(entropies_of(pairs_GLEE, experts))[0],
         **changed,
         "seconds": time.perf_counter() - start,
+    }
+
+
+class ExpertMetrics(TrainerCallback):
+    """Measures the model of transformers' Trainer before the first step and at the end of every epoch.
+
+    It writes a line for each measurement (`measure`) into `<folder>/expert_metrics.jsonl`; a resumed training continues
+    the file. At the end of the training `plot` gets the lines and `<folder>/figures`. The callback changes neither
+    weights nor random numbers, so the training is the same without it. With several processes, each process measures
+    and the first one writes.
+
+    Args:
+        rows: mappings with `input_ids` and `labels`.
+    """
+
+    def __init__(self, rows: Sequence[TokenizedExample], folder: Path, plot: Plot):
+        self.rows = rows
+        self.plot = plot
+        self.folder = Path(folder)
+        self.lines: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Measure before the first step; a resumed training drops the lines after its checkpoint."""
+        self.lines = [line for line in read_measurements(self.folder) if line["step"] <= state.global_step]
+        if state.global_step == 0 and not self.lines:
+            self._measure(state, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Measure at the end of an epoch and of the training, before the checkpoint of that step."""
+        if float(state.epoch).is_integer() or state.global_step == state.max_steps:
+            self._measure(state, model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.lines:
+            self.plot(self.lines, self.folder / "figures")
+
+    def _measure(self, state: Any, model: Any) -> None:
+
+        place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
+        self.lines.append(plain(place | measure(model, self.rows)))
+        if state.is_world_process_zero:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+
+def read_measurements(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a training's expert_metrics.jsonl; none without the file."""
+    return read_lines(folder / FILE) or []
+
+
+def summary(folder: Path) -> dict[str, Any] | None:
+    """The summary in training.json: first and last values, and correlations; None without measurements."""
+    lines = read_measurements(folder)
+    if not lines:
+        return None
+    return {
+        "measurements": len(lines),
+        "rows": lines[0]["rows"],
+        "first": values_of(lines[0]),
+        "last": values_of(lines[-1]),
+        "correlations": correlations(lines),
     }

@@ -1,4 +1,4 @@
-"""Processes of torchrun or `accelerate launch`: their number, and calls that all of them make."""
+"""Processes of torchrun or `accelerate launch`: their number, and calls in all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sharded() -> bool:
 
 
 def run_on_all_ranks(call: Callable[[], T]) -> T:
-    """Broadcast a call from this process and make it in all processes. Returns its result here.
+    """Run a call in all processes; called in the first one. Returns its result here.
 
     The call takes the same steps in all processes, and raises a TrainingError in all of them or in none.
     """
@@ -44,7 +44,7 @@ def run_on_all_ranks(call: Callable[[], T]) -> T:
 
 
 def broadcast(call: Callable[[], Any] | None) -> None:
-    """Send a call to the other processes, which make it; None ends them."""
+    """Send a call to the other processes, which run it; None ends them."""
     import torch.distributed as dist
 
     dist.broadcast_object_list([call], src=0, device="cpu")

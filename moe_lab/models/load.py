@@ -1,7 +1,11 @@
-"""Loading a model with its tokenizer."""
+"""Loading a model with its tokenizer, and where its weights go: one device, several, or split layers.
+
+transformers and accelerate place the weights on their device as they are read, without a second copy.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from contextlib import nullcontext
@@ -15,27 +19,76 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.check_files import (
+from moe_lab.models.checks import (
+    check_complete,
+    check_experts,
     check_generation,
-    check_generation_file,
+    check_pass,
     check_vocabulary,
-    first_line,
+    check_weights,
+    prove_seam,
 )
-from moe_lab.models.check_numbers import check_pass, check_weights
-from moe_lab.models.check_weights import check_complete, check_experts
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
-from moe_lab.models.facts import ModelFacts, model_facts, resolve_device
-from moe_lab.models.foreign_code import NO_CODE
-from moe_lab.models.low_memory_load import reading_once
-from moe_lab.models.placement import main_device, placement
-from moe_lab.models.probe import prove_seam
-from moe_lab.models.quantized import loading_options, quantization_of
+from moe_lab.models.facts import ModelFacts, loading_options, model_facts, quantization_of, resolve_device
+from moe_lab.models.files import NO_CODE, check_generation_file, first_line
 from moe_lab.models.source import load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.models.transformers_internals import can_set_experts, reading_once
 from moe_lab.routing import find_routers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from moe_lab.config.schema import ModelConfig
+
+
+def placement(
+    model: ModelConfig, config: PreTrainedConfig, device: torch.device, disk: TemporaryDirectory, shard: bool
+) -> dict[str, Any]:
+    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere else.
+
+    Raises ConfigError for `tp_plan` without torchrun, ModelError if transformers has no plan for the model.
+    """
+    if shard:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(fsdp_size=int(os.environ["WORLD_SIZE"]))}
+    if model.tp_plan:
+        return {"distributed_config": _tensor_parallel(model.tp_plan, config)}
+    if model.device_map:
+        return {"device_map": model.device_map, "offload_folder": disk.name}
+    return {} if device.type == "cpu" else {"device_map": device}
+
+
+def _tensor_parallel(plan: str, config: PreTrainedConfig) -> Any:
+    from transformers.distributed import DistributedConfig
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes < 2:
+        raise ConfigError(
+            f"model.tp_plan={plan} splits a model over the processes of torchrun, and this is a single one. Use "
+            "model.device_map=auto for several GPUs in one process."
+        )
+    if not config.get_text_config().base_model_tp_plan:
+        raise ModelError(
+            f"model.tp_plan={plan}: transformers has no plan for splitting a {config.model_type}, so every process "
+            "would hold all of it. Use model.device_map=auto."
+        )
+    return DistributedConfig(tp_plan=plan, tp_size=processes)
+
+
+def main_device(loaded: PreTrainedModel, requested: torch.device) -> torch.device:
+    """The device of inputs: the requested one, or the first that a device map computes on.
+
+    Raises ModelError if all weights are on disk, including the embeddings.
+    """
+    places = getattr(loaded, "hf_device_map", {}).values()
+    if next(loaded.parameters()).device.type == "meta":
+        raise ModelError(
+            "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
+        )
+    computing = [torch.device(place) for place in places if place not in ("cpu", "disk")]
+    return computing[0] if computing else torch.device("cpu") if places else requested
 
 
 @dataclass(frozen=True)
@@ -94,10 +147,7 @@ def _experts(
     Raises ConfigError for a choice on a model that has a single implementation.
     """
     implementation = model.experts_implementation
-    chosen = (
-        facts.moe_layers
-        and AutoModelForCausalLM._model_mapping[type(config)]._can_set_experts_implementation()
-    )
+    chosen = facts.moe_layers and can_set_experts(config)
     if implementation and facts.moe_layers and not chosen:
         raise ConfigError(
             f"model.experts_implementation={implementation}: models of type {facts.family} compute their experts in "
@@ -126,7 +176,7 @@ def _load_weights(
         )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a damaged file or configuration leads to any
+    except Exception as error:  # a damaged file or configuration leads to any exception
         if "CONVERSION" in str(error):  # as transformers says that experts do not fit together
             check_experts(folder, source)
         raise ModelError(f"The weights of {source} could not be loaded: {first_line(error)}.") from error

@@ -1,13 +1,21 @@
-"""The memory of weights, and free memory."""
+"""Memory: free, of weights, and used; and the pool that keeps the last model in memory."""
 
 from __future__ import annotations
 
+import ctypes
+import resource
+import sys
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
+
+    from moe_lab.config.schema import Config
+    from moe_lab.models.load import LoadedModel
 
 
 def free_memory(device: torch.device) -> int:
@@ -36,8 +44,8 @@ def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | N
     import torch
     from transformers import AutoModelForCausalLM
 
-    from moe_lab.models.quantized import runs_quantized
-    from moe_lab.models.weight_files import known_weights
+    from moe_lab.models.facts import runs_quantized
+    from moe_lab.models.files import known_weights
 
     if runs_quantized(config):
         files = [folder / name for name in known_weights(folder) if not name.endswith(".json")]
@@ -54,3 +62,94 @@ def size_text(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.2f} {name}"
     return f"{size} bytes"
+
+
+def reset_peak_memory(device: Any) -> None:
+    """Start a new measurement of the peak: of the device's memory, or of this process where the system can.
+
+    Memory that was freed is given back first. Cyclic garbage is not looked for, which takes a third of a second:
+    `ModelPool` does that where a model leaves memory.
+    """
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    _trim()
+    with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_bytes(device: Any) -> int:
+    """Peak memory in bytes: allocated on a CUDA device, resident of this process elsewhere."""
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    if (known := _from_status("VmHWM")) is not None:
+        return known
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_bytes(device: Any) -> int:
+    """Memory in use now, in bytes: allocated on a CUDA device, resident of this process elsewhere."""
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        return int(torch.cuda.memory_allocated(device))
+    return _from_status("VmRSS") or peak_memory_bytes(device)
+
+
+def _from_status(name: str) -> int | None:
+    """A quantity of this process in bytes; None on systems other than Linux."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else []:
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _trim() -> None:
+    """Return freed memory to the system: a new peak would stay below what earlier runs left resident."""
+    with suppress(OSError, AttributeError):  # a system without glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def weight_bytes(model: Any) -> int:
+    """Size of a model's parameters and buffers."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class ModelPool:
+    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._loaded: LoadedModel | None = None
+
+    def get(self, config: Config) -> LoadedModel:
+        """The model of a run, loaded unless it is in memory. Raises ModelError."""
+        from moe_lab.models.load import load_model
+
+        key = (repr(asdict(config.model)), config.dtype, config.device)
+        if self._loaded is None or key != self._key:
+            self.free()
+            self._loaded = load_model(
+                config.model, dtype=config.dtype, device=config.device, offline=config.offline
+            )
+            self._key = key
+        return self._loaded
+
+    def free(self) -> None:
+        """Remove the model from memory, and objects of a training that are in reference cycles."""
+        import gc
+
+        device = None if self._loaded is None else self._loaded.device
+        self._loaded = self._key = None
+        gc.collect()
+        if device is not None and device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
+import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.check_files import check_mappings, first_line
-from moe_lab.models.experts_per_token import set_experts_per_token
-from moe_lab.models.foreign_code import NO_CODE, refuse_adapter, refuse_code
-from moe_lab.models.hub.failures import explain
+from moe_lab.models.files import (
+    NO_CODE,
+    check_mappings,
+    first_line,
+    known_weights,
+    refuse_adapter,
+    refuse_code,
+)
+from moe_lab.models.hub import Repository, fetch, find, weight_files
+from moe_lab.models.hub_errors import explain
 from moe_lab.models.identity import SMALL
-from moe_lab.models.weight_files import known_weights, weight_files
+from moe_lab.models.transformers_internals import attention_of
+from moe_lab.routing import family_of_type, supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from moe_lab.models.hub.repository import Repository
+
+def set_experts_per_token(config: Any, count: int) -> None:
+    """Set the top-k in a model's configuration. Raises ConfigError for an impossible count."""
+    text = config.get_text_config()
+    family = family_of_type(text.model_type)
+    if family is None:
+        raise ConfigError(
+            f"model.experts_per_token needs a model of a supported family ({', '.join(supported())})."
+        )
+    if family.fixed_top_k:
+        raise ConfigError(f"model.experts_per_token: {family.name} models cannot have another number.")
+    most = family.most_experts_per_token(text)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            f"model.experts_per_token={count}: a token of this model can have 1 to {most} experts of the "
+            f"{family.num_experts(text)} in a layer."
+        )
+    owner, _, attribute = family.top_k.rpartition(".")
+    setattr(attrgetter(owner)(text) if owner else text, attribute, count)
+
 
 EMBEDDED = Path(__file__).parent
 """The folder of the embedded models, `tiny` and `tiny-noisy`."""
@@ -64,13 +93,13 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
         text = config.get_text_config()
         positions = getattr(text, "max_position_embeddings", 1)
         quantized = getattr(config, "quantization_config", None)
-        kernels = (config._attn_implementation, text._attn_implementation)
-    except StrictDataclassError as error:  # its first line has no reason
+        kernels = (attention_of(config), attention_of(text))
+    except StrictDataclassError as error:  # its first line does not say the reason
         raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
     except (OSError, ValueError, KeyError) as error:
         refuse_code(error, source, folder / "config.json")
         raise ModelError(explain(error, source, "model", offline)) from error
-    except Exception as error:  # transformers fails at values of other types with whatever they lead to
+    except Exception as error:  # values of a wrong type lead to any exception in transformers
         raise ModelError(f"{folder}/config.json is not valid: {first_line(error)}.") from error
     if not isinstance(positions, int) or positions < 1:
         raise ModelError(f"{folder}/config.json is not valid: max_position_embeddings is {positions}.")
@@ -164,7 +193,7 @@ def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
 
 
 def small_files(repository: Repository) -> list[str]:
-    """The names of configuration and tokenizer files; none offline."""
+    """The names of configuration and tokenizer files; empty offline."""
     if repository.files is None:
         return []
     return [
@@ -185,24 +214,23 @@ def _is_folder(source: str) -> bool:
 
 
 def _find(source: str, revision: str | None, what: str, offline: bool) -> Repository:
-    import httpx2
-
-    from moe_lab.models.hub.repository import find
-
-    try:
+    with _explained(source, what, offline):
         return find(source, "model", revision, offline=offline)
-    except (OSError, ValueError, httpx2.HTTPError) as error:
-        raise ModelError(explain(error, source, what, offline)) from error
 
 
 def _fetch(
     repository: Repository, choose: Callable[[Repository], Iterable[str]], what: str, offline: bool
 ) -> Path:
+    with _explained(repository.id, what, offline):
+        return fetch(repository, choose(repository))
+
+
+@contextmanager
+def _explained(source: str, what: str, offline: bool) -> Iterator[None]:
+    """Inside the context, errors of the hub's client become a ModelError with a remedy."""
     import httpx2
 
-    from moe_lab.models.hub.download import fetch
-
     try:
-        return fetch(repository, choose(repository))
+        yield
     except (OSError, ValueError, httpx2.HTTPError) as error:
-        raise ModelError(explain(error, repository.id, what, offline)) from error
+        raise ModelError(explain(error, source, what, offline)) from error

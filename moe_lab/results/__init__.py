@@ -1,1 +1,1 @@
-"""What a run leaves behind: identity, folder, response log, result schema, statistics."""
+"""What a run stores: identity, folder, response log, result schema, statistics."""

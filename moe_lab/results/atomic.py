@@ -52,7 +52,7 @@ def _refusal(error: Exception) -> str | None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically: write a temporary file beside it, fsync, rename. Raises ResultsError."""
+    """Replace a file atomically: write a temporary file next to it, fsync, rename. Raises ResultsError."""
     with writing(path):
         name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         # as open() makes it, so that the umask decides who may read; mkstemp's files are the owner's alone

@@ -8,20 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, LeaseLostError, ResultsError, RunHeldError
-from moe_lab.results import statistics
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
-from moe_lab.results.shapes import results_misfit
-from moe_lab.results.stored_files import damaged, parsed_once, tidy, warn_once, whole_mapping
-from moe_lab.results.versions import DECISIVE, SCHEMA_VERSION, versions
+from moe_lab.results.model import RunResult, read_run
+from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_mapping
 
 LEAST_FREE_BYTES = 64 * 2**20
-BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
-"""The mappings in the `moe_lab` block of every results.json."""
 
 
 class RunFolder:
@@ -31,22 +26,16 @@ class RunFolder:
         self.path = path
         self.run_id = run_id
 
-    def stored(self, commit: str | None = None) -> dict[str, Any] | None:
-        """The content of results.json if it is complete, of this id and, for a hub model, of this commit; else None."""
-        results = parsed_once(self.path / "results.json") or {}
-        block = results.get("moe_lab")
-        if not isinstance(block, dict) or not isinstance(results.get("results"), dict):
-            return None  # absent, damaged, or not ours: the run is computed
-        if not all(isinstance(block.get(key), dict) for key in BLOCKS):
+    def stored(self, commit: str | None = None) -> RunResult | None:
+        """The run's result if it is complete, of this id and, for a hub model, of this commit; else None."""
+        try:
+            found = read_run(self.path)
+        except DamagedError as error:
+            warn_once(f"{error.problem}. It is not used.")
             return None
-        if (problem := results_misfit(results)) is not None:
-            warn_once(f"{damaged(self.path / 'results.json', problem).problem}. It is not used.")
+        if found is None or not found.whole or found.run_id != self.run_id:
             return None
-        mine = block.get("run_id") == self.run_id and block.get("schema_version") == SCHEMA_VERSION
-        if not mine or block.get("status") != "success":
-            return None
-        other = block["model"].get("commit")
-        return None if commit and other and commit != other else results
+        return None if commit and found.commit and commit != found.commit else found
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -129,21 +118,6 @@ class RunFolder:
         if not {"pid", "host", "started"} <= status.keys():
             return "another process"
         return f"process {status['pid']} on {status['host']} since {status['started']}"
-
-
-def version_marks(block: dict[str, Any]) -> list[str]:
-    """A mark for each decisive package with another version now: "made with lm_eval 0.4.12, now 0.4.13"."""
-    then, now = block.get("versions", {}), versions()
-    return [
-        f"made with {name} {then.get(name)}, now {now[name]}"
-        for name in DECISIVE
-        if then.get(name) != now[name]
-    ]
-
-
-def older_intervals(block: dict[str, Any]) -> bool:
-    """Whether the intervals were computed by an earlier version and can be computed again from the stored answers."""
-    return block.get("statistics") != statistics.VERSION and not version_marks(block)
 
 
 def check_writable(output_dir: str) -> None:

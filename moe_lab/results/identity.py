@@ -1,17 +1,52 @@
-"""Run ids: the SHA-256 of all that determines a run's numbers, and of nothing else.
-
-The device and the speed are recorded, not hashed. The three sets below classify every field of `Config`.
-"""
+"""What a run's id is made of, and the versions that a result was made with."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Iterable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from inspect import getsource
 from typing import Any
+
+from moe_lab.config import __version__
+
+# Versions of the packages that produce a result
+
+SCHEMA_VERSION = 1
+LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
+DECISIVE = ("moe_lab", "lm_eval", "transformers")
+"""Packages whose version may change numbers. A result of another version is shown with a mark."""
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of this package, Python and the libraries that numbers depend on. Imports none of them."""
+    return {
+        "moe_lab": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in LIBRARIES},
+    }
+
+
+def decisive_versions() -> dict[str, str | None]:
+    """Versions of the packages that may change numbers."""
+    now = versions()
+    return {name: now[name] for name in DECISIVE}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# Run ids: the SHA-256 of all that determines a run's numbers, and of nothing else
+#
+# The device and the speed are recorded, not hashed. The three sets below classify every field of `Config`.
 
 HASHED = frozenset(
     {
@@ -60,7 +95,7 @@ def run_id(content: dict[str, Any]) -> str:
 def task_settings(task: Any) -> dict[str, Any]:
     """An lm-eval task's version and configuration, without paths and unset keys.
 
-    A function of this package is represented by its version (`moe_lab.tasks.versions`), any other by its source.
+    A function of this package is represented by its version (`moe_lab.tasks.task_functions`), any other by its source.
     """
     settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
     return {"version": str(task.VERSION), **_plain(settings)}

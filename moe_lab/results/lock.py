@@ -1,7 +1,7 @@
 """Locks between processes: a file is locked until its process releases it or ends.
 
 With `MOE_LAB_LEASES=1` in the environment, for file systems whose locks do not hold between machines, a lock is a lease
-instead: a file beside it that its holder refreshes. Another process takes it over once it has seen no refresh for
+instead: a file next to it that its holder refreshes. Another process takes it over once it has seen no refresh for
 `LEASE_SECONDS`. A process that was suspended for longer still runs: before it writes, `check_lease` compares the lease
 with its own.
 """

@@ -1,17 +1,22 @@
-"""lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs."""
+"""lm-eval's sample logs, judged answers, and the routing of answers that turned right or wrong."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.shapes import LINE, NUMBER
+from moe_lab.results.model import Block, RunResult
+from moe_lab.results.shapes import FLIP, LINE, NUMBER, ROUTED_FLIP, misfit
 from moe_lab.results.stored_files import damaged, opened, read_lines
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate
+
+
+# lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs
 
 Values = dict[str, dict[int, Any]]
 """{"metric,filter": {document: value}}"""
@@ -47,19 +52,19 @@ def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> Non
         write_atomically(samples_file(folder, task), "".join(text))
 
 
-def read_samples(folder: Path, results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The sample logs of a finished run, checked against `results`, the content of its results.json.
+def read_samples(result: RunResult) -> dict[str, list[dict[str, Any]]]:
+    """The sample logs of a finished run, checked against its result.
 
     Raises DamagedError if one is missing, cannot be read, or lacks a document.
     """
-    advice = f"Remove {folder / 'results.json'}; the run's command makes both again from the stored answers."
+    advice = f"Remove {result.stored_in / 'results.json'}; the run's command makes both again from the stored answers."
     samples = {}
-    for task, documents in results["moe_lab"]["samples"].items():
-        file = samples_file(folder, task)
+    for task, documents in result.samples.items():
+        file = samples_file(result.stored_in, task)
         lines = read_lines(file, advice, LINE)
         if lines is None:
             raise damaged(file, "it is gone", advice)
-        logged: dict[str, set[int]] = {name: set() for name in _filters(results, task)}
+        logged: dict[str, set[int]] = {name: set() for name in _filters(result, task)}
         for line in lines:
             if problem := odd_values(line):
                 raise damaged(file, problem, advice)
@@ -87,10 +92,13 @@ def _is_value(value: Any) -> bool:
     return value is None or isinstance(value, str | bool | list) or NUMBER.holds(value)
 
 
-def check_samples(folder: Path, results: dict[str, Any]) -> None:
+def check_samples(result: RunResult) -> None:
     """Raise DamagedError if a sample log of a finished run is missing or has another number of lines."""
-    for task, documents in results["moe_lab"]["samples"].items():
-        file, expected = samples_file(folder, task), len(documents) * max(1, len(_filters(results, task)))
+    for task, documents in result.samples.items():
+        file, expected = (
+            samples_file(result.stored_in, task),
+            len(documents) * max(1, len(_filters(result, task))),
+        )
         try:
             with opened(file) as content:
                 lines = sum(block.count(b"\n") for block in iter(lambda: content.read(2**20), b""))
@@ -100,9 +108,9 @@ def check_samples(folder: Path, results: dict[str, Any]) -> None:
             raise damaged(file, f"{lines:,} lines, and {expected:,} are expected")
 
 
-def _filters(results: dict[str, Any], task: str) -> set[str]:
+def _filters(result: RunResult, task: str) -> set[str]:
     """lm-eval's filters of a task, from the `metric,filter` keys of its scores."""
-    return {key.partition(",")[2] for key in results["results"].get(task, {}) if "," in key}
+    return {key.partition(",")[2] for key in result.scores(task) if "," in key}
 
 
 def metric_values(samples: list[dict[str, Any]]) -> Values:
@@ -118,7 +126,7 @@ def metric_values(samples: list[dict[str, Any]]) -> Values:
     return values
 
 
-def reported(scores: dict[str, Any]) -> list[str]:
+def reported(scores: Block) -> list[str]:
     """The `metric,filter` keys of a task's scores, without standard errors, counts and the placeholder."""
     keys = [key for key in scores if "," in key and "_stderr," not in key]
     return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
@@ -130,3 +138,36 @@ def aggregation(task: Any, metric: str) -> Aggregate | None:
 
     function = task.aggregation().get(metric.partition(",")[0], mean)
     return None if function is mean else function
+
+
+# `flips.jsonl` of a run: the routing where an answer that turned right or wrong parts from the base model's
+
+FILE = "flips.jsonl"
+DIGITS = 4
+"""Significant digits of numbers."""
+MOST_ROUTED = 500
+"""Flips of a run with their routing. The others are listed without it."""
+
+
+def write_flips(folder: Path, header: dict[str, Any], flips: Sequence[dict[str, Any]]) -> None:
+    """Write the changed answers after a line that names their run. Raises ResultsError."""
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [{"header": header}, *flips])
+    write_atomically(folder / FILE, text)
+
+
+def read_flips(folder: Path, header: dict[str, Any] | None = None) -> list[dict[str, Any]] | None:
+    """The flips; None without the file, or where its header is another one. Raises DamagedError."""
+    lines = read_lines(folder / FILE, "The run's command with rerun=true makes it again.")
+    if lines is None:
+        return None
+    if not lines or "header" not in lines[0]:
+        raise damaged(folder / FILE, "it has no header")
+    for flip in lines[1:]:
+        if (problem := misfit(flip, ROUTED_FLIP if "after" in flip else FLIP)) is not None:
+            raise damaged(folder / FILE, problem)
+    return lines[1:] if header in (None, lines[0]["header"]) else None
+
+
+def rounded(layers: Sequence[dict[int, float]]) -> list[list[list[float]]]:
+    """By MoE layer: [expert, number] pairs."""
+    return [[[expert, float(f"{number:.{DIGITS}g}")] for expert, number in layer.items()] for layer in layers]

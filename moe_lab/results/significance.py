@@ -1,16 +1,29 @@
-"""Whether a difference is told from chance: tests over documents and over seeds, and Holm's correction of several."""
+"""Statistical significance: paired tests over examples, over seeds, and over both, and Holm's correction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from moe_lab.results.statistics import SEED, SLOW_RESAMPLES, Aggregate, are_equal
+from moe_lab.results.statistics import (
+    LEVEL,
+    SEED,
+    SLOW_RESAMPLES,
+    Aggregate,
+    Interval,
+    are_equal,
+    interval_of_difference,
+    is_binary,
+    mcnemar,
+)
+
+# Whether a difference is statistically significant: tests over documents and over seeds, and Holm's correction
 
 ALPHA = 0.05
-"""A difference is told from chance where its corrected p is below this."""
+"""A difference is significant where its corrected p is below this."""
 SWAPS = 9999
 """Random swaps of a test of means; its smallest p is 1 / (SWAPS + 1)."""
 SLOW_SWAPS = SLOW_RESAMPLES - 1
@@ -47,7 +60,7 @@ def p_over_seeds(differences: Sequence[float]) -> float | None:
 
 
 def p_over_documents(differences: Sequence[float]) -> float:
-    """Two-sided p of the randomization test over documents; 1 if no document changed.
+    """Two-sided p of the permutation test over documents; 1 if no document changed.
 
     A swap of a document's values is the same in all seeds, since the seeds share the documents.
 
@@ -120,3 +133,103 @@ def _swapped_differences(
     for swap in [nothing, *(random.integers(2, size=len(pairs)) for _ in range(SLOW_SWAPS))]:
         mine, theirs = ([pair[side ^ one] for pair, one in zip(pairs, swap, strict=True)] for side in (0, 1))
         yield float(aggregate(mine)) - float(aggregate(theirs))
+
+
+# The mean difference of several seeds on the same examples: one test and one interval over both
+#
+# Seeds and examples are crossed random effects: d[s, i] = mean + seed s + example i + rest. With the mean squares MS
+# of a two-way table, S seeds and N examples, the variance of the mean is (MS_seeds + MS_examples - MS_rest) / (S N),
+# and Satterthwaite's (1946) approximation gives its degrees of freedom.
+#
+# S = seeds, N = examples.
+
+LEAST_SEEDS = 5
+"""With fewer seeds the variance over them is too uncertain: the larger p of two tests is taken instead."""
+
+
+@dataclass(frozen=True)
+class CrossedMean:
+    """A mean over seeds and examples."""
+
+    mean: float
+    interval: Interval
+    """95%, Student's."""
+    p: float
+    """Two-sided, of the hypothesis that the mean is 0."""
+    degrees: float
+    """Degrees of freedom."""
+
+
+def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
+    """The mean of float64 [S, N] with its uncertainty; None for fewer than `LEAST_SEEDS` seeds or two examples.
+
+    A component of variance below 0 counts as 0. Equal values have the p 1 if they are 0, and else no uncertainty.
+    """
+    from scipy.stats import t
+
+    seeds, examples = values_SN.shape
+    if seeds < LEAST_SEEDS or examples < 2:
+        return None
+    mean = float(values_SN.mean())
+    of_seeds_S, of_examples_N = values_SN.mean(axis=1), values_SN.mean(axis=0)
+    rest_SN = values_SN - of_seeds_S[:, None] - of_examples_N[None, :] + mean
+    df = np.array([seeds - 1, examples - 1, (seeds - 1) * (examples - 1)])
+    squares = np.array(
+        [
+            examples * ((of_seeds_S - mean) ** 2).sum(),
+            seeds * ((of_examples_N - mean) ** 2).sum(),
+            (rest_SN**2).sum(),
+        ]
+    )
+    rest = squares[2] / df[2]
+    of_seeds, of_examples = (
+        max(square / free, rest) for square, free in zip(squares[:2], df[:2], strict=True)
+    )
+    parts = np.array([of_seeds, of_examples, -rest])
+    total = float(parts.sum())
+    if total <= 0:
+        return CrossedMean(mean, (mean, mean), 1.0 if mean == 0 else 0.0, float(df[0]))
+    degrees = total**2 / float((parts**2 / df).sum())
+    error = (total / values_SN.size) ** 0.5
+    half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
+    return CrossedMean(mean, (mean - half, mean + half), float(2 * t.sf(abs(mean) / error, degrees)), degrees)
+
+
+# The difference between two runs over the same documents, with its interval and its test
+
+
+def paired(
+    values: Sequence[Any],
+    baseline: Sequence[Any],
+    aggregate: Aggregate | None = None,
+    *,
+    lower_is_better: bool = False,
+) -> dict[str, Any]:
+    """The difference `values` minus `baseline` over the same documents, in the same order.
+
+    Returns {"n", "difference", "ci95", "p_mcnemar", "p_randomization", "to_right", "to_wrong"}. For 0/1 scores
+    `p_mcnemar` is the exact p of McNemar's test and the last two count the documents that changed, 0 being right with
+    `lower_is_better`. Other scores have the p of the permutation test instead. What a score does not have is null.
+    """
+    if len(values) != len(baseline):
+        raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
+    score = aggregate or (lambda each: float(np.mean(each)))
+    ci = interval_of_difference([values], [baseline], aggregate)
+    result: dict[str, Any] = {
+        "n": len(values),
+        "difference": float(score(list(values))) - float(score(list(baseline))),
+        "ci95": list(ci) if ci else None,
+        "p_mcnemar": None,
+        "p_randomization": None,
+        "to_right": None,
+        "to_wrong": None,
+    }
+    if aggregate is not None or not (is_binary(values) and is_binary(baseline)):
+        return result | {"p_randomization": randomization_test(values, baseline, aggregate)}
+    right, wrong = (
+        sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
+        for pair in ((values, baseline), (baseline, values))
+    )
+    if lower_is_better:
+        right, wrong = wrong, right
+    return result | {"p_mcnemar": mcnemar(right, wrong), "to_right": right, "to_wrong": wrong}

@@ -223,7 +223,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """The first free name of `responses.1.old.jsonl`, `responses.2.old.jsonl` and so on, beside `path`."""
+    """The first free name of `responses.1.old.jsonl`, `responses.2.old.jsonl` and so on, next to `path`."""
     names = (path.with_name(f"{path.stem}.{number}.old{path.suffix}") for number in count(1))
     return next(name for name in names if not name.exists())
 

@@ -5,9 +5,8 @@ routing decisions. `gumbel` is the keyed noise that RoE adds to router logits.
 """
 
 from moe_lab.routing.families import Family, family_of, family_of_type, supported
-from moe_lab.routing.gumbel_top_k import GumbelTopK
 from moe_lab.routing.hook import Policy, Router, Routing, find_routers, routed
-from moe_lab.routing.noise import document_key, gumbel
+from moe_lab.routing.noise import GumbelTopK, document_key, gumbel
 from moe_lab.routing.record import Record, record
 
 __all__ = [

@@ -1,27 +1,49 @@
-"""Routing policies, installed on routers by a context manager.
+"""Routing policies, installed on routers by a context manager, and contexts inside one another.
 
     with routed(model, policy):
         model(input_ids)
+
+An inner policy gets the decision of the outer one. Policies that choose again from the logits (noise, masked experts)
+would lose a choice that does not follow from them: `require_choice_by_logits` refuses it.
 
 T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
-from moe_lab.routing.adapters import around, in_use, on_passes, transformers_model
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.left_out import is_left_out
+from moe_lab.routing.passes import around, in_use, on_passes, transformers_model
 from moe_lab.routing.recomputation import Recomputation, checkpointed_layer
-from moe_lab.routing.seams import Decide, Routing
+from moe_lab.routing.rules import Decide, Routing
+
+_left_out: WeakSet[nn.Module] = WeakSet()
+"""Layers that a pass omits, since it continues from their cached activations, and all of their parts."""
+
+
+@contextmanager
+def leaving_out(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside the context these decoder layers do not run, and `routed` does not report their routers as bypassed."""
+    modules = [module for layer in layers for module in layer.modules() if module not in _left_out]
+    _left_out.update(modules)
+    try:
+        yield
+    finally:
+        _left_out.difference_update(modules)
+
+
+def is_left_out(module: nn.Module) -> bool:
+    """Whether a module belongs to a layer that does not run."""
+    return module in _left_out
 
 
 @dataclass(frozen=True)
@@ -79,7 +101,7 @@ def find_routers(model: nn.Module) -> list[Router]:
 
 
 def require_routers(model: nn.Module) -> list[Router]:
-    """Like `find_routers`. Raises ModelError for a model without a supported router, and for what is no model."""
+    """Like `find_routers`. Raises ModelError for a model without a supported router, or for no model."""
     inner = transformers_model(model)
     if routers := find_routers(model):
         return routers
@@ -103,7 +125,7 @@ def fixed_message(model: str, reason: str) -> str:
 def no_router_message(model: str, model_type: str) -> str:
     """Error message for a model without a supported router."""
     if reason := UNSUPPORTED.get(model_type):
-        return f"{model} cannot be routed otherwise: {reason}.\n`method=base` runs it."
+        return f"No policy can change the routing of {model}: {reason}.\n`method=base` runs it."
     return (
         f"No router was found in {model}: it is a dense model or of a family that is not supported.\n"
         f"Supported families: {', '.join(supported())}. `method=base` runs any causal language model."
@@ -128,7 +150,7 @@ def routed(
         ModelError: the model has no supported router, or one that decides for several tokens at once.
         RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN,
             which is found on exit, with gradients at once. Both messages name the module. Or gradient checkpointing
-            repeats a decision otherwise, or outside the context.
+            repeats a decision with another result, or outside the context.
     """
     routers = require_routers(model)[first:]
     if reason := why_fixed(model):
@@ -211,3 +233,70 @@ class _Watch:
                     f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
                     "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
                 )
+
+
+OVERRIDE, RECORD, REPLAY = "override(model, policy)", "record(model)", "replay(model, routes)"
+"""Names of contexts."""
+
+_open: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
+"""The contexts on each model, the outermost first."""
+_decided: WeakKeyDictionary[nn.Module, Routing | None] = WeakKeyDictionary()
+"""The last decision of `override` for each router inside it; None: it did not change the router's own."""
+
+
+@contextmanager
+def opened(model: nn.Module, name: str, refused: Sequence[str] = ()) -> Iterator[None]:
+    """A context on the model, by its name. Raises RoutingError inside one of the `refused` contexts."""
+    names = _open.setdefault(transformers_model(model), [])
+    for outer in refused:
+        if outer in names:
+            raise RoutingError(
+                f"{name} inside {outer}: they cannot be combined, since {name} runs several routings of a token, and "
+                f"later layers on their own. Leave the context of {outer} first."
+            )
+    names.append(name)
+    try:
+        yield
+    finally:
+        names.pop()
+
+
+@contextmanager
+def deciding(routers: Sequence[Router]) -> Iterator[Callable[[Router, Routing | None], None]]:
+    """Inside the context a policy of the caller's own decides for these routers; yields what notes its decisions."""
+    outer = {router.module for router in routers if router.module in _decided}
+
+    def note(router: Router, changed: Routing | None) -> None:
+        if changed is not None or router.module not in outer:
+            _decided[router.module] = changed
+
+    try:
+        yield note
+    finally:
+        for router in routers:
+            if router.module not in outer:
+                _decided.pop(router.module, None)
+
+
+def require_choice_by_logits(router: Router, what: str) -> None:
+    """Raise RoutingError where the outer policy's experts or weights are not those of its logits.
+
+    `what`: the inner policy's use of the logits, for the message.
+    """
+    outer = _decided.get(router.module)
+    if outer is None:
+        return
+    index_TK = router.choose(router.scores(outer.logits_TE), outer.index_TK.shape[-1])
+    weights_TK = router.weights(outer.logits_TE, outer.index_TK)
+    if not torch.equal(_sorted(index_TK), _sorted(outer.index_TK)) or not torch.allclose(
+        weights_TK.float(), outer.weights_TK.float(), atol=1e-2, equal_nan=True
+    ):
+        raise RoutingError(
+            f"{what} the logits that the policy of override returns, and its experts or weights are not those of these "
+            "logits, so that they would be lost. Return logits_TE by which router.choose(router.scores(logits_TE), k) "
+            "and router.weights(logits_TE, index_TK) give them."
+        )
+
+
+def _sorted(index_TK: Tensor) -> Tensor:
+    return index_TK.sort(dim=-1).values

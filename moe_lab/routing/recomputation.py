@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.seams import Routing
+from moe_lab.routing.rules import Routing
 
 _HOW = "Use transformers' own: model.train(), then model.gradient_checkpointing_enable(), then this context."
 
@@ -62,7 +62,7 @@ class Recomputation:
 
     def start(self) -> None:
         """A forward pass of the model begins."""
-        if not self.layers:  # a compiled step would be compiled anew for each number of a pass
+        if not self.layers:  # torch.compile would compile a step again for each pass number
             return
         self._running = Pass(self._passes)
         self._passes += 1
@@ -134,7 +134,7 @@ class Recomputation:
                     ):
                         raise RoutingError(
                             "Two forward passes under gradient checkpointing read the same tensor, so that their "
-                            "backward passes cannot be told apart. Give each pass inputs_embeds of its own: .clone()."
+                            "backward passes look the same. Give each pass inputs_embeds of its own: .clone()."
                         )
                     self._known[key] = self._running
                     break
@@ -163,10 +163,12 @@ def in_backward() -> bool:
 
 def checkpointed_layer(model: nn.Module, name: str) -> nn.Module | None:
     """The decoder layer around a module of the model, by the module's name; None where none can be checkpointed."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     path = name.split(".")
     for end in range(len(path) - 1, 0, -1):
         module = model.get_submodule(".".join(path[:end]))
-        if hasattr(module, "_can_checkpoint_with_cache"):  # transformers' GradientCheckpointingLayer
+        if isinstance(module, GradientCheckpointingLayer):
             return module
     return None
 
@@ -176,9 +178,9 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
 
 
 def _equal(first: Routing, decision: Routing, routing: Routing, changed: Routing) -> bool:
-    """Whether tokens with the logits of the first time are decided on as the first time."""
+    """Whether tokens with the same logits as the first time have the same decision."""
     same_T = (first.logits_TE == routing.logits_TE).all(dim=-1)
-    if not same_T.any():  # a device that rounds otherwise each time
+    if not same_T.any():  # a device whose rounding differs each time
         same_T = torch.ones_like(same_T)
     return torch.equal(decision.index_TK[same_T], changed.index_TK[same_T]) and torch.allclose(
         decision.weights_TK[same_T], changed.weights_TK[same_T], rtol=1e-2, equal_nan=True

@@ -1,8 +1,4 @@
-"""Executes jobs one after the other. A failure is recorded and the other jobs still run.
-
-Any number of equal commands may do so at once: each leaves aside what another one works on, comes back to it when
-nothing else is left, and takes it over where the other one has died.
-"""
+"""Runs what a command asks for, step by step, shared with other processes."""
 
 from __future__ import annotations
 
@@ -17,12 +13,59 @@ from typing import TYPE_CHECKING
 from moe_lab.errors import MoeLabError, RunHeldError, exit_code, print_error
 from moe_lab.progress import duration
 from moe_lab.results.folder import RunFolder
+from moe_lab.results.logs import answers_in
+from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.board import current, is_worker
 from moe_lab.runs.jobs import Job, distinct_runs
 
 if TYPE_CHECKING:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Outcome, Run
+    from moe_lab.tasks.requests import Workload
+
+
+# The state of a run: done, running, interrupted or missing, and how much is left to do
+
+
+def run_state(run: Run, workload: Workload) -> tuple[str, float]:
+    """(the state in words, the share of the answers that is left to compute). Only reads the run's folder."""
+    if run.done and not run.config.rerun:
+        return ("done" if run.measured else _missing(run)), 0.0
+    held, answered = run.store.is_held(), _answered(run)
+    if not held and not answered:
+        return "missing", 1.0
+    word = "running" if held else _ended(run)
+    requests = max(round(workload.requests), answered)
+    return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
+
+
+def _missing(run: Run) -> str:
+    """What the same command would add to a stored result."""
+    stored = run.stored()
+    if stored is not None and stored.older_intervals:
+        return "intervals to make anew"
+    if not run.has_flips:
+        return "routing at flips missing"
+    return "verdicts missing" if run.judges else "metrics missing"
+
+
+def _answered(run: Run) -> int:
+    """How many answers are stored and would not be computed again."""
+
+    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
+    return answers_in(run.folder / name, run.answers_header)
+
+
+def _ended(run: Run) -> str:
+    """`failed` after an error, else `interrupted`."""
+    status = whole_mapping(run.folder / "status.json") or {}
+    return "failed" if status.get("status") == "error" else "interrupted"
+
+
+# Executes jobs one after the other. A failure is recorded and the other jobs still run
+#
+# Any number of equal commands may do so at once: each leaves aside what another one works on, comes back to it when
+# nothing else is left, and takes it over where the other one has died.
 
 PAUSE = 1.0
 """Seconds between two looks at runs that other processes hold."""
@@ -144,7 +187,7 @@ class _Attempts:
             self._fail(step, FailedInWorkerError(message))
             return
         self._check_free(step)
-        if not (stored and self.board is not None):  # workers have told of it
+        if not (stored and self.board is not None):  # the workers have reported it
             self._announce(step)
         try:
             logged = not stored or self.board is None or step.name not in self.board.made()
@@ -170,7 +213,7 @@ class _Attempts:
     def _check_free(self, step: _Step) -> None:
         """Raise RunHeldError if another process works on the run, or still holds what it needs.
 
-        What a run needs beside other runs, its training say, is found out late, and then looked at first.
+        What a run needs besides other runs, its training say, is found out late, and then looked at first.
         """
         blocked = self._blocked.get(step.name)
         if blocked is not None and blocked.folder is not None and RunFolder(blocked.folder, "").is_held():
@@ -210,8 +253,8 @@ def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
 
     with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
         outcome = execute(run, models)
-        logger.log_results(outcome.results, run.folder)
-        for figure in write_run_figures(run.folder, outcome.results):
+        logger.log_results(outcome.results)
+        for figure in write_run_figures(outcome.results):
             logger.log_figure(figure)
     return outcome
 

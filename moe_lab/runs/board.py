@@ -1,4 +1,4 @@
-"""What the workers of one command tell each other and that command: JSON lines in a folder, one file per worker.
+"""Messages between the workers of a command, and to the command: JSON lines in a folder, one file per worker.
 
 Results do not pass through it. Workers find those in the output folder, as any other command does.
 """

@@ -1,16 +1,44 @@
-"""What a plan takes of a GPU and of a disk, estimated from the sizes of its models. Loads no weights."""
+"""What a run costs before it starts: tokens, operations, GPU hours, memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.methods.method import TrainingMethod
+from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
+
+
+# How much work runs are, estimated without weights
+
+
+def estimates(runs: Sequence[Run]) -> list[Workload]:
+    """The workload of every run. Runs with the same requests to the same model, as in a grid, are estimated once."""
+    known: dict[tuple[Any, ...], Workload] = {}
+    workloads = []
+    for run in runs:
+        config = run.config
+        prompt_settings = (config.fewshot_seed, config.system_instruction, config.offline)
+        key = (id(run.tasks), str(run.samples), repr(config.model), *prompt_settings)
+        if key not in known:
+            known[key] = workload_of(run)
+        workloads.append(known[key])
+    return workloads
+
+
+def workload_of(run: Run) -> Workload:
+    """The workload of a run without its baseline."""
+    return workload_of_tasks(run.tasks["tasks"], run.samples, run.config)
+
+
+# What a plan takes of a GPU and of a disk, estimated from the sizes of its models. Loads no weights
 
 RATE = 1e14
 """Operations per second: a tenth of what an H100 has for dense products in bfloat16."""
@@ -69,7 +97,7 @@ class Budget:
 
     def _size(self, of: Run | Study) -> Size:
         config = of.method.architecture(of.config)
-        size, path = size_of(config), of.facts.path
+        size, path = embedded_size(of, config) or size_of(config), of.facts.path
         self.active[model_name(of)] = size.active
         if path is not None and of.method.reads_weights:
             self.weights[path] = size.total * _bytes(str(config.dtype or "float32"))
@@ -97,7 +125,7 @@ class Budget:
 
 def trial_tokens(study: Study, trials: int) -> float:
     """Forward tokens of some trials, as if each answered the tuning documents anew: less where they are cached."""
-    from moe_lab.tasks.estimate import workload_of_tasks
+    from moe_lab.tasks.requests import workload_of_tasks
 
     tasks = study.tasks["tasks"]
     documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
@@ -107,6 +135,25 @@ def trial_tokens(study: Study, trials: int) -> float:
 def size_of(config: Any) -> Size:
     """The size of a model of this configuration, counted on a model without weights."""
     return _counted(config.__class__, config.to_json_string(use_diff=False))
+
+
+def embedded_size(of: Run | Study, config: Any) -> Size | None:
+    """`size_of` an embedded model; None for another one.
+
+    It is read from the weight file, because transformers' modeling code takes seconds to import.
+    """
+    from moe_lab.methods.method import Method
+    from moe_lab.models.files import read_header
+    from moe_lab.models.source import model_folder
+
+    if of.facts.path is not None or type(of.method).architecture is not Method.architecture:
+        return None
+    weights = read_header(model_folder(of.config.model, offline=True) / "model.safetensors")
+    counts = {name: prod(weight["shape"]) for name, weight in weights.items()}
+    experts = sum(count for name, count in counts.items() if ".mlp.experts." in name)
+    total, embedding = sum(counts.values()), counts["model.embed_tokens.weight"]
+    unread = 0 if config.tie_word_embeddings else embedding
+    return Size(total, round(total - unread - experts * (1 - _share(config))))
 
 
 @lru_cache(maxsize=64)

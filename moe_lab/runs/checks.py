@@ -1,4 +1,4 @@
-"""Checks of a method, a model and the settings against each other, made before weights are loaded."""
+"""What a run must not be asked for: checks before weights load."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, TaskError
-from moe_lab.methods.roe.method import RoE
-from moe_lab.tasks.generation import MAX_NEW_TOKENS
+from moe_lab.methods.roe import RoE
+from moe_lab.tasks.loading import MAX_NEW_TOKENS
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
+
+
+# Checks of a method, a model and the settings against each other, made before weights are loaded
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:

@@ -49,7 +49,7 @@ def compare_results(configs: Sequence[Config]) -> int:
 
 def _check_answers(comparison: Comparison) -> None:
     """Raise DamagedError for a sample log with an answer that no page can show."""
-    from moe_lab.reports.pages.answer import answer_of
+    from moe_lab.reports.pages.answers import answer_of
     from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.results.comparisons.evaluation import MOVED
     from moe_lab.results.stored_files import damaged
@@ -74,9 +74,9 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
 
     The id is the SHA-256 of the sample logs, so the same command writes the same file. Raises ResultsError.
     """
-    from moe_lab.reports.scores import evaluation_marks
     from moe_lab.results.atomic import write_json, writing
     from moe_lab.results.identity import folder_name, task_label
+    from moe_lab.results.scores import marks_of
     from moe_lab.results.stored_files import opened
 
     digest = hashlib.sha256()
@@ -90,7 +90,7 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     content = comparison.content()
     for described, evaluation in zip(content["evaluations"], comparison.evaluations, strict=True):
-        described["marks"] = evaluation_marks(evaluation)
+        described["marks"] = marks_of(evaluation.own) if evaluation.own else ()
     write_json(path, content)
     return path
 

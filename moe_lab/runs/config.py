@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from moe_lab.config.compose import Cell, top_level_keys
+from moe_lab.config.compose import Cell
+from moe_lab.config.overrides import top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key

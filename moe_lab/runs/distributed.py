@@ -27,7 +27,7 @@ from moe_lab.models.distributed import broadcast, num_processes, sharded
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM, OnAnswer, Request
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
 
 PATIENCE = timedelta(days=7)
 """How long a process waits for process 0, which may be fetching weights or evaluating."""
@@ -81,7 +81,7 @@ def _check_devices(config: Config) -> None:
 
 def _check_split(configs: Sequence[Config]) -> None:
     from moe_lab.methods import get_method
-    from moe_lab.methods.training_method import ModelMaker
+    from moe_lab.methods.method import ModelMaker
 
     one = configs[0]
     if num_processes() < 2:
@@ -97,7 +97,7 @@ def _check_split(configs: Sequence[Config]) -> None:
 
 def _check_divided(config: Config) -> None:
     from moe_lab.methods import get_method
-    from moe_lab.methods.training_method import ModelMaker, TrainingMethod
+    from moe_lab.methods.method import ModelMaker, TrainingMethod
 
     method = get_method(config.method.name)
     if issubclass(method, ModelMaker):
@@ -177,7 +177,7 @@ def _follow(rank: int) -> int:
 
 @cache
 def _models() -> ModelPool:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
 
     return ModelPool()
 

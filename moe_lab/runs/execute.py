@@ -1,20 +1,108 @@
-"""Execution of a run: returns the stored result, or computes what is missing.
-
-The runs that it is compared with are executed first, then the requests without an answer, then lm-eval's metrics over
-all answers.
-"""
+"""One run: its stored result, or its computation."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError
-from moe_lab.models.pool import ModelPool
-from moe_lab.results.samples import read_samples
+from moe_lab.models.memory import ModelPool
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import check_samples, read_samples
+from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.evaluate import evaluate_run
-from moe_lab.runs.memory_errors import memory_errors
 from moe_lab.runs.run import Outcome, Run
-from moe_lab.runs.stored_result import stored_result, stored_with_samples
+
+# The error for a run or a study that is out of memory
+
+
+class Work(Protocol):
+    """A run or a study."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def method(self) -> Any: ...
+
+
+@contextmanager
+def memory_errors(run: Work) -> Iterator[None]:
+    """Turn "out of memory", of the device or the machine, into a MoeLabError that names settings which need less."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        smaller = ", method.n=" if hasattr(run.method.config, "n") else ""
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise MoeLabError(
+            f"{run.folder.name}: out of memory: {reason[:300]}\n"
+            f"What is answered is kept: the same command with a lower batch_size= (now {run.config.batch_size}) "
+            f"continues.\nmax_length={smaller} and dtype= lower the need as well, but make another run."
+        ) from error
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Devices raise PyTorch's OutOfMemoryError, the CPU allocator a plain RuntimeError."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+# Whether a run's stored result is returned, or has to be computed, the first time or again
+
+FROM_ANSWERS = "It is made again from the stored answers."
+
+
+def stored_result(run: Run) -> Outcome | None:
+    """The stored result; None if there is none, or if `rerun`, a comparison, metrics or samples ask for another one.
+
+    With mode=report a stored result is returned as it is, even if a comparison or the metrics are missing.
+    """
+    results = None if run.config.rerun else run.stored()
+    if results is None:
+        return None
+    path = run.folder / "results.json"
+    outcome = Outcome(run=run, results=results, stored=True, path=path, marks=results.version_notes)
+    if run.config.mode == "report":
+        return outcome
+    compared = run.baseline is None or results.other_id() is not None
+    compared = compared and all(name in results.compared for name in run.comparisons)
+    measured = all(each.measured for each in (run, *run.compared_runs.values()))
+    return outcome if compared and measured and _has_samples(results) else None
+
+
+def _has_samples(result: RunResult) -> bool:
+    """Whether the sample logs next to results.json are complete; the stored answers suffice to write them again."""
+    try:
+        check_samples(result)
+    except DamagedError as error:
+        warn_once(f"{error.problem}. {FROM_ANSWERS}")
+        return False
+    return True
+
+
+def stored_with_samples(run: Run) -> tuple[RunResult, dict[str, Any]] | None:
+    """The stored result and its sample logs; None if the run has to be evaluated."""
+    results = run.stored()
+    if results is None or not run.measured:
+        return None
+    try:
+        return results, read_samples(results)
+    except DamagedError as error:
+        warn_once(f"{error.problem}. {FROM_ANSWERS}")
+        return None
+
+
+# Execution of a run: returns the stored result, or computes what is missing
+#
+# The runs that it is compared with are executed first, then the requests without an answer, then lm-eval's metrics over
+# all answers.
 
 
 def execute(run: Run, models: ModelPool) -> Outcome:
@@ -56,6 +144,6 @@ def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
             if stored is None:
                 with run.store.status():
                     results = evaluate_run(run, models, _compared_results(run, models))
-                stored = results, read_samples(run.folder, results)
+                stored = results, read_samples(results)
     results, samples = stored
     return {"run_id": run.run_id, "results": results["results"], "samples": samples}

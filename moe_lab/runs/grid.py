@@ -7,14 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
-from moe_lab.methods.training_method import ModelMaker
+from moe_lab.methods.method import ModelMaker
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
+from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
 from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
@@ -33,7 +35,7 @@ def run_grid(configs: Sequence[Config]) -> int:
 
 
 def _run(configs: Sequence[Config]) -> int:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.reports.terminal.study import print_studies
 
     if any(issubclass(get_method(config.method.name), ModelMaker) for config in configs):
@@ -67,7 +69,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     """
     if len(configs) == 1 and _names_no_run(configs[0]):
         return list_stored(Path(configs[0].output_dir))
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.runs.execute import execute
 
@@ -97,13 +99,12 @@ def _can_be_shown(outcome: Outcome) -> bool:
     """Whether a page of a stored result alone can be made; if not, a line on stderr names it."""
     from moe_lab.reports.pages.page import UNEXPECTED, left_out
     from moe_lab.reports.pages.runs_page import runs_text
-    from moe_lab.reports.pages.stored_run import StoredRun
     from moe_lab.reports.terminal.results import outcome_tables
     from moe_lab.results.stored_files import warn_once
 
     try:
-        outcome_tables([outcome.results])
-        runs_text([StoredRun(outcome.run.folder, outcome.results)])
+        outcome_tables([outcome.results], NO_COMPARISONS)
+        runs_text([outcome.results], NO_COMPARISONS)
     except UNEXPECTED as error:
         warn_once(f"{left_out(outcome.path, error)}. It is left out.")
         return False
@@ -112,18 +113,43 @@ def _can_be_shown(outcome: Outcome) -> bool:
 
 def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> None:
     """Write the summaries over seeds and the page, then print the tables and the paths of all that is written."""
-    from moe_lab.reports.terminal.seeds import print_summaries
-    from moe_lab.runs.summaries import summarize
+    from moe_lab.reports.terminal.results import print_summaries
 
-    several = any(config.num_seeds > 1 for config in configs)
-    summaries = summarize(outcomes, repeated_studies(jobs)) if several else []
-    page = write_report(outcomes, summaries)
-    print_results(outcomes)
-    if several:
-        print_summaries(summaries)
+    groups, family = grouped(outcomes, jobs)
+    over_seeds = [group for group in groups if group.summary is not None]
+    page = write_report(outcomes, over_seeds, family)
+    print_results(outcomes, family)
+    if over_seeds:
+        print_summaries(over_seeds, [group.file for group in over_seeds if group.file], family)
     print(page)
     for outcome in outcomes:
         print(outcome.path)
+
+
+def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
+    """The results of a command by configuration, and the family of its comparisons. Writes the summaries over seeds."""
+    from moe_lab.results.score_table import ScoreTable
+    from moe_lab.runs.summaries import summarize
+
+    groups = summarize(outcomes, repeated_studies(jobs))
+    return groups, ScoreTable.of([*groups, *_compared_groups(outcomes, groups)]).family
+
+
+def _compared_groups(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
+    """The runs that the command's runs are compared with, such as calibration, each alone.
+
+    Those of a run with several seeds are left out: one of them has no test of its own.
+    """
+    single = {group.results[0].run_id for group in groups if group.summary is None}
+    shown = {outcome.run.run_id for outcome in outcomes}
+    found = {
+        other.run_id: other.stored()
+        for outcome in outcomes
+        if outcome.run.run_id in single
+        for other in outcome.run.compared_runs.values()
+        if other.run_id not in shown
+    }
+    return [SeedGroup([stored]) for stored in found.values() if stored is not None]
 
 
 def list_stored(output: Path) -> int:
@@ -146,18 +172,18 @@ def _check_tuning_keys(configs: Sequence[Config]) -> None:
     """Raise ConfigError for keys of `tuning` if no cell of the grid tunes."""
     if any(config.tuning.name != "none" for config in configs):
         return
-    untouched = asdict(TuningConfig())
+    defaults = asdict(TuningConfig())
     for key, value in asdict(configs[0].tuning).items():
-        if value != untouched[key]:
+        if value != defaults[key]:
             raise ConfigError(
                 f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "
                 "it out."
             )
 
 
-def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
     """The results in their order, each once and after the results that it is compared with."""
-    ordered: dict[str, dict[str, Any]] = {}
+    ordered: dict[str, RunResult] = {}
     for outcome in outcomes:
         for other in outcome.run.compared_runs.values():
             if (stored := other.stored()) is not None:
@@ -166,45 +192,29 @@ def beside_baselines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return list(ordered.values())
 
 
-def print_results(outcomes: Sequence[Outcome]) -> None:
+def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
     """Print the tables of results and of metrics, each run after those that it is compared with."""
-    from moe_lab.reports.terminal.counterfactual import print_counterfactual
-    from moe_lab.reports.terminal.expert_metrics import print_expert_metrics
     from moe_lab.reports.terminal.results import print_outcomes
 
-    shown = beside_baselines(outcomes)
-    blocks = [results["moe_lab"] for results in shown]
-    lines = [line for block in blocks for line in get_method(block["method"]["name"]).footnotes(block)]
-    print_outcomes(shown, list(dict.fromkeys(lines)))
-    measured = [one for one in outcomes if one.run.config.metrics == "expert"]
-    runs = [run for one in measured for run in (*one.run.compared_runs.values(), one.run)]
-    folders = {run.run_id: run.folder for run in runs}
-    print_expert_metrics(
-        [(results, folders[results["moe_lab"]["run_id"]]) for results in beside_baselines(measured)]
-    )
-    print_counterfactual(
-        [(one.results, one.run.folder) for one in outcomes if one.run.config.metrics == "counterfactual"]
-    )
+    shown = with_compared(outcomes)
+    lines = [line for result in shown for line in get_method(result.method).footnotes(result["moe_lab"])]
+    print_outcomes(shown, list(dict.fromkeys(lines)), family)
+    measured = with_compared([one for one in outcomes if one.run.config.metrics != "none"])
+    for metrics in dict.fromkeys(one.run.config.metrics for one in outcomes):
+        if (view := view_of(metrics)) is not None:
+            view.print(measured)
 
 
-def write_report(outcomes: Sequence[Outcome], summaries: Sequence[Path]) -> Path:
+def write_report(outcomes: Sequence[Outcome], over_seeds: Sequence[SeedGroup], family: Family) -> Path:
     """Write the page of a grid, and `report.html`, a copy of the newest page, whose path is returned.
 
-    Each run stands after those that it is compared with.
-
-    Args:
-        summaries: the files over seeds.
+    Each run comes after those that it is compared with.
     """
     from moe_lab.reports.pages.runs_page import write_runs_page
-    from moe_lab.reports.pages.stored_run import StoredRun
-    from moe_lab.results.stored_files import read_mapping
 
-    runs = [run for one in outcomes for run in (*one.run.compared_runs.values(), one.run)]
-    folders = {run.run_id: run.folder for run in runs}
-    stored = [StoredRun(folders[each["moe_lab"]["run_id"]], each) for each in beside_baselines(outcomes)]
     output = Path(outcomes[0].run.config.output_dir)
-    over_seeds = [found for file in summaries if (found := read_mapping(file))]
-    page = write_runs_page(stored, output / "pages" / page_name(outcomes), over_seeds)
+    page = output / "pages" / page_name(outcomes)
+    write_runs_page(with_compared(outcomes), page, family, over_seeds)
     newest = output / "report.html"
     write_atomically(newest, page.read_bytes())
     return newest
@@ -215,12 +225,12 @@ def page_name(outcomes: Sequence[Outcome]) -> str:
 
     The id is the SHA-256 of the run ids.
     """
-    blocks = [outcome.results["moe_lab"] for outcome in outcomes]
-    digest = hashlib.sha256(" ".join(sorted(block["run_id"] for block in blocks)).encode()).hexdigest()
+    results = [outcome.results for outcome in outcomes]
+    digest = hashlib.sha256(" ".join(sorted(result.run_id for result in results)).encode()).hexdigest()
     parts = (
-        [block["model"]["name"] for block in blocks],
-        [block["method"]["name"] for block in blocks],
-        [task for block in blocks for task in block["task"]["tasks"]],
+        [result.model for result in results],
+        [result.method for result in results],
+        [task for result in results for task in result.tasks],
     )
     return folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest) + ".html"
 

@@ -1,23 +1,95 @@
-"""The jobs of a grid: of each configuration its runs, one per seed, and with tuning the studies before them."""
+"""The jobs of a command: configurations with their studies, trainings and runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, ModelConfig, TuningConfig
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.training_method import ModelMaker
+from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.results.identity import task_label
 from moe_lab.runs.config import in_cell
-from moe_lab.runs.recipes import Training
+from moe_lab.runs.evaluation.measures import measure_of
 
 if TYPE_CHECKING:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
+
+
+# Models that are trained on first use: `model.recipe` has the keys of method=pretrain
+#
+# Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
+
+METHOD = "pretrain"
+
+
+class Training:
+    """The training that makes the model of a configuration with a recipe."""
+
+    def __init__(self, config: Config):
+        """Raises ConfigError for a recipe that method=pretrain does not take."""
+        assert config.model.recipe is not None
+        if issubclass(get_method(config.method.name), TrainingMethod):
+            raise ConfigError(
+                f"method={config.method.name} trains, and model={config.model.name} is trained on first use. Use "
+                "another model, or give the recipe's keys to method=pretrain."
+            )
+        method = get_method(METHOD)
+        keys: dict[str, Any] = {"name": METHOD, **config.model.recipe}
+        self.evaluated = config
+        self.config = replace(
+            config,
+            method=build(method.Config, keys, prefix="model.recipe."),
+            model=ModelConfig(name=config.model.name, tokenizer=config.model.tokenizer),
+            tuning=TuningConfig(),
+            metrics="none",
+            baseline=False,
+        )
+        self.method: Any = method(self.config.method)
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """The facts of the trained model."""
+        from moe_lab.models.facts import model_facts
+
+        one = self.config
+        untrained = model_facts(one.model, dtype=one.dtype, device=one.device, offline=one.offline)
+        return self.method.trained_facts(one, untrained)
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the trained model's folder."""
+        return self.method.trained(self.config, self.facts).folder.name
+
+    def left(self) -> dict[str, tuple[int, int]]:
+        """By name of the model's folder: optimizer steps and tokens; empty where it is trained."""
+        return self.method.training_left(self.config, self.facts)
+
+    def made(self) -> Config | None:
+        """The configuration with the trained model; None where the training is not finished."""
+        return None if self.left() else self._resolved(lambda: None)
+
+    def make(self, models: ModelPool) -> Config:
+        """The configuration with the trained model, which is trained as far as it is missing.
+
+        Raises RunHeldError if another process trains it.
+        """
+        return self._resolved(models.free)
+
+    def _resolved(self, free: Any) -> Config:
+        trained = self.method.resolve_model(self.config, self.facts, free).model
+        model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)
+        return replace(self.evaluated, model=model)
+
+
+# The jobs of a grid: of each configuration its runs, one per seed, and with tuning the studies before them
 
 PROFILE = "profile"
 """As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
@@ -154,14 +226,15 @@ def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
 def by_model(jobs: Sequence[Job]) -> list[Job]:
     """The jobs grouped by model, so that each model is loaded once.
 
-    Within a model, jobs with metrics=expert come first: their metrics are counted while answers are computed.
+    Within a model, jobs whose metrics are counted while answers are computed come first (metrics=expert).
     """
     models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
-    order = sorted(
-        range(len(jobs)),
-        key=lambda index: (models.index(models[index]), jobs[index].config.metrics != "expert"),
-    )
-    return [jobs[index] for index in order]
+
+    def place(index: int) -> tuple[int, bool]:
+        measure = measure_of(jobs[index].config.metrics)
+        return models.index(models[index]), measure is None or not measure.while_answering
+
+    return [jobs[index] for index in sorted(range(len(jobs)), key=place)]
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:

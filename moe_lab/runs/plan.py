@@ -11,21 +11,26 @@ from rich.table import Table
 
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.methods import get_method
+from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.profile import read_profile
-from moe_lab.methods.training_method import TrainingMethod
-from moe_lab.metrics.registry import evaluations
-from moe_lab.reports.terminal.console import print_note, print_table
+from moe_lab.reports.terminal.layout import (
+    names,
+    numbers,
+    print_note,
+    print_stacked,
+    print_table,
+    stacked_table,
+)
 from moe_lab.reports.terminal.results import settings
-from moe_lab.reports.terminal.stacks import names, numbers, print_stacked, stacked_table
-from moe_lab.runs.budget import Budget, hours_text, trial_tokens
-from moe_lab.runs.estimate import estimates
+from moe_lab.runs.attempts import run_state
+from moe_lab.runs.budget import Budget, estimates, hours_text, trial_tokens
+from moe_lab.runs.evaluation.measures import measure_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
-from moe_lab.runs.state import run_state
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
-    from moe_lab.tasks.estimate import Workload
+    from moe_lab.tasks.requests import Workload
 
 UNKNOWN = 1.0
 """Stands for temperatures that a study will find."""
@@ -98,9 +103,8 @@ class Plan:
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
         missing = state != "done"
-        again = 1 if run.config.metrics == "counterfactual" else 0
-        if run.config.metrics == "expert" and run.method.interventions:
-            again = evaluations()
+        measure = measure_of(run.config.metrics)
+        again = 0 if measure is None else measure.evaluations(run.method)
         measured = run.measured and not run.config.rerun
         todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
         read = todo + (self._first(run) if missing else 0)

@@ -1,17 +1,21 @@
-"""`prepare` checks a configuration without weights, identifies it and returns a `Run`. It computes nothing."""
+"""A configuration becomes a checked run with its id, before weights load."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.training_method import ModelMaker, TrainingMethod
-from moe_lab.models.hub.offline import go_offline
+from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.models.hub import go_offline
+from moe_lab.models.identity import model_identity
+from moe_lab.models.source import model_source
 from moe_lab.results.folder import check_writable
+from moe_lab.results.identity import HASHED, folder_name, task_label, task_settings
 from moe_lab.runs.checks import (
     check_chat_template,
     check_code_execution,
@@ -21,8 +25,10 @@ from moe_lab.runs.checks import (
     check_texts,
     check_votes,
 )
-from moe_lab.runs.metric_checks import check_metrics
+from moe_lab.runs.evaluation.measures import measure_of
 from moe_lab.runs.run import Run
+from moe_lab.tasks.documents import documents_digest
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -30,6 +36,45 @@ if TYPE_CHECKING:
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
 
+
+# The content of a run's id: all that determines the numbers, and nothing else
+
+
+def identity(
+    config: Config,
+    method: Method,
+    facts: ModelFacts,
+    tasks: TaskDict,
+    samples: dict[str, list[int]],
+    documents: dict[str, list[int]] | None = None,
+) -> dict[str, Any]:
+    """The content that is hashed to a run's id, as plain values.
+
+    `samples` are document numbers per task. `documents` are the same documents as numbers in `task_docs`; None if both
+    agree.
+    """
+    determines = replace(config, overrides=[], rerun=False)
+    data = once(f"data {determines} {method.config} {facts}", lambda: method.data_identity(config, facts))
+    return {
+        "model": model_identity(model_source(config.model), config.model),
+        "dtype": facts.dtype,
+        "method": {"config": method.identity(facts), "numerics": method.version}
+        | ({"reads": data} if data else {}),
+        "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
+        "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
+        "settings": {name: getattr(config, name) for name in sorted(HASHED)},
+        "samples": samples,
+        "documents": documents_digest(tasks, documents or samples),
+        "seed": config.seed if method.random else None,
+    }
+
+
+def run_name(config: Config, digest: str) -> str:
+    """`<model>-<method>-<task>-<id8>`: the name of a run's folder."""
+    return folder_name(config.model.name, config.method.name, task_label(config.task.name), digest=digest)
+
+
+# `prepare` checks a configuration without weights, identifies it and returns a `Run`. It computes nothing
 
 OF_METHOD = ("method=", "method.", "tuning=", "tuning.")
 """Beginnings of the overrides that belong to a method."""
@@ -58,12 +103,15 @@ def prepare(config: Config) -> Run:
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
     check_texts(tasks, samples)
-    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
+    facts = once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
     check_router(method, facts)
-    check_metrics(method, config, facts, tasks)
-    load_tokenizer(config.model, offline=config.offline)
+    if (measure := measure_of(config.metrics)) is not None:
+        measure.check(method, config, facts, tasks)
+    load = partial(load_tokenizer, config.model, offline=config.offline)
+    once(f"tokenizer {config.model} {config.offline}", load)
     method.check(facts)
     check_chat_template(config)
     check_generation(config, facts, tasks)
@@ -79,16 +127,25 @@ def prepare(config: Config) -> Run:
     comparisons = {
         name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
         for name, (other, typed) in method.comparisons().items()
+        if get_method(other.name).changes_greedy or not _greedy(config, tasks)
     }
     return replace(run, baseline=baseline, comparisons=comparisons)
+
+
+def _greedy(config: Config, tasks: TaskDict) -> bool:
+    """Whether all answers are generated, each token the most probable one."""
+    return all(
+        task.get_config("output_type") == "generate_until"
+        and not (task.get_config("generation_kwargs") or {}).get("do_sample")
+        for task in tasks["tasks"].values()
+    )
 
 
 def _identified(
     config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
 ) -> Run:
     from moe_lab.results.identity import run_id
-    from moe_lab.runs.identity import identity, run_name
-    from moe_lab.tasks.judges.registry import judges_of
+    from moe_lab.tasks.judges import judges_of
 
     content = identity(config, method, facts, tasks, samples)
     judges = judges_of(config, tasks)
@@ -114,6 +171,7 @@ def _identified(
 def _baseline_config(config: Config) -> Config:
     others = (*OF_METHOD, "seed=", "seeds=", "rerun=")
     kept = [override for override in config.overrides if not override.lstrip("+").startswith(others)]
+    measure = measure_of(config.metrics)
     return replace(
         config,
         method=get_method("base").Config(name="base"),
@@ -121,7 +179,7 @@ def _baseline_config(config: Config) -> Config:
         seeds=1,
         rerun=False,
         baseline=False,
-        metrics="none" if config.metrics == "counterfactual" else config.metrics,
+        metrics=config.metrics if measure is not None and measure.of_baseline else "none",
         overrides=["method=base", *kept],
     )
 

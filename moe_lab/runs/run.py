@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
-from moe_lab.metrics.stored_counterfactual import stored_counterfactual
-from moe_lab.metrics.stored_metrics import stored_metrics
-from moe_lab.results.flips import FILE as FLIPS
-from moe_lab.results.folder import RunFolder, older_intervals, version_marks
-from moe_lab.results.verdicts import waiting
+from moe_lab.reports.measures import view_of
+from moe_lab.results.folder import RunFolder
+from moe_lab.results.identity import decisive_versions
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import FILE as FLIPS
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.tasks.judges.judge import Judge
+    from moe_lab.tasks.judges import Judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Run:
 
     config: Config
     run_id: str
-    """SHA-256 of all that determines the numbers (`moe_lab.runs.identity`)."""
+    """SHA-256 of all that determines the numbers (`moe_lab.runs.prepare`)."""
     folder: Path
     facts: ModelFacts
     method: Method
@@ -37,7 +37,7 @@ class Run:
     samples: dict[str, list[int]]
     """Document numbers per task."""
     baseline: Run | None = None
-    """The untouched model on the same documents; None with baseline=false."""
+    """The base model on the same documents; None with baseline=false."""
     comparisons: dict[str, Run] = field(default_factory=dict)
     """Runs of other methods on the same documents, by name (`Method.comparisons`)."""
     judges: tuple[Judge, ...] = ()
@@ -59,16 +59,14 @@ class Run:
     def measured(self) -> bool:
         """Whether a result is stored with the wanted metrics, its flips, current intervals and all verdicts."""
         stored = self.stored()
-        if stored is None or older_intervals(stored["moe_lab"]) or not self.has_flips:
+        if stored is None or stored.older_intervals or not self.has_flips:
             return False
-        return self.has_metrics and not (self.judges and waiting(stored))
+        return self.has_metrics and not (self.judges and stored.waiting)
 
     @property
     def has_metrics(self) -> bool:
         """Whether the wanted metrics are stored."""
-        if self.config.metrics == "counterfactual":
-            return stored_counterfactual(self.folder, self.run_id, self.facts.commit) is not None
-        return self.config.metrics == "none" or self.stored_metrics() is not None
+        return self.stored_metrics() is not None or self.config.metrics == "none"
 
     @property
     def tells_flips(self) -> bool:
@@ -87,7 +85,7 @@ class Run:
         if not self.tells_flips or (self.folder / FLIPS).exists():
             return True
         stored = self.stored()
-        return stored is not None and bool(version_marks(stored["moe_lab"]))
+        return stored is not None and bool(stored.version_notes)
 
     @property
     def num_documents(self) -> int:
@@ -110,13 +108,19 @@ class Run:
             if not run.done:
                 run.store.check_free()
 
-    def stored(self) -> dict[str, Any] | None:
-        """The content of results.json if it is complete and of this run and hub commit, else None."""
+    def stored(self) -> RunResult | None:
+        """The result if it is complete and of this run and hub commit, else None."""
         return self.store.stored(self.facts.commit)
 
     def stored_metrics(self) -> dict[str, Any] | None:
-        """The content of expert_metrics.json if it is complete and of this run and hub commit, else None."""
-        return stored_metrics(self.folder, self.run_id, self.facts.commit)
+        """What `metrics=` measured, if it is complete and of this run and hub commit, else None."""
+        view = view_of(self.config.metrics)
+        return None if view is None else view.stored(self.folder, self.run_id, self.facts.commit)
+
+    @property
+    def answers_header(self) -> dict[str, Any]:
+        """What the log of the run's answers begins with: whose answers they are."""
+        return {"run_id": self.answers_id, "commit": self.facts.commit, "versions": decisive_versions()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +128,7 @@ class Outcome:
     """The result of a run."""
 
     run: Run
-    results: dict[str, Any]
-    """The content of results.json."""
+    results: RunResult
     stored: bool
     """Whether the result was stored before this command."""
     path: Path

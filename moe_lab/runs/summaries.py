@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.crossed import crossed_mean
-from moe_lab.results.folder import version_marks
+from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
-from moe_lab.results.significance import log_likelihoods, p_over_documents, p_over_seeds
+from moe_lab.results.score_table import SeedGroup
+from moe_lab.results.significance import crossed_mean, log_likelihoods, p_over_documents, p_over_seeds
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,
@@ -23,73 +23,79 @@ from moe_lab.results.statistics import (
     interval_of_mean,
     over_seeds,
 )
-from moe_lab.runs.identity import run_name
+from moe_lab.runs.prepare import run_name
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Outcome, Run
 
 
-def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[Path]:
-    """Write a summary of every run with at least two seeds. Returns the paths of the files.
+def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[SeedGroup]:
+    """The outcomes by configuration, with one result per seed. Writes the summary of each that has several.
 
     Args:
-        repeated: the run ids of each configuration with a study per seed (`tuning.seeds`).
+        repeated: the run ids of each configuration with a study or a model per seed.
     """
+    by_id = {outcome.run.run_id: outcome for outcome in outcomes}
+    own = [[by_id[run_id] for run_id in run_ids if run_id in by_id] for run_ids in repeated]
+    grouped = {outcome.run.run_id for group in own if len(group) > 1 for outcome in group}
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
+        if outcome.run.run_id in grouped:
+            continue
         # seeds of one run may differ in their overrides and in where they ran, and in nothing else
         config = replace(outcome.run.config, seed=0, overrides=[])
         groups.setdefault(repr(config), []).append(outcome)
-    by_id = {outcome.run.run_id: outcome for outcome in outcomes}
-    for run_ids in repeated:
-        groups[" ".join(run_ids)] = [by_id[run_id] for run_id in run_ids if run_id in by_id]
-    return [_write(group) for group in groups.values() if len({one.run.run_id for one in group}) > 1]
+    return [*map(_group, groups.values()), *(_group(group) for group in own if len(group) > 1)]
+
+
+def _group(outcomes: Sequence[Outcome]) -> SeedGroup:
+    results = list({one.results.run_id: one.results for one in outcomes}.values())
+    if len(results) < 2:
+        return SeedGroup(results)
+    content = summary(outcomes)
+    return SeedGroup(results, content, _write(outcomes, content))
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
     `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean
-    minus `base`, the score of the untouched model, with both intervals and the p of a test over each, and with five
-    seeds or more an interval and a p over both together (`results/crossed.py`); `compared` has
+    minus `base`, the score of the base model, with both intervals and the p of a test over each, and with five
+    seeds or more an interval and a p over both together (`results/significance.py`); `compared` has
     the same for the other comparisons by name. With one study in `studies` the spread over seeds is that of the
     evaluation alone; with one per seed it includes the search. `versions` are those of the runs; if they differ,
     those of a run with other versions than now.
     """
-    blocks = [outcome.results["moe_lab"] for outcome in outcomes]
-    first = blocks[0]
-    optional = {key: first[key] for key in ("untuned", "tuning", "judges") if key in first}
-    return {
+    results = [outcome.results for outcome in outcomes]
+    first = results[0]
+    older = next((result for result in results if result.version_notes), first)
+    return first.settings | {
         "schema_version": 1,
-        "model": first["model"],
-        "method": first["method"],
-        "task": first["task"],
-        "partial": any(block["partial"] for block in blocks),
-        **optional,
-        "versions": next((block for block in blocks if version_marks(block)), first)["versions"],
+        "partial": any(result.partial for result in results),
+        "versions": older.versions,
         "statistics": VERSION,
-        "overrides": first["overrides"],
+        "overrides": first.overrides,
         "seeds": [outcome.run.config.seed for outcome in outcomes],
-        "studies": list(dict.fromkeys(block["tuning"]["study"] for block in blocks if "tuning" in block)),
-        "run_ids": [outcome.run.run_id for outcome in outcomes],
-        "scores": {name: _scores(name, outcomes) for name in first["task"]["tasks"]},
+        "studies": list(dict.fromkeys(result.tuning["study"] for result in results if result.tuning)),
+        "run_ids": [result.run_id for result in results],
+        "scores": {name: _scores(name, outcomes) for name in first.tasks},
     }
 
 
-def _write(outcomes: Sequence[Outcome]) -> Path:
+def _write(outcomes: Sequence[Outcome], content: dict[str, Any]) -> Path:
     config = outcomes[0].run.config
     runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
     path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, summary(outcomes))
+    write_json(path, content)
     return path
 
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
-    values = [_values(outcome.run, outcome.results, name) for outcome in outcomes]
+    values = [_values(outcome.results, name) for outcome in outcomes]
     others = {key: [_Other.read(run, name) for run in runs] for key, runs in _compared_runs(outcomes).items()}
     summaries = {}
     for metric in values[0]:
@@ -208,7 +214,7 @@ class _Other:
     def read(cls, run: Run, task: str) -> _Other:
         stored = run.stored()
         assert stored is not None
-        return cls(stored["results"][task], _values(run, stored, task))
+        return cls(dict(stored.scores(task)), _values(stored, task))
 
 
 def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
@@ -219,8 +225,8 @@ def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
     return {name: others for name, others in distinct.items() if all(run.done for run in others)}
 
 
-def _values(run: Run, results: dict[str, Any], task: str) -> Values:
-    return metric_values(read_samples(run.folder, results)[task])
+def _values(result: RunResult, task: str) -> Values:
+    return metric_values(read_samples(result)[task])
 
 
 def _list(interval: Interval | None) -> list[float] | None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lm_eval
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.judges.lm_eval_hooks import score
-from moe_lab.tasks.judges.registry import judge_metrics
-from moe_lab.tasks.letters import in_letters
+from moe_lab.tasks.answer_forms import in_letters, voted
+from moe_lab.tasks.documents import HeldOutDataset, Holdout, first_split, held_out_config, source_split
+from moe_lab.tasks.judges import judge_metrics, score
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
-from moe_lab.tasks.own_files import has_own_files
-from moe_lab.tasks.self_consistency import voted
-from moe_lab.tasks.tuning_split import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -27,52 +24,17 @@ if TYPE_CHECKING:
 
     from moe_lab.config.schema import Config
 
+
 OWN_TASKS = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """Changes to an lm-eval task's configuration, made before its documents are loaded."""
-
-    data_dir: str | None
-    folder: str | None
-    """Folder under `data_dir` for all tasks; None: each task's name."""
-    filter_column: str | None
-    """Column of a shared file whose value is the task's `dataset_name`; None: files are not shared."""
-    fewshot_split: str | None
-    num_fewshot: int | None
-    letters: bool
-    """Whether answers are letters (`letters.py`)."""
-    self_consistency: int | None
-    """Number of samples that vote (`self_consistency.py`); None: one answer, and no vote."""
-    holdout: Holdout | None
-    """Evaluate held-out tuning documents instead of the test; None: the test."""
-    splits: tuple[str, ...]
-    """Evaluate the first available one instead of the test; empty: the test. See `load_tasks`."""
-
-    @classmethod
-    def of(
-        cls, config: Config, names: list[str], holdout: Holdout | None = None, splits: tuple[str, ...] = ()
-    ) -> TaskSettings:
-        folder = config.task.data_folder
-        if folder is None and config.task.data_filter and len(names) == 1:
-            folder = names[0]
-        return cls(
-            data_dir=config.data_dir,
-            folder=folder,
-            filter_column=config.task.data_filter,
-            fewshot_split=config.task.fewshot_split,
-            num_fewshot=config.num_fewshot,
-            letters=config.task.answer == "letters",
-            self_consistency=None if holdout or splits else config.task.self_consistency,
-            holdout=holdout,
-            splits=splits,
-        )
-
-
-def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) -> TaskDict:
-    """Load tasks, groups or tags by name or YAML file. Raises TaskError."""
-    factory = manager._factory = _Factory(settings)  # lm-eval builds every task with its factory
+def build_tasks(
+    manager: TaskManager, specs: list[str], config: Config, holdout: Holdout | None, splits: tuple[str, ...]
+) -> TaskDict:
+    """Load tasks, groups or tags by name or YAML file, as `load_tasks` describes. Raises TaskError."""
+    factory = manager._factory = _Factory(
+        config, holdout, splits
+    )  # lm-eval builds every task with its factory
     try:
         tasks = manager.load(specs)
     except ImportError as error:
@@ -82,19 +44,23 @@ def build_tasks(manager: TaskManager, specs: list[str], settings: TaskSettings) 
     for name, task in tasks["tasks"].items():
         source = _source(task.get_config("custom_dataset"))
         has_data = name in factory.with_own_files or _generated(source)
-        if settings.data_dir is not None and not isinstance(source, LocalData) and not has_data:
+        if config.data_dir is not None and not isinstance(source, LocalData) and not has_data:
             raise TaskError(f"Task {name} is defined inside its group: data_dir cannot replace its data.")
     return tasks
 
 
 class _Factory(TaskFactory):
-    def __init__(self, settings: TaskSettings):
+    def __init__(self, config: Config, holdout: Holdout | None, splits: tuple[str, ...]):
         super().__init__()
-        self._settings = settings
+        self._run, self._task = config, config.task
+        self._holdout = holdout
+        """Evaluate held-out tuning documents instead of the test set; None: the test set."""
+        self._splits = splits
+        """Evaluate the first available one instead of the test set; empty: the test set."""
         self._datasets: dict[str, Any] = {}
         """`custom_dataset` by task."""
         self.with_own_files: set[str] = set()
-        """Tasks of the user whose data `data_dir` does not replace (`own_files.py`)."""
+        """Tasks of the user whose data `data_dir` does not replace (`has_own_files`)."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         config = super()._load_full_config(entry, overrides)
@@ -102,23 +68,23 @@ class _Factory(TaskFactory):
             return config
         if has_own_files(entry.yaml_path, config):
             self.with_own_files.add(config["task"])
-        split = self._settings.fewshot_split
+        split = self._task.fewshot_split
         if split is not None:
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
-        config = in_letters(config) if self._settings.letters else dict(config)
-        if self._settings.self_consistency is not None:
-            config = voted(config, self._settings.self_consistency)
+        config = in_letters(config) if self._task.answer == "letters" else dict(config)
+        if self._task.self_consistency is not None and not (self._holdout or self._splits):
+            config = voted(config, self._task.self_consistency)
         if config.get("process_results") is score:
             config["metric_list"] = judge_metrics()
         if callable(config.get("process_docs")):
             config["process_docs"] = _once(config["process_docs"])
-        if self._settings.data_dir is None and not config.get("custom_dataset"):
+        if self._run.data_dir is None and not config.get("custom_dataset"):
             _check_hub(config)
-        holdout = self._settings.holdout
-        if self._settings.splits:
+        holdout = self._holdout
+        if self._splits:
             place = str(self._folder(config)) if self._from_data_dir(config) else "its data set"
-            config["test_split"] = first_split(config, self._settings.splits, self._exists(config), place)
+            config["test_split"] = first_split(config, self._splits, self._exists(config), place)
         if holdout is not None:
             config["test_split"] = source_split(config, self._exists(config))
         if self._from_data_dir(config):
@@ -132,33 +98,38 @@ class _Factory(TaskFactory):
     def _from_data_dir(self, config: dict[str, Any]) -> bool:
         """Whether the documents are files in `data_dir`."""
         has_data = config["task"] in self.with_own_files or _generated(config.get("custom_dataset"))
-        return self._settings.data_dir is not None and not has_data
+        return self._run.data_dir is not None and not has_data
 
     def _exists(self, config: dict[str, Any]) -> Callable[[str], bool]:
-        """A function that tells whether a split exists. A hub data set is assumed to have all splits of its task."""
+        """A function that returns whether a split exists. A hub data set is assumed to have all splits of its task."""
         if not self._from_data_dir(config):
             return lambda split: True
         folder = self._folder(config)
         return lambda split: (folder / f"{split}.jsonl").exists()
 
     def _folder(self, config: dict[str, Any]) -> Path:
-        return Path(self._settings.data_dir or "") / (self._settings.folder or config["task"])
+        return Path(self._run.data_dir or "") / self._folder_name(config["task"])
+
+    def _folder_name(self, task: str) -> str:
+        """The folder under `data_dir`: that of all tasks, of the group whose tasks share files, or the task's name."""
+        names = [self._task.name] if isinstance(self._task.name, str) else self._task.name
+        shared = names[0] if self._task.data_filter and len(names) == 1 else None
+        return self._task.data_folder or shared or task
 
     def _local_data(self, config: dict[str, Any]) -> LocalData:
-        settings = self._settings
-        assert settings.data_dir is not None
-        name = config["task"]
+        assert self._run.data_dir is not None
+        name, column = config["task"], self._task.data_filter
         if "class" in config:
             raise TaskError(
                 f"Task {name} is a Python class that loads its own data: data_dir cannot replace it."
             )
         return LocalData(
             task=name,
-            data_dir=settings.data_dir,
-            folder=settings.folder or name,
-            column=settings.filter_column,
-            value=config.get("dataset_name") if settings.filter_column else None,
-            needed=needed_splits(config, settings.num_fewshot),
+            data_dir=self._run.data_dir,
+            folder=self._folder_name(name),
+            column=column,
+            value=config.get("dataset_name") if column else None,
+            needed=needed_splits(config, self._run.num_fewshot),
             shown=shown_columns(config),
         )
 
@@ -187,20 +158,20 @@ class _Factory(TaskFactory):
     @property
     def _named_splits(self) -> dict[str | None, str]:
         """The splits that the user named, with the overrides that name them."""
-        split = self._settings.fewshot_split
-        return {name: name for name in self._settings.splits} | {split: f"task.fewshot_split={split}"}
+        split = self._task.fewshot_split
+        return {name: name for name in self._splits} | {split: f"task.fewshot_split={split}"}
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
-        from moe_lab.models.hub.failures import known_reason
+        from moe_lab.models.hub_errors import known_reason
 
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         if name in self.with_own_files:
             return f"Task {name} cannot use the data that its own YAML names: {reason}"
-        if self._settings.data_dir is not None:
+        if self._run.data_dir is not None:
             folder = self._folder({"task": name})
             return f"Task {name} cannot use the files in {folder}: {reason}\nThey need the hub data set's columns."
         dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
-        files = f"data_dir=<folder> with {self._settings.folder or name}/<split>.jsonl"
+        files = f"data_dir=<folder> with {self._folder_name(name)}/<split>.jsonl"
         known = known_reason(error, str(config.get("dataset_path")), "data set", False)
         if known:
             return f"Task {name}: {known}\nOr give {files}."
@@ -230,8 +201,8 @@ def _check_hub(config: dict[str, Any]) -> None:
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
     from httpx2 import HTTPError
 
-    from moe_lab.models.hub.failures import explain
-    from moe_lab.models.hub.repository import check_data_set
+    from moe_lab.models.hub import check_data_set
+    from moe_lab.models.hub_errors import explain
 
     path = config.get("dataset_path")
     if path is None or path in FORMATS or Path(path).exists():
@@ -251,10 +222,39 @@ def _from_hub(config: dict[str, Any], **_: Any) -> Any:
 
 
 def _source(custom_dataset: Any) -> Any:
-    """The data set behind a view with held-out documents."""
+    """The data set that a view with held-out documents is made from."""
     return custom_dataset.load if isinstance(custom_dataset, HeldOutDataset) else custom_dataset
 
 
 def _generated(custom_dataset: Any) -> bool:
     """Whether this package generates the documents, without hub and files."""
-    return str(getattr(_source(custom_dataset), "__module__", "")).startswith("moe_lab.tasks.toy.")
+    return getattr(_source(custom_dataset), "__module__", "") == "moe_lab.tasks.toy"
+
+
+# Tasks of the user whose YAML names its data: files, a folder or a function. `data_dir` does not replace them.
+
+PACKAGES = (Path(__file__).resolve().parent, Path(lm_eval.__file__).resolve().parent)
+"""Folders of packages, whose YAMLs are not the user's."""
+
+
+def has_own_files(yaml_path: Path | None, config: dict[str, Any]) -> bool:
+    """Whether a task configuration comes from a YAML of the user and names local data."""
+    if yaml_path is None or any(folder in Path(yaml_path).resolve().parents for folder in PACKAGES):
+        return False
+    function = config.get("custom_dataset")
+    if function is not None:
+        return not str(getattr(function, "__module__", "")).startswith(
+            "moe_lab."
+        )  # else of a YAML it includes
+    path = config.get("dataset_path")
+    if path is None:
+        return False
+    return _names_files(path, config.get("dataset_kwargs") or {}) or Path(path).is_dir()
+
+
+def _names_files(path: str, options: dict[str, Any]) -> bool:
+    """Whether `path` is a file format of `datasets`, with local files."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
+
+    files = options.get("data_files") or options.get("data_dir")
+    return path in FORMATS and files is not None and "://" not in str(files)

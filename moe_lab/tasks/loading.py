@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks.generation import MAX_NEW_TOKENS
-from moe_lab.tasks.judges.registry import judge_names
+from moe_lab.tasks.judges import judge_names
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks.manager import TaskDict, TaskManager
 
     from moe_lab.config.schema import Config
-    from moe_lab.tasks.tuning_split import Holdout
+    from moe_lab.tasks.documents import Holdout
+
+
+MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""lm-eval's names of the number of new tokens, in its order of precedence."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Generation settings that turn sampling on."""
@@ -28,7 +31,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 OWN_TASKS = Path(__file__).resolve().parent
 
 
-_cache: dict[str, TaskDict] | None = None
+_cache: dict[str, Any] | None = None
+T = TypeVar("T")
 
 
 @contextmanager
@@ -42,28 +46,34 @@ def task_cache() -> Iterator[None]:
         _cache = outer
 
 
+def once(key: str, compute: Callable[[], T]) -> T:
+    """The value of `compute`, computed once for a key within `task_cache`. The key has all that determines it."""
+    if _cache is None:
+        return compute()
+    if key not in _cache:
+        _cache[key] = compute()
+    found: T = _cache[key]
+    return found
+
+
 def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str, ...] = ()) -> TaskDict:
     """The tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
 
-    With `holdout` they evaluate tuning documents (`tuning_split.py`) instead of their test. With `splits` they evaluate
+    With `holdout` they evaluate tuning documents (`documents.py`) instead of their test. With `splits` they evaluate
     the first available one: a split's name, or lm-eval's key for one (`training_split`).
 
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
-    if _cache is None:
-        return _build(config, holdout, splits)
     settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
     key = repr(
         (config.task, judge_names(config), [getattr(config, name) for name in settings], holdout, splits)
     )
-    if key not in _cache:
-        _cache[key] = _build(config, holdout, splits)
-    return _cache[key]
+    return once(key, lambda: _build(config, holdout, splits))
 
 
 def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
-    from moe_lab.tasks.factory import TaskSettings, build_tasks
+    from moe_lab.tasks.factory import build_tasks
 
     _quiet_lm_eval()
     seed_as_lm_eval()
@@ -71,7 +81,7 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     if not names:
         raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
     manager, specs = _find(tuple(names), config.task.include_path)
-    tasks = build_tasks(manager, specs, TaskSettings.of(config, names, holdout, splits))
+    tasks = build_tasks(manager, specs, config, holdout, splits)
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
@@ -86,24 +96,39 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
 def task_file(name: str) -> Path | None:
     """The YAML file that defines a task of this name; None for a group, a tag, an unknown name, or several files.
 
-    A file of the same name takes a tenth of a second, a search in all files half a second, and lm-eval's index ten
-    times that.
+    Reading lm-eval's index takes ten times as long as reading the names in all files, and that takes five times as long
+    as finding a file of the same name.
     """
     from importlib.util import find_spec
 
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
-    roots = (OWN_TASKS, Path(spec.origin).parent / "tasks")
-    quoted = re.escape(name.encode())
-    defines = re.compile(
-        rb"""^["']?task["']?:[ ]*["']?""" + quoted + rb"""["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE
-    )
-    for root in roots:
-        files = [file for file in root.rglob("*.yaml") if file.stem == name and _task_of(file) == name]
-        files = files or [file for file in root.rglob("*.yaml") if defines.search(file.read_bytes())]
+    for root in (OWN_TASKS, Path(spec.origin).parent / "tasks"):
+        files = [file for file in _yaml_files(root).get(name, []) if _task_of(file) == name]
+        files = files or _defined(root).get(name, [])
         if files:
             return files[0] if len(files) == 1 and _task_of(files[0]) == name else None
     return None
+
+
+@lru_cache(maxsize=2)
+def _yaml_files(root: Path) -> dict[str, list[Path]]:
+    """All YAML files of a folder by stem."""
+    files: dict[str, list[Path]] = {}
+    for file in root.rglob("*.yaml"):
+        files.setdefault(file.stem, []).append(file)
+    return files
+
+
+@lru_cache(maxsize=2)
+def _defined(root: Path) -> dict[str, list[Path]]:
+    """The YAML files of a folder by the name of the task that each defines."""
+    defines = re.compile(rb"""^["']?task["']?:[ ]*["']?([^"'#\r\n]+?)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE)
+    named: dict[str, list[Path]] = {}
+    for file in (file for files in _yaml_files(root).values() for file in files):
+        for name in dict.fromkeys(defines.findall(file.read_bytes())):
+            named.setdefault(name.decode(errors="replace"), []).append(file)
+    return named
 
 
 def _task_of(file: Path) -> Any:
@@ -158,7 +183,7 @@ def _refuse_unsupported(name: str, task: Task) -> None:
 
 
 def _refuse_judged(name: str, task: Task) -> None:
-    from moe_lab.tasks.judges.lm_eval_hooks import is_judged
+    from moe_lab.tasks.judges import is_judged
 
     if is_judged(task):
         raise TaskError(
@@ -171,8 +196,7 @@ def _apply_settings(task: Any, config: Config) -> None:
     """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
     from lm_eval.filters import build_filter_ensemble
 
-    from moe_lab.tasks.judges.lm_eval_hooks import is_judged, keep_metrics
-    from moe_lab.tasks.judges.registry import judge_class
+    from moe_lab.tasks.judges import is_judged, judge_class, keep_metrics
 
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
         own = task.get_config("generation_kwargs") or {}

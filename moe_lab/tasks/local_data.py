@@ -1,4 +1,4 @@
-"""Local JSON Lines instead of a hub data set: `<data_dir>/<folder>/<split>.jsonl` with the same columns.
+"""Local JSON Lines files instead of a hub data set: `<data_dir>/<folder>/<split>.jsonl` with the same columns.
 
 The JSON loader of `datasets` is not used: it caches by path and turns strings that look like dates into timestamps.
 """
@@ -45,8 +45,6 @@ class LocalData:
         return _Splits({split: self._split(split, purpose) for split, purpose in self.needed})
 
     def _split(self, split: str, purpose: str) -> Dataset:
-        from datasets import Dataset
-
         file = self.path / f"{split}.jsonl"
         rows = read_jsonl(file, f"{self.task} needs it {purpose}")
         for number, row in enumerate(rows, start=1):
@@ -56,10 +54,10 @@ class LocalData:
         if self.column is not None:
             if self.column not in rows[0]:
                 raise TaskError(f"{file} has no column {self.column!r}, which task.data_filter names.")
-            rows = [row for row in rows if row[self.column] == self.value]
-            if not rows:
+            if not any(row[self.column] == self.value for row in rows):
                 raise TaskError(f"{file} has no row with {self.column}={self.value!r} for {self.task}.")
-        return Dataset.from_list(rows)
+        stat = file.stat()
+        return _dataset(file.resolve(), stat.st_mtime_ns, stat.st_size, self.column, self.value)
 
 
 class _Splits(dict):
@@ -123,6 +121,15 @@ def _read(file: Path, _mtime_ns: int, _size: int) -> Rows:
     if not rows:
         raise TaskError(f"{file} is empty.")
     return rows
+
+
+@lru_cache(maxsize=32)
+def _dataset(file: Path, mtime_ns: int, size: int, column: str | None, value: str | None) -> Dataset:
+    """The rows of a file, or those with a value in a column. Several tasks, and views of one task, share them."""
+    from datasets import Dataset
+
+    rows = _read(file, mtime_ns, size)
+    return Dataset.from_list([row for row in rows if column is None or row[column] == value])
 
 
 def _row(line: str, first: dict[str, Any] | None, place: str) -> dict[str, Any]:

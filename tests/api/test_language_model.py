@@ -1,6 +1,5 @@
-"""Text of a model under a method: stop strings, streamers, and the forms that texts and token ids take.
-
-Broken by: a stop string or a streamer that transformers does not pass on and that is dropped.
+"""Breaks if a stop string or a streamer is dropped, if a form of texts or token ids is refused, or if a model is read
+wrongly.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from transformers import StopStringCriteria, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from moe_lab import RoE
-from tests.support.models import left_padded, small_model
+from moe_lab.api.language_model import loaded_model
+from moe_lab.errors import ModelError
+from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import by_family
 
 
@@ -83,3 +84,20 @@ def test_one_text_and_several(roe, tokenizer):
     forms = (ids, [ids], torch.tensor(ids), torch.tensor([ids]), [torch.tensor(ids)])
     shapes = [tuple(roe.next_token_logprobs(form).shape) for form in forms]
     assert shapes == [(V,), (1, V), (V,), (1, V), (1, V)]
+
+
+# The model
+
+
+def test_facts_are_those_of_the_configuration(tokenizer):
+    loaded = loaded_model(make_model("mixtral").bfloat16(), tokenizer)
+    facts = loaded.facts
+    assert (facts.family, facts.dtype, facts.experts, facts.top_k) == ("mixtral", "bfloat16", 6, 2)
+    assert facts.moe_layers == 4 and facts.routers is not None and loaded.device.type == "cpu"
+
+
+def test_models_that_cannot_be_routed_otherwise_are_refused(tokenizer):
+    with pytest.raises(ModelError, match="No router was found"):
+        loaded_model(make_model("llama"), tokenizer)
+    with pytest.raises(ModelError, match=r"model\.eval"):
+        loaded_model(make_model("olmoe").train(), tokenizer)

@@ -88,7 +88,6 @@ def test_simple_evaluate_scores_as_the_command(tmp_path, capsys, tiny_olmoe_dir)
 
 
 def test_lm_eval_knows_the_name():
-    """Its registry may be imported before or after this package: tests/models/test_registration.py."""
     from lm_eval.api.registry import get_model
 
     assert get_model("moe_lab").__name__ == "PretrainedLM"

@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks.faults.child import Ended
 from benchmarks.faults.damage import DAMAGES
+from benchmarks.faults.hostile_models import hostilities
 from benchmarks.faults.kinds import Kind, difference, results_in
 from benchmarks.faults.lines import _problem
 from benchmarks.faults.logs import OF_BYTES, Logs, _odd_value, _places
-from benchmarks.faults.models import NAME, _message_problem, hostilities
+from benchmarks.faults.models import NAME, _message_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = {"results": {"t": {"acc,none": 0.5}}, "date": 1.0, "moe_lab": {"cost": {"wall_seconds": 2.0}}}

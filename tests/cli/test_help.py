@@ -7,10 +7,8 @@ import re
 import pytest
 import yaml
 
-from moe_lab.cli.help import GROUPS
-from moe_lab.cli.help_options import FOOT
-from moe_lab.config.catalog import option_files, read_option
-from moe_lab.config.paths import resource_folder
+from moe_lab.cli.help import FOOT, GROUPS
+from moe_lab.config.catalog import option_files, read_option, resource_folder
 from tests.support.command import run_command
 
 CONF = resource_folder("conf")

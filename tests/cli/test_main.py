@@ -18,20 +18,20 @@ import pytest
 
 import moe_lab.runs.execute
 import moe_lab.runs.prepare
-from moe_lab.cli.doctor import inputs, report
+from moe_lab.cli import doctor
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries, main
 from moe_lab.config import schema
-from moe_lab.config.catalog import option_files, read_option
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import option_files, read_option, resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.terminal.results import settings
-from moe_lab.runs import estimate, grid
-from moe_lab.runs.estimate import estimates
-from moe_lab.tasks.estimate import Workload
+from moe_lab.runs import budget as estimate
+from moe_lab.runs import grid
+from moe_lab.runs.budget import estimates
+from moe_lab.tasks.requests import Workload
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
 from tests.support.stored_runs import pair_of_runs
 
@@ -339,9 +339,8 @@ def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp
 @pytest.fixture
 def few_tasks(monkeypatch):
     """Documented tasks are these two: the survey of all takes half a minute."""
-    monkeypatch.setattr(report, "option_files", lambda group, folders: ["svamp", "toy_math"])
-    monkeypatch.setattr(inputs, "code_execution", lambda: "possible, in a cage of x")
-    monkeypatch.setattr(report, "code_execution", lambda: "possible, in a cage of x")
+    monkeypatch.setattr(doctor, "option_files", lambda group, folders: ["svamp", "toy_math"])
+    monkeypatch.setattr(doctor, "code_execution", lambda: "possible, in a cage of x")
 
 
 def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, few_tasks):
@@ -372,12 +371,12 @@ def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys,
 
 
 def test_the_untouched_model_stands_before_what_is_compared_with_it():
-    from moe_lab.runs.grid import beside_baselines
+    from moe_lab.runs.grid import with_compared
 
     base = SimpleNamespace(run_id="b", stored=lambda: {"is": "base"})
     runs = [SimpleNamespace(run_id=name, compared_runs={"baseline": base}) for name in ("x", "y")]
     outcomes = [SimpleNamespace(run=run, results={"is": run.run_id}) for run in runs]
-    assert [each["is"] for each in beside_baselines(outcomes)] == ["base", "x", "y"]
+    assert [each["is"] for each in with_compared(outcomes)] == ["base", "x", "y"]
 
 
 def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
@@ -442,6 +441,17 @@ def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
 
 def test_the_page_is_written_before_anything_is_printed(capsys, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        grid, "print_results", lambda outcomes: print((tmp_path / "outputs/report.html").is_file())
+        grid, "print_results", lambda outcomes, family: print((tmp_path / "outputs/report.html").is_file())
     )
     assert run_command(capsys, "method=base").out.startswith("True")
+
+
+@pytest.mark.slow
+def test_a_plan_imports_no_modeling_code():
+    """transformers' modeling code takes longer to import than all that a plan computes."""
+    code = (
+        "import sys; from moe_lab.cli.main import main; main(['mode=plan', 'limit=2']); "
+        "print([name for name in sys.modules if name.startswith(('transformers.modeling_utils', 'torch._dynamo'))])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"

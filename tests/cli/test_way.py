@@ -14,15 +14,14 @@ PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
 BESIDE = {
     "tasks/loading.py",
-    "models/registration.py",
     "runs/plan.py",
-    "config/paths.py",
-    "config/plugin_options.py",
+    "config/catalog.py",
+    "config/overrides.py",
     "config/recorded.py",
     "config/terminal.py",
 }
-"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, what is recorded of
-interpolations, and what the terminal is shown."""
+"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, how overrides are
+quoted, what is recorded of interpolations, and what the terminal is shown."""
 
 
 def documented() -> set[str]:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from moe_lab.cli.help import GROUPS
-from moe_lab.config.catalog import option_files, read_option
-from moe_lab.config.compose import Cell, compose, compose_cell, quote, top_level_keys
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import option_files, read_option, resource_folder
+from moe_lab.config.compose import Cell, compose, compose_cell
+from moe_lab.config.overrides import quote, top_level_keys
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import coerce
 from moe_lab.errors import ConfigError

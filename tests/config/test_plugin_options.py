@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hydra.errors import MissingConfigException
 
+from moe_lab.config.catalog import plugin_folders
 from moe_lab.config.compose import compose, compose_cell
-from moe_lab.config.paths import plugin_folders
 
 
 def install(folder: Path) -> None:

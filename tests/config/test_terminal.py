@@ -12,8 +12,7 @@ from rich.table import Table
 
 from moe_lab.config.terminal import ShownStream, one_line, shown, shown_output, without_passwords
 from moe_lab.errors import ConfigError, print_error
-from moe_lab.reports.terminal.console import print_table
-from moe_lab.reports.terminal.stacks import names, print_stacked, stacked_table
+from moe_lab.reports.terminal.layout import names, print_stacked, print_table, stacked_table
 from moe_lab.results.stored_files import damaged
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\x9b1m\x7f\r\u202ec\u2066\ud800\t"

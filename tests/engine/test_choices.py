@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from moe_lab.engine.choices import SHARE, WEIGHT, Place, place_of
-from moe_lab.engine.forward.adaptive import Adaptive
-from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.ensemble import Adaptive, Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import roe_reference, rounding

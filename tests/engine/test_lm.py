@@ -1,18 +1,32 @@
-"""`EngineLM` answers what lm-eval's own `hf` model answers, on every kind of request."""
+"""`EngineLM` answers what lm-eval's own `hf` model answers; the keys of its noise; inputs that are too long.
+
+Broken by: a second answer to a prompt that is given the noise of the first, a seed that sampling does not read, or a
+truncated input without a warning.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.routing import GumbelTopK
+from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support import attention_kinds, rounding
+from tests.support import roe_reference as reference
+from tests.support.command import run_command
+from tests.support.ensembles import SEED, N, answers_of, ensemble_for, temperatures_for
 from tests.support.models import build, make_model
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
@@ -152,3 +166,108 @@ def test_the_models_of_families_run_on_a_kv_cache():
         runs_on_kv_cache(make_model(family))
         for family in ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "llama")
     )
+
+
+PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]
+OPTIONS = {"do_sample": True, "top_k": 0}
+"""Of the whole distribution."""
+
+
+@pytest.mark.parametrize("history", [("clean", "noisy"), ("standard", "noisy")], ids="-".join)
+def test_repeats_of_a_prompt_have_noise_of_their_own(olmoe, history):
+    """The distributions after the same tokens are the slow reference's of each repeat, in one batch."""
+    found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+
+    def forced(scores_AV, answers):
+        for row_V, answer in zip(scores_AV.softmax(-1), answers, strict=True):
+            found[answer.sample_index].append(row_V)
+        return [FORCED[len(answer.generated)] for answer in answers]
+
+    answers = [GenerationState(repeat, PROMPT, document_key(PROMPT), repeat) for repeat in found]
+    with EnsembleForward(olmoe, ensemble_for(olmoe, history)) as forward:
+        generate(
+            forward, answers, Budget(4000), Decoding(forced, lambda generated: False, 3), lambda answer: None
+        )
+    double, temperatures = reference.in_float64(olmoe), temperatures_for(olmoe)
+    for repeat, rows in found.items():
+        for step, row_V in enumerate(rows):
+            ids = [*PROMPT, *FORCED[:step]]
+            expected_V = reference.next_token_probs(
+                double, PROMPT, ids, N, temperatures, SEED, repeat, cache=history[0], prefill=history[1]
+            )
+            torch.testing.assert_close(row_V.double(), expected_V, atol=1e-6, rtol=1e-4)
+    assert not any(torch.allclose(*rows, atol=1e-5) for rows in zip(*found.values(), strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_sample_is_the_best_token_behind_the_seeds_noise(olmoe, seed):
+    steps = 6
+    [found] = answers_of(olmoe, [PROMPT], Budget(4000), steps, options=OPTIONS, seed=seed)
+    ids = list(PROMPT)
+    for token in found:
+        with torch.no_grad():
+            log_probs_V = olmoe(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        noise_V = gumbel(seed, document_key(PROMPT), 0, -1, -1, [len(ids) - 1], len(log_probs_V))[0]
+        assert token == int((log_probs_V + noise_V).argmax())
+        ids.append(token)
+    assert len(found) == steps
+
+
+def test_another_seed_is_another_sample(olmoe):
+    """That 8 tokens of 300 agree twice by chance has odds far below 1e-9."""
+    options = {"do_sample": True, "temperature": 1.5}
+    samples = [
+        answers_of(olmoe, [PROMPT], Budget(4000), 8, options=options, seed=seed)[0] for seed in (0, 1, 2)
+    ]
+    assert samples[0] != samples[1] != samples[2] != samples[0]
+
+
+def test_the_lm_samples_with_its_seed(olmoe, tokenizer):
+    request = Request(("abc", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 12, "until": []}))
+    found = {}
+    for seed in (0, 1):
+        lm = EngineLM(olmoe, tokenizer, seed=seed, progress=False)
+        lm.answer("generate_until", [request], lambda _, text, seed=seed: found.update({seed: text}))
+    assert found[0] != found[1]
+
+
+SHORT, LONG = ("a", " b"), ("a" * 600, " b")
+
+
+def warnings_of(caplog, lm, kind, requests):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="moe_lab"):
+        lm.answer(kind, [Request(each) for each in requests], lambda index, answer: None)
+    return [record.getMessage() for record in caplog.records if record.name == "moe_lab"]
+
+
+@pytest.mark.parametrize("own_code", [True, False], ids=["engine", "hf"])
+def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog, own_code):
+    model = olmoe if own_code else build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    lm = EngineLM(model, tokenizer, max_length=100, progress=False)
+    assert (lm.engine is not None) == own_code
+    (found,) = warnings_of(caplog, lm, "loglikelihood", [SHORT, LONG, LONG])
+    assert found.startswith("2 of 3 requests are longer than the model's input of 100 tokens (max_length)")
+    exact = ("a" * 99, " b")  # the last token is not read
+    assert warnings_of(caplog, lm, "loglikelihood", [SHORT, exact]) == []
+    assert warnings_of(caplog, lm, "loglikelihood_rolling", [("a" * 600,)]) == []
+
+
+def test_prompts_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog):
+    lm = EngineLM(olmoe, tokenizer, max_length=100, progress=False)
+    options = {"until": [], "max_gen_toks": 2}
+    (found,) = warnings_of(caplog, lm, "generate_until", [("a" * 98, options), ("a" * 99, options)])
+    assert found.startswith("1 of 2 requests")
+
+
+@pytest.mark.slow
+def test_a_run_warns_once_and_notes_it_in_its_log(tmp_path, capsys, tiny_olmoe_dir):
+    ended = run_command(
+        capsys, "method=roe", "method.n=2", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=3", "max_length=20",
+        "baseline=false", f"output_dir={tmp_path}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    says = "requests are longer than the model's input of 20 tokens (max_length)"
+    assert ended.err.count(says) == 1
+    (log,) = tmp_path.glob("runs/*/run.log")
+    assert log.read_text().count(says) == 1

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.routing.counts import every_layer
-from moe_lab.routing.families import FAMILIES, UNSUPPORTED
+from moe_lab.routing.families import FAMILIES, UNSUPPORTED, every_layer
 from tests.support.models import small_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -10,7 +10,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 from moe_lab.routing import GumbelTopK, find_routers, routed
 from moe_lab.routing import families as table
 from moe_lab.routing.families import Family, family_of_type
-from moe_lab.routing.gumbel_top_k import NoisyTokens
+from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import softmax
 from tests.support.models import make_model
 

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.errors import ConfigError
-from moe_lab.models.experts_per_token import set_experts_per_token
+from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
-from moe_lab.routing.gumbel_top_k import NoisyTokens
+from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding, slow_routing
 from tests.support.families import ONE_WAY, VOCAB, ZOO

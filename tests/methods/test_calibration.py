@@ -63,5 +63,5 @@ def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
     assert method.identity(facts)["logit_scale"] == 1.25 != calibration().identity(facts)["logit_scale"]
     assert method.temperatures(3) == [0.0, 0.0, 0.0]
     (tmp_path / "other.yaml").write_text(PROFILE.text())
-    with pytest.raises(ConfigError, match="has not searched the scale of the base model"):
+    with pytest.raises(ConfigError, match="has not measured the scale of the base model"):
         calibration(logit_scale=str(tmp_path / "other.yaml"))

@@ -1,5 +1,5 @@
-"""Files to train on, and their rows. Broken by: a file that is read in another order or half, a wrong place in a message,
-a file that is broken and ends in a traceback.
+"""Training data. Broken by: a file that is read in another order or half, a wrong place in a message, a damaged file that
+ends in a traceback, a generated data set that trains on a question of its task or has the wrong split.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import TaskError
-from moe_lab.methods.data_files import data_files, read_rows
+from moe_lab.methods.data_files import TOY_SIZES, data_files, read_data, read_rows
+from moe_lab.tasks.toy.word_problems import differences
 
 KNOWN = {"chats": "owner/chats"}
 ROWS = [{"text": "a"}, {"text": "b\nb"}, {"text": "ä"}]
@@ -66,10 +67,10 @@ def test_a_file_that_cannot_be_read_is_named(suffix, tmp_path):
 
 def test_what_is_no_json_is_named_by_its_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text":\n')
-    with pytest.raises(TaskError, match="a.jsonl, line 3: no JSON"):
+    with pytest.raises(TaskError, match="a.jsonl, line 3: not JSON"):
         list(read_rows(tmp_path / "a.jsonl"))
     (tmp_path / "a.json").write_text("[")
-    with pytest.raises(TaskError, match="a.json: no JSON"):
+    with pytest.raises(TaskError, match="a.json: not JSON"):
         list(read_rows(tmp_path / "a.json"))
 
 
@@ -99,3 +100,23 @@ def test_data_dir_stands_for_the_hub(dataset, folder, tmp_path):
     path.parent.mkdir()
     path.touch()
     assert files(dataset, data_dir=str(tmp_path)) == [path]
+
+
+def test_subtractions_are_trained_on_and_held_out_by_their_splits():
+    data = read_data(Config(), "toy_subtract", held_out=20)
+    assert len(data.train) == TOY_SIZES["toy_subtract"] and len(data.validation) == 20
+    asked = {row["question"] for split in ("test", "validation") for row in differences(split, 10_000)}
+    assert {one[0]["content"] for one in data.validation} < asked
+    assert not {one[0]["content"] for one in data.train} & asked
+
+
+def test_the_first_conversations_are_the_same_for_any_number():
+    assert (
+        read_data(Config(), "toy_subtract", size=30).train
+        == read_data(Config(), "toy_subtract", size=60).train[:30]
+    )
+
+
+def test_the_message_for_an_unknown_name_lists_the_generated_data_sets():
+    with pytest.raises(TaskError, match="=toy_substract is unknown. Use toy, toy_subtract, lima, owner/name"):
+        read_data(Config(), "toy_substract")

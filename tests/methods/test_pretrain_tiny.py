@@ -51,7 +51,7 @@ def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture
     from moe_lab.methods import trainer as training
 
     whole = train(architecture, tmp_path / "whole")
-    read_row = training.PackedRows.__getitem__
+    read_row = training.ToyRows.__getitem__
 
     def fail_after_step_4(rows, index):
         if index == 11:  # the batch of step 6, fetched while step 5 is prepared
@@ -59,7 +59,7 @@ def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture
         return read_row(rows, index)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no row"):
-        patch.setattr(training.PackedRows, "__getitem__", fail_after_step_4)
+        patch.setattr(training.ToyRows, "__getitem__", fail_after_step_4)
         train(architecture, tmp_path / "resumed")
     (cut,) = (tmp_path / "resumed" / "models").iterdir()
     assert json.loads((cut / "status.json").read_text())["status"] == "error"
@@ -68,7 +68,7 @@ def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture
 
     rows_read = []
     monkeypatch.setattr(
-        training.PackedRows,
+        training.ToyRows,
         "__getitem__",
         lambda rows, index: rows_read.append(index) or read_row(rows, index),
     )
@@ -148,7 +148,7 @@ def test_the_yaml_holds_the_defaults():
     """The recipe of the shipped checkpoint stands in one place and its copy in the schema agrees."""
     from omegaconf import OmegaConf
 
-    from moe_lab.config.paths import resource_folder
+    from moe_lab.config.catalog import resource_folder
 
     assert OmegaConf.load(resource_folder("conf") / "method" / "pretrain-tiny.yaml") == vars(
         PretrainTiny.Config()

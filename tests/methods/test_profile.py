@@ -60,7 +60,7 @@ def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
         ("temperature: [0, 1", "is no profile of a study"),
         ("temperature: [0.1]\n", "is no profile of a study"),
         (PROFILE.text() + "more: 1\n", "more"),
-        (replace(PROFILE, documents=[]).text(), "could not be left out"),
+        (replace(PROFILE, documents=[]).text(), "documents:"),
         (PROFILE.text().replace("trials: 50", "trials: many"), "trials"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_missing_file_says_what_can_be_given(tmp_path):
 
 
 def test_impossible_temperatures_and_other_models_are_refused(file):
-    with pytest.raises(ConfigError, match="4 entries, but the model has 5"):
+    with pytest.raises(ConfigError, match="4 entries, and the model has 5"):
         roe(temperature=str(file)).temperatures(5)
     file.write_text(replace(PROFILE, temperature=[0.0, -0.1, 0.0, 0.4]).text())
     with pytest.raises(ConfigError, match="at least 0"):

@@ -1,19 +1,33 @@
 """The summaries of routes against loops over tokens, and the best of m against all draws of m routes.
 
 Broken by: a mean over documents in the place of tokens, the router's own route among the proposals, ties that count as
-better routes, a token in two bands or in none.
+better routes, a token in two bands or in none, an incomplete file or another run's file that is read, an empty band.
 """
 
 from __future__ import annotations
 
+import json
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from moe_lab.metrics.counterfactual import BANDS, ScoredTokens, best_of, counterfactual, summary
-from moe_lab.metrics.ratio import ratio
+from moe_lab.metrics.counterfactual import (
+    ARRAYS,
+    BANDS,
+    FILE,
+    ScoredTokens,
+    best_of,
+    counterfactual,
+    shown_bands,
+    stored_counterfactual,
+    summary,
+)
+from moe_lab.metrics.intervals import ratio
+from tests.support.counterfactual import write_routes
+from tests.support.stored_results import RESULTS
 
 
 def some_tokens(T: int = 60, n: int = 6, seed: int = 0) -> ScoredTokens:
@@ -122,3 +136,35 @@ def test_where_all_routes_are_the_routers_own_nothing_is_gained() -> None:
     assert found["has_better"]["value"] == found["changed"]["value"] == 0.0
     assert found["better"]["value"] is None
     assert list(found["best_of"].values()) == pytest.approx([0.0] * 4)
+
+
+def test_whole_files_of_the_run_are_read(tmp_path: Path) -> None:
+    content = write_routes(tmp_path, RESULTS)
+    assert stored_counterfactual(tmp_path, "abc", None) == content
+    assert stored_counterfactual(tmp_path, "another", None) is None
+    assert stored_counterfactual(tmp_path, "abc", "c0ffee") is None
+    assert stored_counterfactual(tmp_path / "nowhere", "abc", None) is None
+
+
+@pytest.mark.parametrize("key", ["all", "bands", "schema_version"])
+def test_a_file_that_lacks_a_key_is_not_whole(tmp_path: Path, key: str) -> None:
+    content = write_routes(tmp_path, RESULTS)
+    (tmp_path / FILE).write_text(json.dumps({name: content[name] for name in content if name != key}))
+    assert stored_counterfactual(tmp_path, "abc", None) is None
+
+
+def test_without_its_arrays_it_is_not_whole(tmp_path: Path) -> None:
+    write_routes(tmp_path, RESULTS)
+    (tmp_path / ARRAYS).unlink()
+    assert stored_counterfactual(tmp_path, "abc", None) is None
+
+
+def test_bands_with_tokens_are_shown_behind_all(tmp_path: Path) -> None:
+    content = write_routes(tmp_path, RESULTS)
+    shown = shown_bands(content)
+    assert [(band["confidence"], band["tokens"]) for band in shown] == [
+        ("all", 30),
+        ("0.4 to 0.6", 12),
+        ("0.9 to 1", 18),
+    ]
+    assert shown[1]["gain"] == content["bands"][2]["gain"]

@@ -19,11 +19,9 @@ from moe_lab.engine.forward.observer import observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
-from moe_lab.metrics.collaboration import collaboration
-from moe_lab.metrics.counts import PHASES, Counts, count
-from moe_lab.metrics.load_balance import load_balance
-from moe_lab.metrics.routes import Routes
-from moe_lab.results.request_log import request_key
+from moe_lab.metrics.counts import PHASES, Counts, Routes, count
+from moe_lab.metrics.registry import collaboration, load_balance
+from moe_lab.results.logs import request_key
 from moe_lab.routing import record
 from tests.support.attention_kinds import KV_CACHE
 from tests.support.models import build, small_model

@@ -1,4 +1,4 @@
-"""Broken by: a registration that depends on the order of imports, or that something else uses up; a slow `--help`."""
+"""Breaks if `import moe_lab` changes how Python imports, or imports a framework; if the Auto classes miss a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 def test_the_decoder_alone_is_published_too(folder):
     """auto_map names AutoModel."""
     decoder, model = AutoModel.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-    assert type(decoder).__module__ == "moe_lab.models.deepseek.modeling"
+    assert type(decoder).__module__ == "moe_lab.models.designs.deepseek"
     ids = torch.arange(40)[None]
     with torch.no_grad():
         hidden = decoder(ids).last_hidden_state
@@ -32,16 +32,11 @@ def test_the_decoder_alone_is_published_too(folder):
 
 
 ORDERS = {
-    "moe_lab first": "import moe_lab\nfrom transformers import AutoModelForCausalLM",
-    "transformers first": "from transformers import AutoModelForCausalLM\nimport moe_lab",
-    "a modeling file between": "import moe_lab\nimport transformers.models.llama.modeling_llama\n"
+    "the designs first": "import moe_lab.models.designs\nfrom transformers import AutoModelForCausalLM",
+    "transformers first": "from transformers import AutoModelForCausalLM\nimport moe_lab.models.designs",
+    "a public name": "from moe_lab import RoE\nfrom transformers import AutoModelForCausalLM",
+    "imported again": "import importlib, moe_lab.models.designs\nimportlib.reload(moe_lab.models.designs)\n"
     "from transformers import AutoModelForCausalLM",
-    "looked for, not imported": "import moe_lab, importlib.util\n"
-    "assert importlib.util.find_spec('transformers.models.auto.configuration_auto')\n"
-    "from transformers import AutoModelForCausalLM",
-    "imported again": "import importlib, moe_lab\nimportlib.reload(moe_lab)\n"
-    "from transformers import AutoModelForCausalLM\nimportlib.reload(moe_lab)",
-    "the library only": "import transformers\nimport moe_lab\nfrom transformers import AutoModelForCausalLM",
 }
 
 
@@ -54,7 +49,7 @@ def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
     ended = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    assert "moe_lab.models.deepseek.modeling.DeepseekForCausalLM" in ended.stdout, ended.stderr
+    assert "moe_lab.models.designs.deepseek.DeepseekForCausalLM" in ended.stdout, ended.stderr
 
 
 @pytest.mark.slow
@@ -62,7 +57,7 @@ def test_a_design_is_known_in_a_new_interpreter(tmp_path):
     model = design("word")
     model.save_pretrained(tmp_path)
     code = (
-        "import moe_lab, torch\nfrom transformers import AutoModelForCausalLM\n"
+        "import moe_lab.models.designs, torch\nfrom transformers import AutoModelForCausalLM\n"
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
         "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
     )
@@ -71,6 +66,20 @@ def test_a_design_is_known_in_a_new_interpreter(tmp_path):
     with torch.no_grad():
         expected = float(model(torch.arange(40)[None]).logits.double().sum())
     assert float(ended.stdout.split()[-1]) == pytest.approx(expected, abs=1e-2)
+
+
+@pytest.mark.slow
+def test_importing_the_package_installs_no_import_hook():
+    code = "import sys; before = list(sys.meta_path); import moe_lab; print(sys.meta_path == before)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "True"
+
+
+@pytest.mark.slow
+def test_lm_evals_command_knows_the_name():
+    code = "from moe_lab import lm; from lm_eval.api.registry import get_model; print(get_model('moe_lab').__name__)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "PretrainedLM"
 
 
 @pytest.mark.slow
@@ -83,7 +92,7 @@ def test_importing_the_package_imports_no_framework():
 @pytest.mark.slow
 def test_tokenizers_and_configurations_of_others_import_no_modeling_code():
     code = (
-        "import moe_lab, sys\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\nOlmoeConfig()\n"
+        "import moe_lab.models.designs, sys\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\nOlmoeConfig()\n"
         "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\n"
         "print('transformers.modeling_utils' in sys.modules)"
     )

@@ -20,7 +20,7 @@ from tests.support.tensor_parallel_rank import measure_all
 FAMILIES = sorted(ZOO.keys() - {"dbrx", "gpt_oss", "jetmoe", "moe_design"})
 """All but those without a plan."""
 HALVED = ("olmoe", "mixtral", "deepseek")
-"""Families with little beside attention and experts."""
+"""Families with little but attention and experts."""
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from moe_lab.config.terminal import shown
 from moe_lab.reports.csv_rows import safe_cell, write_rows
-from moe_lab.reports.pages.downloads import csv_of_rows
+from moe_lab.reports.pages.page import csv_of_rows
 
 FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\tx", "\rx", "+0 -1"]
 

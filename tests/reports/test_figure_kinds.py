@@ -10,16 +10,16 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.figures.style import panels, write_figure
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, load_experiment
-from moe_lab.reports.papers.markdown import write_table
-from moe_lab.reports.papers.table_files import write_index
+from moe_lab.reports.papers.files import write_index
+from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_results import results_of
+from tests.support.views import write_table
 
 EXPERIMENT = """
 title: Table T
@@ -55,7 +55,7 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
     module = ModuleType("moe_lab.reports.figures.dots")
     module.write_dots = write_dots  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(FIGURES, "dots", "cells")
+    monkeypatch.setitem(FIGURES, "dots", ("cells", "dots"))
     experiment = loaded(tmp_path)
     cells = [
         TableCell(coordinates={"method": name, "task": "t"}, run_id="r", results=[results_of(name)])
@@ -63,7 +63,7 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
     ]
     folder = tmp_path / "tables"
     write_table(experiment, "tiny", cells, folder)
-    png, table = make_figure(experiment, "tiny", cells, Config(), ModelPool(), folder)
+    png, table = make_figure(experiment, "tiny", cells, Config(), ModelPool(), folder, NO_COMPARISONS)
     assert (png.name, table.name) == ("t-tiny-dots.png", "t-tiny-dots.csv")
     assert table.read_text() == "method,value\nbase,0.5\nroe,0.5\n"
     assert "t-tiny-dots.png" in write_index(folder).read_text()

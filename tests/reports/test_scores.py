@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moe_lab.reports.scores import corrected, headline, marks_of, scores_of
-from moe_lab.reports.terminal.formats import interval, number
+from moe_lab.reports.terminal.layout import interval, number
 from moe_lab.results import statistics
+from moe_lab.results.identity import versions
+from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import headline, marks_of, scores_of
 from moe_lab.results.significance import holm
-from moe_lab.results.versions import versions
 
 
 def results_of(scores, tasks, **more):
@@ -26,7 +28,7 @@ def results_of(scores, tasks, **more):
         "statistics": statistics.VERSION,
         "samples": {task: [0, 3] for task in tasks},
     }
-    return {"results": scores, "moe_lab": block, **more}
+    return RunResult({"results": scores, "moe_lab": block, **more})
 
 
 def test_the_headline_is_the_tasks_own_metric_else_the_first():
@@ -63,27 +65,49 @@ def test_what_does_not_exist_is_a_dash():
 
 def test_marks_say_what_a_reader_must_know():
     block = results_of({}, [])["moe_lab"]
-    assert marks_of(block) == ()
-    assert marks_of(block | {"partial": True, "untuned": True}) == ("PARTIAL", "untuned")
-    assert marks_of(block | {"versions": versions() | {"lm_eval": "0.4.1"}}) == ("other-versions",)
-    assert marks_of(block | {"c2r": {"test_profile": True}}) == ("test-profile",)
-    assert marks_of(block | {"c2r": {"test_profile": False}}) == ()
+    assert marks_of(RunResult({"moe_lab": block})) == ()
+    assert marks_of(RunResult({"moe_lab": block | {"partial": True, "untuned": True}})) == (
+        "PARTIAL",
+        "untuned",
+    )
+    assert marks_of(RunResult({"moe_lab": block | {"versions": versions() | {"lm_eval": "0.4.1"}}})) == (
+        "other-versions",
+    )
+    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
+    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
     folder = {"name": "mine", "commit": None}
-    assert marks_of(block | {"model": folder}) == ("sampled-weights",)
-    assert marks_of(block | {"model": folder | {"identified_by": "content"}}) == ()
-    assert marks_of(block | {"model": folder | {"commit": "1f2e"}}) == ()
+    assert marks_of(RunResult({"moe_lab": block | {"model": folder}})) == ("sampled-weights",)
+    assert marks_of(RunResult({"moe_lab": block | {"model": folder | {"identified_by": "content"}}})) == ()
+    assert marks_of(RunResult({"moe_lab": block | {"model": folder | {"commit": "1f2e"}}})) == ()
     tuned = {"model": "tiny", "n": 8}
     mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
-    assert marks_of(mine) == ()
-    assert marks_of(mine | {"tuning": tuned | {"n": 4}}) == ("other-profile",)
-    assert marks_of(mine | {"tuning": tuned | {"model": "olmoe"}}) == ("other-profile",)
-    assert marks_of(mine | {"tuning": tuned | {"noise": "gumbel", "noise_scale": "constant"}}) == ()
-    assert marks_of(mine | {"tuning": tuned | {"noise_scale": "margin"}}) == ("other-profile",)
-    assert marks_of(mine | {"tuning": tuned | {"bands": [[0.2, 4]]}}) == ("other-profile",)
-    assert marks_of(mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}) == ("other-profile",)
+    assert marks_of(RunResult({"moe_lab": mine})) == ()
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"n": 4}}})) == ("other-profile",)
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"model": "olmoe"}}})) == (
+        "other-profile",
+    )
+    assert (
+        marks_of(
+            RunResult({"moe_lab": mine | {"tuning": tuned | {"noise": "gumbel", "noise_scale": "constant"}}})
+        )
+        == ()
+    )
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"noise_scale": "margin"}}})) == (
+        "other-profile",
+    )
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"bands": [[0.2, 4]]}}})) == (
+        "other-profile",
+    )
+    assert marks_of(
+        RunResult({"moe_lab": mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}})
+    ) == ("other-profile",)
 
 
 def test_holms_correction_is_over_the_scores_that_have_a_p():
     [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]))
-    scores = [replace(score, p_mcnemar=p) for p in (0.01, None, 0.04)]
-    assert [one.p_holm for one in corrected(scores)] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
+    scores = [replace(score, run_id=str(p), p_mcnemar=p) for p in (0.01, None, 0.04)]
+    corrected = list(map(Family.of_scores([*scores, scores[0]]).correct, scores))
+    assert [one.p_holm for one in corrected] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
+    assert [one.family for one in corrected] == [2, None, 2], "a comparison in two tables counts once"
+    alone = replace(scores[0], run_id="of one seed")
+    assert Family.of_scores(scores).correct(alone).p_holm is None

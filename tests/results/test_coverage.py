@@ -14,7 +14,7 @@ import pytest
 from lm_eval.api.metrics import weighted_perplexity
 
 from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.ratio import ratio
+from moe_lab.metrics.intervals import ratio
 from moe_lab.results.statistics import (
     Interval,
     interval,

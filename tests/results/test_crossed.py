@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from moe_lab.results.crossed import crossed_mean
+from moe_lab.results.significance import crossed_mean
 
 
 def test_by_hand():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.results.flips import FILE, read_flips, rounded, write_flips
+from moe_lab.results.samples import FILE, read_flips, rounded, write_flips
 from moe_lab.results.stored_files import DamagedError
 
 FLIP = {"task": "t", "document": 3, "kind": "to_right", "tokens": [" ä", None]}

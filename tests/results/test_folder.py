@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results.folder import BLOCKS, RunFolder, check_writable, version_marks
-from moe_lab.results.versions import versions
+from moe_lab.results.folder import RunFolder, check_writable
+from moe_lab.results.identity import versions
+from moe_lab.results.model import BLOCKS, RunResult
 
 
 def finished(folder: Path, **changes: Any) -> RunFolder:
@@ -127,6 +128,8 @@ def test_a_full_disk_is_seen_before_any_work(tmp_path: Path, monkeypatch: pytest
 
 def test_other_versions_are_marked() -> None:
     now = versions()
-    assert version_marks({"versions": now}) == []
+    assert RunResult({"moe_lab": {"versions": now}}).version_notes == []
     old = now | {"lm_eval": "0.0.1", "torch": "1.0"}
-    assert version_marks({"versions": old}) == [f"made with lm_eval 0.0.1, now {now['lm_eval']}"]
+    assert RunResult({"moe_lab": {"versions": old}}).version_notes == [
+        f"made with lm_eval 0.0.1, now {now['lm_eval']}"
+    ]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
 
-from moe_lab.results.paired import paired
-from moe_lab.results.significance import randomization_test
+from moe_lab.results.significance import paired, randomization_test
 from moe_lab.results.statistics import mcnemar, tango
 
 

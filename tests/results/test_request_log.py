@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.request_log import ResponseLog, request_key
+from moe_lab.results.logs import ResponseLog, request_key
 
 HEADER = {"run_id": "a", "commit": None, "versions": {"lm_eval": "1"}}
 KEY = request_key("loglikelihood", ("context", " answer"), 0)

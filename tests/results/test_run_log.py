@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.results.run_log import RunLog
+from moe_lab.results.logs import RunLog
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from moe_lab.results.model import RunResult
 from moe_lab.results.samples import check_samples, metric_values, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError
 
 
-def results_of(documents: Iterable[int]) -> dict[str, Any]:
-    """What of a results.json a log is checked against."""
+def result_in(folder: Path, documents: Iterable[int]) -> RunResult:
+    """The result that a log is checked against."""
     scores = {"alias": "t", "acc,none": 1.0, "acc_stderr,none": 0.1}
-    return {"results": {"t": scores}, "moe_lab": {"samples": {"t": list(documents)}}}
+    return RunResult({"results": {"t": scores}, "moe_lab": {"samples": {"t": list(documents)}}}, folder)
 
 
 def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
 def test_answers_with_odd_line_breaks_come_back(tmp_path: Path) -> None:
     texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9", "\ud83d alone"]
     write_samples(tmp_path, {"t": [sample(i, text, acc=1.0) for i, text in enumerate(texts)]})
-    again = read_samples(tmp_path, results_of(range(len(texts))))["t"]
+    again = read_samples(result_in(tmp_path, range(len(texts))))["t"]
     assert [one["filtered_resps"][0] for one in again] == texts
     assert [one["arguments"]["gen_args_0"]["arg_0"] for one in again] == texts
 
@@ -36,7 +37,7 @@ def test_values_per_document_and_filter(tmp_path: Path) -> None:
     expected = {"acc,none": {3: 1, 5: 0}, "ppl,none": {3: (-2.5, 4), 5: (-1.5, 2)}}
     assert metric_values(lines) == expected
     write_samples(tmp_path, {"t": lines})
-    assert metric_values(read_samples(tmp_path, results_of([3, 5]))["t"]) == expected, (
+    assert metric_values(read_samples(result_in(tmp_path, [3, 5]))["t"]) == expected, (
         "tuples come back as tuples"
     )
 
@@ -62,15 +63,15 @@ def test_a_log_that_lacks_a_document_is_named(tmp_path: Path, content: str | Non
     if content is not None:
         (tmp_path / "samples_t.jsonl").write_text(content)
     with pytest.raises(DamagedError, match=r"samples_t\.jsonl is damaged: .*Remove .*results\.json"):
-        read_samples(tmp_path, results_of([0, 1]))
+        read_samples(result_in(tmp_path, [0, 1]))
 
 
 def test_missing_lines_are_counted_without_parsing(tmp_path: Path) -> None:
-    results = results_of([0, 1])
+    result = result_in(tmp_path, [0, 1])
     with pytest.raises(DamagedError, match="No such file"):
-        check_samples(tmp_path, results)
+        check_samples(result)
     (tmp_path / "samples_t.jsonl").write_text(LINE % 0)
     with pytest.raises(DamagedError, match="1 lines, and 2 are expected"):
-        check_samples(tmp_path, results)
+        check_samples(result)
     (tmp_path / "samples_t.jsonl").write_text(LINE % 0 + LINE % 1)
-    check_samples(tmp_path, results)
+    check_samples(result)

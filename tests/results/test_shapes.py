@@ -46,13 +46,13 @@ def test_the_first_misfit_is_named(value: Any, problem: str | None) -> None:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    results = copy.deepcopy(results_of())
+    results = copy.deepcopy(dict(results_of()))
     results["moe_lab"] |= changes
     return results
 
 
 def test_real_results_are_whole() -> None:
-    assert results_misfit(results_of()) is None and lm_eval_misfit({"results": {}}) is None
+    assert results_misfit(dict(results_of())) is None and lm_eval_misfit({"results": {}}) is None
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_real_results_are_whole() -> None:
         (changed(samples={"t": [0], "u": [0]}), "results has no u"),
         (changed(baseline={"run_id": 5}), "moe_lab.baseline.run_id is not a name"),
         (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none is not two limits"),
-        (results_of() | {"results": {"t": {}, "a\nError: b": {}}}, r"a task is called 'a\nError: b'"),
+        (dict(results_of()) | {"results": {"t": {}, "a\nError: b": {}}}, r"a task is called 'a\nError: b'"),
         (
-            results_of() | {"group_subtasks": {"g": ["g"]}},
+            dict(results_of()) | {"group_subtasks": {"g": ["g"]}},
             "group_subtasks.g holds itself, or too many groups",
         ),
         (
-            results_of() | {"group_subtasks": {f"g{i}": [f"g{i + 1}"] * 99 for i in range(9)}},
+            dict(results_of()) | {"group_subtasks": {f"g{i}": [f"g{i + 1}"] * 99 for i in range(9)}},
             "group_subtasks.g0 holds itself, or too many groups",
         ),
     ],

@@ -14,8 +14,8 @@ from moe_lab.errors import ModelError
 from moe_lab.models.designs.configuration import ROUTERS, MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.routing import GumbelTopK, find_routers, gumbel, record, routed
-from moe_lab.routing.designs import fixed_routing
-from moe_lab.routing.gumbel_top_k import NoisyTokens
+from moe_lab.routing.families import fixed_routing
+from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS, PROBABILITY
 from tests.support import rounding, slow_routing
 from tests.support.designs import COMMON, design

@@ -1,6 +1,6 @@
 """Gradient checkpointing computes layers again in the backward pass: no token is recorded twice or routed otherwise.
 
-Broken by: a repeated decision that is recorded, noise that is drawn anew in silence, the tokens of another micro-batch.
+Broken by: a repeated decision that is recorded, noise that is drawn again without an error, the tokens of another micro-batch.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ or if the time left is told from stored results.
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.errors import ResultsError, RunHeldError
 from moe_lab.methods import get_method
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import RunFolder
 from moe_lab.runs import attempts
 from moe_lab.runs.board import Board, on_board
@@ -156,7 +158,10 @@ def test_the_time_left_counts_what_this_command_makes(
     capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(attempts.time, "monotonic", lambda: next(clock))
+    own = SimpleNamespace(
+        monotonic=lambda: next(clock), sleep=time.sleep
+    )  # other threads read the real clock
+    monkeypatch.setattr(attempts, "time", own)
     runs.done.update({"tiny-roe-toy_math-0", HELD})
     err = run_command(capsys, "-m", "seed=0,1,2,3,4").err
     lines = [line for line in err.splitlines() if re.match(r"\[\d/5\]", line)]

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.base import Base
-from moe_lab.methods.training_method import TrainingMethod
-from moe_lab.runs.budget import RATE, Budget, hours_text, size_of
+from moe_lab.methods.method import TrainingMethod
+from moe_lab.runs.budget import RATE, Budget, embedded_size, hours_text, size_of
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,
@@ -38,6 +39,17 @@ def test_active_parameters_are_those_that_a_token_passes() -> None:
     size = size_of(config)
     assert size.total == total
     assert size.active == total - 50 * 16 - 2 * 6 * expert, "six of eight experts in each of two layers rest"
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-noisy"])
+@pytest.mark.parametrize("experts", [None, 3])
+def test_the_embedded_models_are_counted_without_transformers_models(name: str, experts: int | None) -> None:
+    config = Config(model=ModelConfig(name=name, experts_per_token=experts))
+    method = Base(Base.Config(name="base"))
+    architecture = method.architecture(config)
+    for path, size in ((None, size_of(architecture)), ("owner/name", None)):
+        run: Any = SimpleNamespace(config=config, method=method, facts=SimpleNamespace(path=path))
+        assert embedded_size(run, architecture) == size
 
 
 def test_a_tied_embedding_is_the_output_product() -> None:

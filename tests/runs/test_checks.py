@@ -13,8 +13,7 @@ from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
-from moe_lab.runs.checks import check_generation, check_router, check_texts, check_votes
-from moe_lab.runs.metric_checks import check_metrics
+from moe_lab.runs.checks import check_generation, check_metrics, check_router, check_texts, check_votes
 from tests.support.designs import COMMON
 
 

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binomtest
 
 from moe_lab.cli.main import main
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import resource_folder
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import LATER, samples_of, write_log
 

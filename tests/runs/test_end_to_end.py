@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.results import lock
-from moe_lab.results.request_log import ResponseLog
+from moe_lab.results.logs import ResponseLog
 from tests.support.command import fork_command, run_command
 from tests.support.pages import tree
 

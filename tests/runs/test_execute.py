@@ -13,7 +13,7 @@ import torch
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ModelError, MoeLabError
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data

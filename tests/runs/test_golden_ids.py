@@ -1,7 +1,7 @@
 """Breaks if a run, a study or what one is made of gets another id: stored results would not be found any more.
 
 An id changes on purpose where numbers change: raise `numerics` of the method, or the version of the task's function
-(`moe_lab/tasks/versions.py`), and replace the ids here. The ids hold for the versions in constraints.txt.
+(`moe_lab/tasks/task_functions.py`), and replace the ids here. The ids hold for the versions in constraints.txt.
 """
 
 from __future__ import annotations

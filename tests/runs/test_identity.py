@@ -10,8 +10,7 @@ import pytest
 
 from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
 from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME
-from moe_lab.runs.identity import run_name
-from moe_lab.runs.prepare import prepare
+from moe_lab.runs.prepare import prepare, run_name
 from tests.support.runs import config, small_data, sums, write_jsonl
 
 
@@ -91,7 +90,7 @@ def test_fields_that_change_numbers_change_the_id(roe: Config, change: dict[str,
 def test_the_method_counts(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_id(roe)
     assert run_id(replace(roe, method=replace(roe.method, temperature=0.2))) != first
-    from moe_lab.methods.roe.method import RoE
+    from moe_lab.methods.roe import RoE
 
     monkeypatch.setattr(RoE, "numerics", 99)
     assert run_id(roe) != first

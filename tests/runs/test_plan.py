@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.reports.terminal.console import print_note
+from moe_lab.reports.terminal.layout import print_note
 from moe_lab.runs.plan import Row, print_rows
 
 ROW = Row(

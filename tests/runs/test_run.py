@@ -17,16 +17,17 @@ import yaml
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine import lm
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.progress import Progress
-from moe_lab.reports.scores import marks_of
+from moe_lab.results.model import RunResult
+from moe_lab.results.scores import marks_of
 from moe_lab.runs.attempts import run_all
-from moe_lab.runs.estimate import workload_of
+from moe_lab.runs.budget import workload_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.jobs import jobs_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
-from moe_lab.tasks.arithmetic.numbers import answer_number
+from moe_lab.tasks.task_functions import answer_number
 from tests.support.runs import config, small_data
 from tests.support.tiers import by_family
 
@@ -49,11 +50,11 @@ def run(one: Config) -> Outcome:
     return execute(prepare(one), ModelPool())
 
 
-def numbers(results: dict[str, Any]) -> dict[str, Any]:
+def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
     """A result without what an interruption may change: what was spent, and the share of changed routings, which is
     counted over all that was computed."""
     block = {key: value for key, value in results["moe_lab"].items() if key not in ("cost", "roe")}
-    return results | {"moe_lab": block}
+    return {**results, "moe_lab": block}
 
 
 @pytest.fixture
@@ -133,12 +134,12 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(
     del stored["moe_lab"]["statistics"]
     first.path.write_text(json.dumps(stored))
     shown = run(replace(roe, limit=3, mode="report")).results
-    assert "older-intervals" in marks_of(shown["moe_lab"])
+    assert "older-intervals" in marks_of(shown)
     asked, loaded = len(calls()), len(loads)
     again = run(replace(roe, limit=3)).results
     assert (len(calls()), len(loads)) == (asked, loaded)
     assert numbers(again) == numbers(first.results)
-    assert "older-intervals" not in marks_of(again["moe_lab"])
+    assert "older-intervals" not in marks_of(again)
 
 
 def test_progress_names_each_run(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +392,7 @@ def test_ctrl_c_leaves_interrupted_and_continues(roe: Config, monkeypatch: pytes
 def test_a_full_disk_while_running_keeps_what_was_answered(
     roe: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moe_lab.results.request_log import ResponseLog
+    from moe_lab.results.logs import ResponseLog
 
     write, written = ResponseLog._write, [0]
 
@@ -544,7 +545,7 @@ def test_answers_made_with_other_versions_are_kept_aside(
     roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
-    from moe_lab.results import versions
+    from moe_lab.results import identity as versions
 
     base = prepare(replace(roe, limit=2)).baseline
     assert base is not None

@@ -11,16 +11,16 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.c3po.config import ALPHAS_TRIED
-from moe_lab.methods.c3po.kernel_regression import ALPHAS
+from moe_lab.methods.c3po.kernel_methods import ALPHAS
 from moe_lab.methods.references.store import References
 from moe_lab.results.atomic import write_json
-from moe_lab.results.request_log import ResponseLog
-from moe_lab.runs.estimate import workload_of
+from moe_lab.results.logs import ResponseLog
+from moe_lab.runs.attempts import run_state
+from moe_lab.runs.budget import workload_of
 from moe_lab.runs.evaluation.evaluate import answers_header
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
-from moe_lab.runs.state import run_state
-from moe_lab.tasks.estimate import Workload
+from moe_lab.tasks.requests import Workload
 from tests.support.runs import config, small_data
 
 ASKED = Workload(documents=2, requests=4, prompts=100, answers=20)

@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
-from moe_lab.models.pool import ModelPool
-from moe_lab.reports.terminal.seeds import print_summaries
+from moe_lab.models.memory import ModelPool
+from moe_lab.reports.terminal.results import print_summaries
+from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.summaries import summarize, summary
-from moe_lab.tasks.judges import session, toy
+from moe_lab.tasks.judges import judging, toy
 from tests.support.runs import config, small_data
+
+
+def files_of(groups: list[SeedGroup]) -> list[Path]:
+    return [group.file for group in groups if group.file is not None]
+
+
+def show(groups: list[SeedGroup]) -> None:
+    print_summaries([group for group in groups if group.file], files_of(groups), ScoreTable.of(groups).family)
 
 
 @pytest.fixture
@@ -32,7 +41,7 @@ def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
     pool = ModelPool()
     outcomes = [execute(prepare(replace(roe, seed=seed)), pool) for seed in (0, 1, 2)]
     outcomes.append(execute(prepare(replace(roe, limit=4)), pool))
-    files = summarize(outcomes)
+    files = files_of(summarize(outcomes))
     assert len(files) == 1 and files[0].parent == Path(roe.output_dir) / "summaries"
     content = json.loads(files[0].read_text())
     assert content["seeds"] == [0, 1, 2] and content["run_ids"] == [one.run.run_id for one in outcomes[:3]]
@@ -80,7 +89,8 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
         one = replace(asked, seed=seed)
         hot = prepare(replace(one, method=replace(roe.method, temperature=9.0)))
         runs.append(replace(prepare(one), comparisons={"hot": hot}))
-    files = summarize([execute(run, pool) for run in runs])
+    groups = summarize([execute(run, pool) for run in runs])
+    files = files_of(groups)
     found = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]["compared"]["hot"]
     means = np.mean(table, axis=1)
     assert found["mean"] == pytest.approx(means[[0, 2]].mean())
@@ -91,9 +101,9 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     low, high = found["difference_ci95_documents"]
     assert middle - 0.2 < low < middle < high < middle + 0.2
     capsys.readouterr()
-    print_summaries(files)
+    show(groups)
     assert "Over seeds, compared with hot" in capsys.readouterr().out
-    alone = summarize([execute(replace(run, comparisons={}), pool) for run in runs])
+    alone = files_of(summarize([execute(replace(run, comparisons={}), pool) for run in runs]))
     assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
 
 
@@ -105,10 +115,10 @@ def test_the_table_over_seeds_has_the_marks_of_its_runs(
     outcomes = [execute(prepare(replace(roe, seed=seed, limit=3)), pool) for seed in (0, 1)]
     outcomes[0].results["moe_lab"]["versions"]["lm_eval"] = "0.0.1"
     capsys.readouterr()
-    print_summaries(summarize(outcomes))
+    show(summarize(outcomes))
     assert "PARTIAL untuned other-versions" in " ".join(capsys.readouterr().out.split())
     outcomes[0].results["moe_lab"]["versions"] = outcomes[1].results["moe_lab"]["versions"]
-    print_summaries(summarize(outcomes))
+    show(summarize(outcomes))
     shown = capsys.readouterr().out
     assert "PARTIAL untuned" in shown and "older-intervals" not in shown
 
@@ -122,7 +132,7 @@ def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.C
         )
         outcomes += [execute(prepare(replace(one, seed=seed)), pool) for seed in (0, 1)]
     capsys.readouterr()
-    print_summaries(summarize(outcomes))
+    show(summarize(outcomes))
     out = capsys.readouterr().out
     assert "method.n=2" in out and "method.n=3" in out
 
@@ -131,9 +141,10 @@ def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.C
 def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
     pool = ModelPool()
     runs = [prepare(replace(roe, seed=seed, limit=2, predict_only=True)) for seed in (0, 1)]
-    files = summarize([execute(run, pool) for run in runs])
+    groups = summarize([execute(run, pool) for run in runs])
+    files = files_of(groups)
     capsys.readouterr()
-    print_summaries(files)
+    show(groups)
     out = capsys.readouterr().out
     assert "999" not in out and "bypass" not in out and str(files[0]) in out
     assert "Over seeds" not in out, "an empty table says nothing"
@@ -148,14 +159,16 @@ def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
         for seed in (0, 1)
     ]
     outcomes = [execute(prepare(each), pool) for each in configs]
-    assert summarize(outcomes) == []
+    assert files_of(summarize(outcomes)) == []
     run_ids = [outcome.run.run_id for outcome in outcomes]
-    [file] = summarize(outcomes, [run_ids])
+    [group] = summarize(outcomes, [run_ids])
+    file = group.file
+    assert file is not None
     assert json.loads(file.read_text())["run_ids"] == run_ids
 
 
 def test_one_seed_has_no_summary(roe: Config) -> None:
-    assert summarize([execute(prepare(replace(roe, limit=2)), ModelPool())]) == []
+    assert files_of(summarize([execute(prepare(replace(roe, limit=2)), ModelPool())])) == []
 
 
 def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
@@ -176,7 +189,7 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
             yield judge_all
 
     monkeypatch.setattr(toy, "ToyJudge", Told)
-    monkeypatch.setattr(session, "logs_beside", lambda folder, name: [])
+    monkeypatch.setattr(judging, "logs_beside", lambda folder, name: [])
     task = TaskConfig(name="toy_safety", judges=["toy"])
     return replace(
         roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}
@@ -191,7 +204,8 @@ def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
     table = [[None if i == seed else i / 10 + seed for i in range(8)] for seed in (0, 1)]
     asked = judged_as(table, roe, monkeypatch)
     outcomes = [execute(prepare(replace(asked, seed=seed)), ModelPool()) for seed in (0, 1)]
-    files = summarize(outcomes)
+    groups = summarize(outcomes)
+    files = files_of(groups)
     score = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]
     means = [sum(range(1, 8)) / 70, (0 + sum(range(2, 8))) / 70 + 1]
     assert score["values"] == pytest.approx(means)
@@ -199,5 +213,5 @@ def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
     low, high = score["ci95_documents"]
     assert min(both) <= low < sum(both) / 6 < high <= max(both)
     capsys.readouterr()
-    print_summaries(files)
+    show(groups)
     assert "toy-judge" in capsys.readouterr().out

@@ -14,13 +14,13 @@ from typing import NoReturn
 
 import pytest
 
-from moe_lab.tasks.sandbox.namespaces import free_id
+from moe_lab.tasks.sandbox.inside import free_id
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CODE = """
 import json, sys
 from moe_lab.errors import TaskError
-from moe_lab.tasks.sandbox.limits import Limits
+from moe_lab.tasks.sandbox.cage import Limits
 from moe_lab.tasks.sandbox.programs import run_programs
 try:
     print(json.dumps({"outcomes": run_programs(json.load(sys.stdin), Limits(cpu_seconds=1, wall_seconds=5))}))

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.recorder import PromptSuffix
-from moe_lab.engine.suffix.replay import SuffixReplay
-from moe_lab.engine.suffix.token_span import TokenSpan
-from moe_lab.methods.c3po.loss import NeighbourLoss
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
+from moe_lab.engine.token_span import TokenSpan
+from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing import find_routers
 from tests.support.brute_prompt_tail import prompts

@@ -19,9 +19,12 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results import statistics
-from moe_lab.results.versions import versions
-from moe_lab.runs import estimate, plan, summaries
-from moe_lab.tasks.estimate import Workload
+from moe_lab.results.identity import versions
+from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import SeedGroup
+from moe_lab.runs import budget as estimate
+from moe_lab.runs import plan, summaries
+from moe_lab.tasks.requests import Workload
 from tests.support.runs import facts
 
 
@@ -95,7 +98,7 @@ class FakeOutcome:
     """What the grid reads of a `moe_lab.runs.run.Outcome`."""
 
     run: FakeRun
-    results: dict[str, Any]
+    results: RunResult
     path: Path
     stored: bool = False
 
@@ -127,12 +130,12 @@ class FakeRuns:
             self.done.add(run.run_id)
         return FakeOutcome(run, fake_results(run), run.folder / "results.json")
 
-    def summarize(self, outcomes: list[FakeOutcome], repeated: list[list[str]]) -> list[Path]:
+    def summarize(self, outcomes: list[FakeOutcome], repeated: list[list[str]]) -> list[SeedGroup]:
         self.summarized = [outcome.run.run_id for outcome in outcomes]
-        return []
+        return [SeedGroup([outcome.results]) for outcome in outcomes]
 
 
-def fake_results(run: FakeRun) -> dict[str, Any]:
+def fake_results(run: FakeRun) -> RunResult:
     """A results.json of a partial run with one task."""
     config = run.config
     task = str(config.task.name)
@@ -166,14 +169,15 @@ def fake_results(run: FakeRun) -> dict[str, Any]:
             "paired": {task: {"acc,none": paired}},
             "roe": {"changed_fraction": 0.18},
         }
-    return {"results": {task: {"alias": task, "acc,none": 0.5, "acc_stderr,none": 0.1}}, "moe_lab": block}
+    scores = {task: {"alias": task, "acc,none": 0.5, "acc_stderr,none": 0.1}}
+    return RunResult({"results": scores, "moe_lab": block}, run.folder)
 
 
 ASKED = Workload(documents=10, requests=10, prompts=1000)
 
 
 def fake_state(run: FakeRun) -> tuple[str, float]:
-    """`moe_lab.runs.state.run_state` of a run without a folder."""
+    """`moe_lab.runs.attempts.run_state` of a run without a folder."""
     return ("done", 0.0) if run.done and not run.config.rerun else ("missing", 1.0)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.counterfactual import ScoredTokens, counterfactual
-from moe_lab.metrics.stored_counterfactual import ARRAYS, FILE, SCHEMA_VERSION
+from moe_lab.metrics.counterfactual import ARRAYS, FILE, SCHEMA_VERSION, ScoredTokens, counterfactual
 
 
 def write_routes(folder: Path, results: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding, Sampler, StoppingCriteria, generation_config
-from moe_lab.engine.scoring.scoring import ScoringRequest, score
+from moe_lab.engine.generate import generate
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.scoring import ScoringRequest, score
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from pandas import DataFrame
 
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published, Scale
 from tests.support.stored_results import EXPERT_METRICS, expert_results
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from moe_lab.engine.forward.token_hash import prefix_names
+from moe_lab.engine.forward.batch import prefix_names
 from moe_lab.metrics.teacher_forcing import NO_LABEL
 from moe_lab.routing import Router, Routing, gumbel
 from tests.support.families import VOCAB

@@ -97,7 +97,7 @@ def _built(model_type: str, settings: str, seed: int) -> Any:
 def _config(model_type: str, settings: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
-    import moe_lab  # noqa: F401 - registers this package's families with transformers
+    import moe_lab.models.designs  # noqa: F401 - registers this package's families with transformers
 
     return CONFIG_MAPPING[model_type](**settings)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Scale
-from moe_lab.reports.papers.training_scores import LOSS
+from moe_lab.reports.papers.metrics import LOSS
 from moe_lab.results.statistics import bootstrap_interval
 from tests.support.stored_results import results_of
 

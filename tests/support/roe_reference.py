@@ -12,7 +12,7 @@ import math
 import torch
 
 from moe_lab.routing import GumbelTopK, document_key, gumbel, routed
-from moe_lab.routing.gumbel_top_k import NoisyTokens
+from moe_lab.routing.noise import NoisyTokens
 
 SOFTMAX = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
 

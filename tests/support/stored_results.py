@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.results import statistics
-from moe_lab.results.versions import versions
+from moe_lab.results.identity import versions
+from moe_lab.results.model import RunResult
 
 
-def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> dict[str, Any]:
+def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
     """A results.json of one task."""
     block = {
         "run_id": "r",
@@ -34,10 +34,10 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
             "device": "cpu",
         },
     } | changes
-    return {"results": {"t": {"acc,none": value}}, "moe_lab": block}
+    return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})
 
 
-def expert_results(**more) -> dict:
+def expert_results(**more) -> RunResult:
     block = {
         "run_id": "r1",
         "model": {"name": "tiny"},
@@ -48,7 +48,8 @@ def expert_results(**more) -> dict:
         "samples": {"t": [0, 1, 2, 3]},
         "intervals": {"t": {"acc,none": [0.4, 0.8]}},
     }
-    return {"results": {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}, "moe_lab": block | more}
+    scores = {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}
+    return RunResult({"results": scores, "moe_lab": block | more})
 
 
 def loss(difference: float) -> dict:
@@ -63,7 +64,7 @@ EXPERT_METRICS = {
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
     "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
 }
-RESULTS: dict[str, Any] = {
+_CONTENT: dict[str, Any] = {
     "results": {
         "toy": {
             "alias": "toy",
@@ -78,6 +79,7 @@ RESULTS: dict[str, Any] = {
         "model": {"name": "toy", "commit": None, "identified_by": "content"},
         "partial": True,
         "untuned": False,
+        "method": {"name": "roe", "config": {"name": "roe"}},
         "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
         "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
         "paired": {"toy": {"acc,none": {"difference": 0.1}}},
@@ -85,6 +87,9 @@ RESULTS: dict[str, Any] = {
         "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
     },
 }
+
+
+RESULTS = RunResult(_CONTENT)
 
 
 def cell_table(*cells: TableCell, **keys: Any) -> CellTable:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.pages.stored_run import StoredRun
 from moe_lab.results import statistics
-from moe_lab.results.versions import versions
+from moe_lab.results.identity import versions
+from moe_lab.results.model import RunResult
 
 Given = tuple[Any, float]
 """An answer, or the log-probabilities of the choices, and the value of its metric."""
@@ -53,7 +53,7 @@ def stored_run(
     baseline: str | None = None,
     config: dict[str, Any] | None = None,
     **changes: Any,
-) -> StoredRun:
+) -> RunResult:
     """A run of task `t` in `<output>/runs/`, with results.json and its sample log."""
     metric = f"{lines[0]['metrics'][0]},none"
     values = [line[metric.partition(",")[0]] for line in lines]
@@ -79,12 +79,12 @@ def stored_run(
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (folder / "samples_t.jsonl").write_text(text, encoding="utf-8")
-    return StoredRun(folder, results)
+    return RunResult(results, folder)
 
 
 def pair_of_runs(
     output: Path, before: Sequence[Given], after: Sequence[Given], of_choices: bool = False, **changes: Any
-) -> tuple[StoredRun, StoredRun]:
+) -> tuple[RunResult, RunResult]:
     """A run of the untouched model and one of RoE that is compared with it; `changes` go to RoE's block."""
     line = choice_line if of_choices else generated_line
     base = stored_run(output, "b" * 64, [line(i, each) for i, each in enumerate(before)], "base")

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.figures.stored_traces import StoredTraces, read_traces
+from moe_lab.reports.figures.traces import StoredTraces, read_traces
+from moe_lab.results.model import RunResult
 from tests.support.stored_results import results_of
 
 BEFORE = [[[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1]]]
@@ -27,8 +28,8 @@ def scores_of(states: str) -> list[list[float]]:
 
 def write_traced_run(
     folder: Path, answers: list[str], core_experts: int | None = None, **trace: Any
-) -> dict[str, Any]:
-    """Write `traces.jsonl` and the samples of a run whose right answer is always A; returns its results.json.
+) -> RunResult:
+    """Write `traces.jsonl` and the samples of a run whose right answer is always A; returns its result.
 
     `answers` has for each question the answer in each state: "BAA" is right after the first step.
     """
@@ -54,10 +55,11 @@ def write_traced_run(
     traces.reverse()  # as questions are answered, not as documents are numbered
     (folder / "traces.jsonl").write_text("".join(json.dumps(line) + "\n" for line in traces))
     (folder / "samples_t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
-    return c3po_results(core_experts, samples={"t": list(range(len(answers)))})
+    result = c3po_results(core_experts, samples={"t": list(range(len(answers)))})
+    return RunResult(result.content, folder)
 
 
-def c3po_results(core_experts: int | None = None, **changes: Any) -> dict[str, Any]:
+def c3po_results(core_experts: int | None = None, **changes: Any) -> RunResult:
     """A results.json of C3PO on four experts, two of them taken."""
     c3po = {"core_experts": core_experts, "flops_per_sample": 4e9, "flops_plain_per_sample": 1e9}
     model = {"name": "tiny", "top_k": 2, "experts": 4}
@@ -67,6 +69,6 @@ def c3po_results(core_experts: int | None = None, **changes: Any) -> dict[str, A
 
 
 def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:
-    found = read_traces(folder, write_traced_run(folder, answers, **changes))
+    found = read_traces(write_traced_run(folder, answers, **changes))
     assert found is not None
     return found

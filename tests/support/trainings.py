@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.methods.conversations.tokenize import Row
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.training import Training, finetune
+from moe_lab.methods.tokenized import Row
 from tests.support.families import VOCAB
 
 SETTINGS: dict[str, Any] = {

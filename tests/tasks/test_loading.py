@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks import loading
@@ -102,12 +102,10 @@ def test_an_unknown_split_of_a_generated_task_lists_its_splits(data: Path, shots
 
 
 def test_a_defect_of_a_generated_task_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moe_lab.tasks.toy import datasets
-
     def broken(*args: Any) -> Any:
         raise TypeError("a defect")
 
-    monkeypatch.setattr(datasets, "_datasets", broken)
+    monkeypatch.setattr("moe_lab.tasks.toy._datasets", broken)
     with pytest.raises(TypeError, match="a defect"):
         load_tasks(Config(task=TaskConfig(name="toy_text")))
 

@@ -12,9 +12,9 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
+from moe_lab.tasks.factory import has_own_files
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.local_data import shown_columns
-from moe_lab.tasks.own_files import has_own_files
 from tests.support.runs import choices, small_data, sums, write_jsonl
 
 
@@ -148,7 +148,7 @@ def test_shared_files_are_filtered(tmp_path: Path) -> None:
 def test_offline_names_the_hub_data_set_at_once() -> None:
     start = time.perf_counter()
     with pytest.raises(
-        TaskError, match=r"gsm8k: The data set openai/gsm8k cannot be had offline(.|\n)*data_dir="
+        TaskError, match=r"gsm8k: The data set openai/gsm8k is not available offline(.|\n)*data_dir="
     ):
         load(None, "gsm8k")
     assert time.perf_counter() - start < 5
@@ -156,7 +156,7 @@ def test_offline_names_the_hub_data_set_at_once() -> None:
 
 def test_tasks_without_a_hub_data_set_say_where_the_data_are_from() -> None:
     with pytest.raises(
-        TaskError, match=r"svamp needs data_dir=(.|\n)*svamp/test\.jsonl: 1000(.|\n)*arkilpatel/SVAMP"
+        TaskError, match=r"svamp needs data_dir=(.|\n)*svamp/test\.jsonl: 1,000(.|\n)*arkilpatel/SVAMP"
     ):
         load(None, "svamp")
 

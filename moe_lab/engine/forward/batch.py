@@ -1,4 +1,6 @@
-"""The input of one forward pass: new tokens of several sequences behind cached ones.
+"""The input of one forward pass: new tokens of several sequences after cached ones.
+
+Answer choices and routing samples share a context (`TokenTree`), and prompts share a prefix (`group_by_prefix`).
 
 B = sequences, S = new tokens of each, T = cached slots, M = logit positions.
 """
@@ -8,12 +10,96 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.token_hash import prefix_names, token_names_at
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
+
+
+def token_names(ids: Sequence[int] | np.ndarray, first: int = 0) -> np.ndarray:
+    """int64 [T]: a hash (SplitMix64) of each token and its position; positions are `first`, `first + 1`, ..."""
+    positions = np.arange(first, first + len(ids), dtype=np.uint64)
+    return token_names_at(ids, positions)
+
+
+def token_names_at(ids: Sequence[int] | np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """int64 [T]: a hash of each token and its position."""
+    z = _mixed(np.asarray(ids, dtype=np.uint64) + _GOLDEN) ^ positions.astype(np.uint64)
+    return _mixed(z + _GOLDEN).view(np.int64)
+
+
+def prefix_names(ids: Sequence[int]) -> np.ndarray:
+    """int64 [T]: the name of each token together with all tokens before it, the sum of their hashes.
+
+    A name does not depend on the batch, the order, the padding or shared prefixes. Causal models route tokens with
+    equal names alike, so names identify routing decisions across passes.
+    """
+    return np.cumsum(token_names(ids))
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> _SHIFTS[0])) * _MIX_1
+    z = (z ^ (z >> _SHIFTS[1])) * _MIX_2
+    return z ^ (z >> _SHIFTS[2])
+
+
+MIN_SHARED = 16
+"""A pass of its own costs more than a shorter common prefix saves."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts whose first `shared` tokens are the same, as indices into the list that was grouped.
+
+    One group has `shared=0`: the prompts without a common prefix.
+    """
+
+    members: list[int]
+    shared: int
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix of two sequences."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
+    """Group prompts by common prefix. The last token of a prompt is never part of it, since a pass needs a token.
+
+    In sorted order, prompts with a common prefix are neighbours. A group takes its next neighbour as long as that does
+    not lower the number of tokens saved, and leaves it to the next group if it shares more than twice as much with
+    that.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
+    with_previous = [0] + [
+        min(common_length(prompts[a], prompts[b]), len(prompts[a]) - 1, len(prompts[b]) - 1)
+        for a, b in pairwise(order)
+    ]
+    groups: list[Group] = []
+    alone: list[int] = []
+    start = 0
+    while start < len(order):
+        stop, shared = start + 1, 0
+        while stop < len(order):
+            size = stop - start
+            candidate = with_previous[stop] if size == 1 else min(shared, with_previous[stop])
+            following = with_previous[stop + 1] if stop + 1 < len(order) else 0
+            alone_is_better = size == 1 and following > 2 * candidate
+            if candidate < MIN_SHARED or alone_is_better or candidate * size < shared * (size - 1):
+                break
+            stop, shared = stop + 1, candidate
+        if shared:
+            groups.append(Group(order[start:stop], shared))
+        else:
+            alone += order[start:stop]
+        start = stop
+    return [*groups, Group(alone, 0)] if alone else groups
 
 
 @dataclass(frozen=True)
@@ -138,7 +224,7 @@ def collate(
     stop: int | None = None,
     left: bool = False,
 ) -> Tokens:
-    """Trees as one batch behind `prefix` cached slots, which are the same for all.
+    """Trees as one batch after `prefix` cached slots, which are the same for all.
 
     Args:
         start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the cache.

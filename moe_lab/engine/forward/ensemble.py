@@ -1,23 +1,103 @@
 """An ensemble: n routing samples of one token, averaged into one distribution.
 
-M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary.
+`Adaptive` chooses the number of samples of each token. `ScaleSweep` finds the best logit scale (1 / softmax
+temperature) in one pass over the texts, since the logits of a token are the same for all scales.
+
+M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary, P = scored tokens, S = scales.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.adaptive import Adaptive
-from moe_lab.engine.forward.logit_scale import ScaleSweep
 from moe_lab.routing import GumbelTopK
+
+MARGIN, ENTROPY = "margin", "entropy"
+MEASURES = (MARGIN, ENTROPY)
+
+
+def unsureness(logits_MV: Tensor) -> dict[str, Tensor]:
+    """The measures of clean next-token distributions, each float32 [M].
+
+    margin: the difference of the two largest probabilities. entropy: in nats.
+    """
+    probs_MV = logits_MV.float().softmax(dim=-1)
+    best_M2 = probs_MV.topk(2, dim=-1).values
+    return {MARGIN: best_M2[:, 0] - best_M2[:, 1], ENTROPY: torch.special.entr(probs_MV).sum(dim=-1)}
+
+
+class Adaptive:
+    """The number of routing samples by bands of a measure.
+
+    Args:
+        measure: "margin" or "entropy" (`unsureness`).
+        bands: (bound, samples) of each band, the most unsure first. A token belongs to the first band whose bound it
+            meets: a margin below it, or an entropy of at least it. Its samples are the first ones of the ensemble. A
+            token without a band takes the clean sample alone.
+    """
+
+    def __init__(self, measure: str, bands: Sequence[tuple[float, int]]):
+        self.measure, self.bands = measure, list(bands)
+        self.tokens = [0] * (len(self.bands) + 1)
+        """Tokens of each band so far, and last those of no band."""
+
+    def samples_of(self, measures: dict[str, Tensor]) -> Tensor:
+        """int64 [M]: the routing samples of each logit position, at least 1. The positions are counted in `tokens`."""
+        value_M = measures[self.measure]
+        band_M = torch.full_like(value_M, len(self.bands), dtype=torch.long)
+        for band, (bound, _) in reversed(list(enumerate(self.bands))):
+            band_M[value_M < bound if self.measure == MARGIN else value_M >= bound] = band
+        band_M[value_M.isnan()] = (
+            0  # most samples, so that the noisy pass raises an error that names the router
+        )
+        counts = torch.bincount(band_M, minlength=len(self.tokens)).tolist()
+        self.tokens = [so_far + count for so_far, count in zip(self.tokens, counts, strict=True)]
+        return torch.tensor([*(samples for _, samples in self.bands), 1], device=band_M.device)[band_M]
+
+    def uncounted(self) -> Adaptive:
+        """The same bands with their own counts of tokens."""
+        return Adaptive(self.measure, self.bands)
+
+
+STEP, STEPS = 1.02, 70
+"""The scales are STEP ** -STEPS ... STEP ** STEPS: 0.25 to 4."""
+SCALES = torch.tensor([STEP**power for power in range(-STEPS, STEPS + 1)], dtype=torch.float64)
+
+
+class ScaleSweep:
+    """Sums of log-likelihoods at each of `SCALES`, over all tokens that `add` gets."""
+
+    def __init__(self) -> None:
+        self.totals_S = torch.zeros(len(SCALES), dtype=torch.float64)
+        self.tokens = 0
+
+    def add(self, logits_MV: Tensor, at_P: Tensor, target_P: Tensor) -> None:
+        """Count the tokens `target` after the logit positions `at`; `logits` are float32, of any scale."""
+        chosen_P = logits_MV[at_P, target_P]
+        for place, scale in enumerate(SCALES.tolist()):
+            norm_M = (scale * logits_MV).logsumexp(dim=-1)
+            self.totals_S[place] += float((scale * chosen_P - norm_M[at_P]).double().sum())
+        self.tokens += len(target_P)
+
+    def best(self) -> tuple[float, float]:
+        """(scale, mean negative log-likelihood per token in nats) at the most likely of `SCALES`."""
+        place = int(self.totals_S.argmax())
+        return float(SCALES[place]), -float(self.totals_S[place]) / self.tokens
+
+
+def at_bound(scale: float) -> bool:
+    """Whether a scale is the smallest or the largest one of `SCALES`: the best may lie beyond it."""
+    return not float(SCALES[0]) < scale < float(SCALES[-1])
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The routing samples of a logit position: number, routing and averaging. `Ensemble()` is the plain model."""
+    """The routing samples of a logit position: number, routing and averaging. `Ensemble()` is the base model."""
 
     n: int = 1
     routing: GumbelTopK | None = None
@@ -33,17 +113,17 @@ class Ensemble:
     adaptive: Adaptive | None = None
     """How many of the n samples each token takes; None: all. With a clean history."""
     logit_scale: float = 1.0
-    """What the logits, or the log of the averaged distribution, are multiplied by before the last softmax."""
+    """Factor of the logits, or of the log of the averaged distribution, before the last softmax."""
     sweep: ScaleSweep | None = None
     """Counts the log-likelihoods of all scored tokens at other scales, in place of `logit_scale`."""
 
     @property
     def plain(self) -> bool:
-        """Whether it is the base model, which needs no engine of ours."""
+        """Whether it is the base model, which lm-eval's own code can run."""
         return self.n == 1 and self.logit_scale == 1 and self.sweep is None
 
     def first(self, samples: int) -> Ensemble:
-        """The ensemble of the first samples alone, of every token."""
+        """The ensemble of the first samples alone, the same number for every token."""
         return replace(self, n=samples, adaptive=None)
 
     @property

@@ -19,13 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.clean_history import CleanHistory
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.histories import CleanHistory, OwnHistory
 from moe_lab.engine.forward.kv_cache import KVCache
-from moe_lab.engine.forward.layers import decoder_layers, fork_layer, layer_inputs
-from moe_lab.engine.forward.masks import FULL, LayerMasks, WindowHooks
+from moe_lab.engine.forward.layers import (
+    FULL,
+    LayerMasks,
+    WindowHooks,
+    decoder_layers,
+    fork_layer,
+    layer_inputs,
+)
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.forward.own_history import OwnHistory
 from moe_lab.routing import routed
 
 
@@ -33,7 +38,7 @@ class EnsembleForward:
     """A causal language model that computes next-token logits over a `KVCache`."""
 
     shares_beginnings = True
-    """Whether a beginning that prompts share may be read once for all of them."""
+    """Whether a prefix that prompts share may be read once for all of them."""
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.model = model
@@ -65,7 +70,7 @@ class EnsembleForward:
 
     @contextmanager
     def without_hooks(self) -> Iterator[None]:
-        """Inside this context the model has no hooks of this forward, so that another one can run it."""
+        """Inside the context this forward's hooks are removed, so that another one can run the model."""
         self._stack.close()
         try:
             yield
@@ -119,7 +124,7 @@ class EnsembleForward:
 
 
 class RecordingForward(EnsembleForward):
-    """The plain model, recording the hidden states at logit positions that a `SuffixForward` takes.
+    """The base model, recording the hidden states at logit positions that a `SuffixForward` takes.
 
     A prefix that sequences share is not recorded.
 
@@ -149,7 +154,7 @@ class RecordingForward(EnsembleForward):
     def recorded(self) -> tuple[Tensor, Tensor]:
         """(hidden states in front of the fork layer, hidden states in front of the output head), each [M, hidden].
 
-        They are those of one batch: of all passes since the last call.
+        They belong to one batch: to all passes since the last call.
         """
         recorded = torch.cat(self._hidden, dim=-2), torch.cat(self._final, dim=-2)
         self._hidden, self._final = [], []

@@ -1,16 +1,22 @@
 """A KV cache with preallocated buffers, whose last slots can be dropped at no cost.
 
 transformers' `DynamicCache` concatenates, so that every step copies the whole cache. Here each layer owns a buffer: a
-step writes behind the slots in use, and `keep` drops the slots of routing samples by moving the end back.
+step writes after the slots in use, and `keep` drops the slots of routing samples by moving the end back. `Store` keeps
+activations between calls, within a bound on memory.
 
 B = sequences, H = key-value heads, T = cached slots, D = head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from moe_lab.models.memory import free_memory
 
 
 class KVLayer(CacheLayerMixin):
@@ -89,7 +95,7 @@ class KVLayer(CacheLayerMixin):
 
 
 class JoinedKVLayer(KVLayer):
-    """One layer of several caches, joined anew for each use, so that one layer's copy is alive at a time."""
+    """One layer of several caches, joined again for each use, so that only one layer's copy exists at a time."""
 
     def __init__(self, parts: list[KVLayer], width: int):
         super().__init__(0)
@@ -98,7 +104,7 @@ class JoinedKVLayer(KVLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The cached slots with [B, H, R, D] behind them, which are not kept."""
+        """The cached slots with [B, H, R, D] after them, which are not kept."""
         layer = KVLayer(self.width + key_states.shape[-2])
         layer.join(self.parts, self.width)
         return layer.update(key_states, value_states)
@@ -114,7 +120,7 @@ class SelectedKVLayer(KVLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The cached slots of the sequences with [U, H, R, D] behind them."""
+        """The cached slots of the sequences with [U, H, R, D] after them."""
         sequence_U = self.sequence_U.to(key_states.device)
         keys, values = (own[:, :, : self.layer.length] for own in (self.layer.keys, self.layer.values))
         return torch.cat([keys[sequence_U], key_states], dim=2), torch.cat(
@@ -182,7 +188,8 @@ class KVCache(Cache):
 
     @classmethod
     def right_aligned(cls, parts: list[KVCache], capacity: int) -> KVCache:
-        """Caches of different lengths as one batch. All end at the same slot; unused slots are zero.
+        """Caches of different lengths as one batch. All end at the same slot, so that all write their next token to the
+        same place. Unused slots before them are zero, since a masked NaN would still spread through attention.
 
         Layers that are empty in all parts stay empty.
         """
@@ -191,3 +198,38 @@ class KVCache(Cache):
         for i, layer in enumerate(joined.layers):
             layer.join([part.layers[i] for part in parts], width)
         return joined
+
+
+KEPT_SHARE = 0.25
+"""Share of the free memory for each of two stores, scored requests and prompts. Half remains for passes and other
+processes."""
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Sized)
+
+
+class Store(Generic[T]):
+    """Keeps values by key as long as they fit into a number of bytes. Values that do not fit are not kept."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.nbytes = 0
+        self._kept: dict[Hashable, T] = {}
+
+    def add(self, key: Hashable, value: T) -> None:
+        if key not in self._kept and self.nbytes + value.nbytes <= self.limit:
+            self._kept[key] = value
+            self.nbytes += value.nbytes
+
+    def get(self, key: Hashable) -> T | None:
+        return self._kept.get(key)
+
+
+def store_on(device: torch.device) -> Store:
+    """An empty store, bounded by the memory that is free on the model's device now."""
+    return Store(int(KEPT_SHARE * free_memory(device)))

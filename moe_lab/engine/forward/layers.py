@@ -1,13 +1,19 @@
-"""The decoder layers of a transformers model: which they are, what they take, and where routing samples fork.
+"""The decoder layers of a transformers model: their inputs and attention masks, and where routing samples fork.
 
-B = sequences, S = new tokens.
+The cache keeps all slots of all layers, so a sliding window is only a mask, and routing samples cannot push a token out
+of it. A token attends to one slot for each position up to its own, in order. The slots between them (padding, other
+branches of a tree, samples of other tokens) are masked. So windows and chunks follow from the full mask.
+
+B = sequences, S = new tokens, Q = new tokens of a mask, K = cached slots and new ones.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +21,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from moe_lab.errors import RoutingError
+from moe_lab.models.transformers_internals import attention_of, keeps_states
 from moe_lab.routing import Router, find_routers
 
 _PER_TOKEN = ("position_ids", "position_embeddings")
@@ -30,7 +37,7 @@ _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers of a transformers model, in order; empty where they are not found."""
+    """The decoder layers of a transformers model, in order; empty if they are not found."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.get_decoder().modules():
         for child in module.children():
@@ -52,7 +59,7 @@ def _holds(layer: nn.Module, router: Router) -> bool:
 
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The inputs of a decoder layer by name."""
+    """The inputs of a decoder layer by name: models pass some by position."""
     return dict(zip(_names(type(layer).forward), args, strict=False)) | kwargs
 
 
@@ -82,7 +89,7 @@ class PerToken:
         for name, value in inputs.items():
             if isinstance(value, Tensor) and name not in (*_PER_TOKEN, "hidden_states", "attention_mask"):
                 raise RoutingError(
-                    f"Decoder layers that take `{name}` cannot be given rows; use method=base."
+                    f"Decoder layers that take `{name}` cannot take routing samples; use method=base."
                 )
         return inputs | {name: self._of(inputs[name]) for name in self.names if name in inputs}
 
@@ -116,7 +123,7 @@ def runs_on_kv_cache(model: Any) -> bool:
     layers = decoder_layers(model)
     if not layers or model.get_output_embeddings() is None:
         return False
-    if config._attn_implementation not in ("sdpa", "eager"):
+    if attention_of(config) not in ("sdpa", "eager"):
         return False
     kinds, _ = get_layer_types_and_kwargs(config)
     if len(kinds) != len(layers) or is_recurrent(model):
@@ -132,13 +139,13 @@ def runs_on_kv_cache(model: Any) -> bool:
 
 
 def is_recurrent(model: Any) -> bool:
-    """Whether some layer keeps more than the keys and values of each token."""
+    """Whether some layer keeps more than keys and values of each token (a recurrent state)."""
     kinds, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    return getattr(model, "_is_stateful", False) or not set(kinds) <= _MASKED_LAYERS
+    return keeps_states(model) or not set(kinds) <= _MASKED_LAYERS
 
 
 def reads_the_batch(model: Any) -> bool:
-    """Whether padding behind a text changes its scores where no mask says that it is padding (expert choice)."""
+    """Whether padding after a text changes its scores where no mask excludes it (expert choice)."""
     return not getattr(model, "is_causal_router", True)
 
 
@@ -152,3 +159,88 @@ def _counts_slots(config: Any) -> bool:
     """Whether layers without rotary positions scale their queries by a position derived from the cache's length
     (Llama 4)."""
     return bool(getattr(config, "attn_temperature_tuning", False)) and not all(config.no_rope_layers)
+
+
+@dataclass(frozen=True)
+class AttentionWindow:
+    """The earlier tokens that a layer attends to; all by default."""
+
+    window: int | None = None
+    """Number of last tokens, the token itself included."""
+    chunk: int | None = None
+    """Size of a chunk: positions p whose p // chunk equals the token's."""
+
+    def of(self, visible_BQK: Tensor) -> Tensor:
+        """bool [B, Q, K]: the visible slots that this layer attends to."""
+        if self.window is not None:
+            from_last = visible_BQK.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
+            return visible_BQK & (from_last <= self.window)
+        if self.chunk is not None:
+            position = visible_BQK.cumsum(-1, dtype=torch.int32) - 1
+            return visible_BQK & (position // self.chunk == position[..., -1:] // self.chunk)
+        return visible_BQK
+
+
+FULL = AttentionWindow()
+
+
+def attention_windows(model: nn.Module) -> list[AttentionWindow]:
+    """The window of every decoder layer, as the model's own cache has it.
+
+    Raises KeyError for a layer of another kind.
+    """
+    kinds, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
+    return [
+        {
+            "full_attention": FULL,
+            "sliding_attention": AttentionWindow(window=option.get("sliding_window")),
+            "chunked_attention": AttentionWindow(chunk=option.get("sliding_window")),
+        }[kind]
+        for kind, option in zip(kinds, options, strict=True)
+    ]
+
+
+class LayerMasks:
+    """The masks of one pass, [B, 1, Q, K], which attention adds to its scores; one for each kind of window."""
+
+    def __init__(self, visible_BQK: Tensor, dtype: torch.dtype):
+        """`visible_BQK`: bool, the slots that each token attends to in a layer of full attention."""
+        self.visible_BQK, self.dtype = visible_BQK, dtype
+        self._made: dict[AttentionWindow, Tensor] = {}
+
+    def of(self, window: AttentionWindow) -> Tensor:
+        if window not in self._made:
+            self._made[window] = additive_mask(window.of(self.visible_BQK), self.dtype)
+        return self._made[window]
+
+
+class WindowHooks:
+    """Hooks that pass their masks to the layers with a window. The model gets the mask of full attention, which it
+    passes to all layers unchanged."""
+
+    def __init__(self, model: nn.Module):
+        layers = zip(decoder_layers(model), attention_windows(model), strict=True)
+        self._limited = [(layer, window) for layer, window in layers if window != FULL]
+        self._masks: LayerMasks | None = None
+
+    def install(self, stack: ExitStack) -> None:
+        for layer, window in self._limited:
+            hook = partial(self._before_layer, window)
+            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def expect(self, masks: LayerMasks | None) -> None:
+        """Set the masks of the next pass; None: the model computes its own."""
+        self._masks = masks
+
+    def _before_layer(
+        self, window: AttentionWindow, layer: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        if self._masks is None:
+            return None
+        return (), layer_inputs(layer, args, kwargs) | {"attention_mask": self._masks.of(window)}
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool [B, Q, K] -> the mask that attention adds to its scores, [B, 1, Q, K], for sdpa and eager attention."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]

@@ -1,4 +1,4 @@
-"""Observers of the plain model. They get each forward pass before it runs, and each request's tokens after it."""
+"""Observers of the base model. They get each forward pass before it runs, and each request's tokens after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Observer:
     def read(self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Called when a request is answered, with the token ids that the model read for it.
 
-        A text of several windows makes several calls. The last token of an answer is predicted only, so it is left out.
+        A text of several windows leads to several calls. `answer` lacks its last token, which is predicted only.
         """
 
 

@@ -14,10 +14,16 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from moe_lab.engine.forward.kv_cache import KVLayer
-from moe_lab.engine.forward.layers import decoder_layers, fork_layer, layer_inputs
-from moe_lab.engine.forward.masks import FULL, LayerMasks, WindowHooks
+from moe_lab.engine.forward.layers import (
+    FULL,
+    LayerMasks,
+    WindowHooks,
+    decoder_layers,
+    fork_layer,
+    layer_inputs,
+)
 from moe_lab.routing import Policy, routed
-from moe_lab.routing.left_out import leaving_out
+from moe_lab.routing.hook import leaving_out
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class SuffixBatch:
     count: int
     """Tokens, padding excluded."""
     final_CD: Tensor | None = None
-    """Cached final hidden states that reach the output head too, before those of the pass."""
+    """Cached final hidden states that reach the output head before those of the pass."""
 
 
 class SuffixForward:
@@ -102,9 +108,10 @@ class SuffixForward:
 def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor]) -> Iterator[None]:
     """Inside the context decoder layer `first` takes `hidden()`; the layers before it are not computed.
 
-    What the model does between its embeddings and its first layer has no effect.
+    The model's own embeddings have no effect.
     """
     layers = decoder_layers(model)
+    # a layer may have a forward function of its own (accelerate's offloading sets one), which is put back on exit
     own = [layer.__dict__.get("forward") for layer in layers[:first]]
     for layer in layers[:first]:
         layer.forward = _unchanged

@@ -1,4 +1,4 @@
-"""The keys of `method=c3po` and their valid values."""
+"""The keys of `method=c3po`, their valid values and combinations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from moe_lab.config.validators import above_zero, at_least, one_of
-from moe_lab.engine.suffix.token_span import named_tokens
+from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -25,7 +25,7 @@ AT_LEAST = {
 }
 ABOVE_0 = ("epsilon", "bandwidth", "abstain")
 ALPHAS_TRIED = 11
-"""Shares that `optimizer=kernel_regression` tries where `alpha` is null."""
+"""The number of shares that `optimizer=kernel_regression` tries if `alpha` is null."""
 OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
 OF_REFERENCES = {
     *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
@@ -85,7 +85,7 @@ class C3POConfig(Method.Config):
 
     @property
     def unread(self) -> set[str]:
-        """Keys without effect beside the other values. They are no part of a run's identity."""
+        """Keys that have no effect with the other values. They are not part of a run's identity."""
         unread = set() if self.n > 1 else {"temperature"}
         if self.optimizer == "oracle":
             return unread | OF_REFERENCES | {"alpha", "shifts"}
@@ -97,7 +97,7 @@ class C3POConfig(Method.Config):
 
     @property
     def passes(self) -> int:
-        """Number of passes of a question's neighbours through the later layers."""
+        """The number of passes of a question's neighbours through the later layers."""
         if self.optimizer == "kernel_regression":
             return 2 if self.alpha is not None else 2 + ALPHAS_TRIED
         steps = self.shifts if self.optimizer == "mode_finding" else self.steps
@@ -113,12 +113,12 @@ class C3POConfig(Method.Config):
             )
         if self.negative and self.optimizer != "ngd":
             raise ConfigError(
-                f"method.negative={self.negative} is a part of the loss that method.optimizer=ngd descends on, and "
-                f"{self.optimizer} does not: leave one of them out."
+                f"method.negative={self.negative} is a part of the loss of method.optimizer=ngd, and method.optimizer="
+                f"{self.optimizer} has no such loss: leave one of them out."
             )
 
     def _check_radius(self) -> None:
-        """Raise ConfigError for a ball that lies within the near duplicates, which are dropped."""
+        """Raise ConfigError for a radius that contains only near duplicates, which are dropped."""
         if self.epsilon is not None and self.epsilon <= 1 - self.most_similar:
             raise ConfigError(
                 f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
@@ -128,7 +128,7 @@ class C3POConfig(Method.Config):
         nearest = math.sqrt(2 - 2 * self.most_similar)
         if self.abstain is not None and self.abstain <= nearest:
             raise ConfigError(
-                f"method.abstain={self.abstain} leaves every question as it is: no reference is nearer than "
-                f"{nearest:.4g} (sqrt(2 - 2 cos)), since nearer ones are dropped as near duplicates "
+                f"method.abstain={self.abstain} changes no question: no reference is nearer than {nearest:.4g} "
+                f"(sqrt(2 - 2 cos)), because nearer ones are dropped as near duplicates "
                 f"(method.most_similar={self.most_similar}).\nGive a larger distance, e.g. 0.8."
             )

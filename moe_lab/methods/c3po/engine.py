@@ -1,37 +1,156 @@
-"""The engine of `method=c3po`: it optimizes the pathways of questions, then scores or generates with them."""
+"""The engine and the language model of `method=c3po`: optimize the pathways of questions, then score or generate.
+
+N = questions, W = re-routed tokens of each, S = tokens of each suffix, T = N x S.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from moe_lab.engine.choices import Choices, Place
+import torch
+from torch import Tensor
+
+from moe_lab.engine.choices import Choices, Layer, Place, plain_choices, weights_of
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
-from moe_lab.engine.generation.generate import generate
-from moe_lab.engine.generation.prefill import GenerationState
-from moe_lab.engine.generation.sampling import Decoding
-from moe_lab.engine.scoring.scoring import Budget, ScoringRequest
-from moe_lab.engine.scoring.token_scores import Scores
-from moe_lab.engine.suffix.recorder import PromptSuffix
-from moe_lab.engine.suffix.replay import SuffixReplay
-from moe_lab.engine.suffix.rerouted_generation import ReroutedForward
-from moe_lab.engine.suffix.token_span import check_length, named_tokens
-from moe_lab.methods.c3po.choices import rerouted_choices
-from moe_lab.methods.c3po.noisy_pathways import samples_around
-from moe_lab.methods.c3po.optimizer import PathwayOptimizer
-from moe_lab.methods.c3po.pathway import Pathways
-from moe_lab.methods.c3po.traces import Trace
+from moe_lab.engine.generate import generate
+from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
+from moe_lab.engine.suffix import PromptSuffix, ReroutedForward, SuffixReplay
+from moe_lab.engine.token_span import check_length, named_tokens
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.c3po.optimizer import Optimized, PathwayOptimizer
+from moe_lab.methods.c3po.pathway import Pathways, samples_around
+from moe_lab.methods.references.embeddings import text_key
+from moe_lab.methods.references.reference_set import ReferenceSet
+from moe_lab.methods.references.store import ANSWER_TOKENS
+from moe_lab.results.atomic import writing
+from moe_lab.routing import Router, Routing
+from moe_lab.routing.hook import OVERRIDE
+from moe_lab.routing.policies import Remix
 
 if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
     from moe_lab.methods.c3po.config import C3POConfig
-    from moe_lab.methods.references.reference_set import ReferenceSet
     from moe_lab.models.load import LoadedModel
 
+
+FILE = "traces.jsonl"
+DIGITS = 6
+"""Significant digits of numbers."""
 AT_ONCE = 32
 """Questions whose pathways are optimized together."""
 RightAnswer = Callable[[str, str | None], tuple[int, ...]]
 """(prompt, one of its choices, or None for a generated answer) -> token ids of the right answer."""
+GoldOf = Callable[[str, str | None], str]
+"""(prompt, one of its choices, or None for a generated answer) -> the right answer, for the oracle."""
+
+
+class Trace:
+    """Writes `traces.jsonl` in a run's folder, the data of the paper's Figures 5 to 8.
+
+    A line has: prompt (SHA-256 of its text), layers (numbers of the re-mixed MoE layers), before and after (their
+    probabilities of all experts, [tokens][layers][experts]), core ([tokens][layers][core experts]: expert numbers),
+    neighbours (reference, its number in the set; text; distance; weight, its share of the kernel; pathway), losses (on
+    the neighbours, [states]), continuations (texts) and scores (log-likelihoods of these, [states][continuations]).
+    States are the original pathway and the pathway after every step.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / FILE
+
+    def write(
+        self,
+        texts: Sequence[tuple[str, list[str]]],
+        found: Optimized,
+        states: Sequence[Sequence[Scores]],
+        references: ReferenceSet | None,
+    ) -> None:
+        """Append the lines of N questions: `texts` are (prompt, continuations), `states` [states][N] scores."""
+        changed = found.pathways
+        lines = [
+            {
+                "prompt": text_key(prompt),
+                "layers": changed.layers,
+                "before": numbers(changed.clean_NWLE[n]),
+                "after": numbers(changed.probs_NWLE()[n]),
+                "core": changed.core[n].tolist(),
+                "neighbours": _neighbours(n, found, references),
+                "losses": numbers(found.losses[:, n]),
+                "continuations": continuations,
+                "scores": [[score for score, _ in scores[n]] for scores in states],
+            }
+            for n, (prompt, continuations) in enumerate(texts)
+        ]
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _neighbours(n: int, found: Optimized, references: ReferenceSet | None) -> list[dict[str, Any]]:
+    if references is None or found.near is None or found.weight_NK is None:
+        return []
+    share_K = found.weight_NK[n] / found.weight_NK[n].sum()
+    return [
+        {
+            "reference": r,
+            "text": references.texts[r],
+            "distance": numbers(found.near.distance_QK[n, j]),
+            "weight": numbers(share_K[j]),
+            "pathway": numbers(references.pathway_RWME[r][:, found.pathways.layers]),
+        }
+        for j, r in enumerate(found.near.index_QK[n].tolist())
+        if r >= 0
+    ]
+
+
+def numbers(tensor: Tensor) -> Any:
+    """A number, or nested lists of them; NaN as None."""
+    return _rounded(tensor.detach().cpu().double().tolist())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return None if value != value else float(f"{value:.{DIGITS}g}")
+
+
+def rerouted_choices(
+    replay: SuffixReplay, suffixes: Sequence[PromptSuffix], pathways: Pathways
+) -> list[Choices]:
+    """Routing weights of each prompt's last re-routed token. Layers before the first optimized layer are unchanged."""
+    with torch.no_grad():
+        seen = _Seen(pathways.remix("topk").probs)
+    replay.score(suffixes, seen)
+    found = []
+    for number, suffix in enumerate(suffixes):
+        read = suffix.prompt[: suffix.position + replay.span.size]
+        changed = [layer[number] for _, layer in sorted(seen.layers.items())]
+        before = plain_choices(replay.model, read).layers
+        found.append(Choices(read, before[: len(before) - len(changed)] + changed))
+    return found
+
+
+class _Seen(Remix):
+    """Records the weights of the last re-routed token of every sequence, for each MoE layer that runs."""
+
+    def __init__(self, probs: dict[int, Tensor]):
+        super().__init__(probs)
+        first = next(iter(probs.values()))
+        self.sequences, self.last = first.shape[0], first.shape[1] - 1
+        self.layers: dict[int, list[Layer]] = {}
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        changed = super().__call__(router, routing)
+        taken = changed or routing
+        at_N = torch.arange(self.sequences) * (len(taken.index_TK) // self.sequences) + self.last
+        pairs = zip(taken.index_TK.cpu()[at_N], taken.weights_TK.cpu()[at_N], strict=True)
+        self.layers[router.layer] = [weights_of(*pair) for pair in pairs]
+        return changed
 
 
 class PathwayEngine(Engine):
@@ -59,12 +178,12 @@ class PathwayEngine(Engine):
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.replay, budget)
         self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}
-        """Floating-point operations of the first batch of scored questions: in total, and without the optimization."""
+        """Floating-point operations of the first batch of scored questions, in total and without the optimization."""
         self._generated_in = 0
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far. Tokens of the optimization pass the later layers only."""
+        """Tokens put through the model so far. Tokens of the optimization pass only the later layers."""
         return self.replay.tokens_in + self._generated_in
 
     def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
@@ -74,14 +193,14 @@ class PathwayEngine(Engine):
                 on_scores(i, scores)
 
     def generate(
-        self,
-        states: list[GenerationState],
-        decoding: Decoding,
-        on_done: Callable[[GenerationState], None],
+        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
     ) -> None:
         for start in range(0, len(states), AT_ONCE):
             batch = states[start : start + AT_ONCE]
-            probs = self._prompt_pathways(batch).probs()
+            prompts, texts = [state.prompt for state in batch], [state.text for state in batch]
+            suffixes = self._read(prompts, texts)
+            own = self._with_right_answers(prompts, [(text, None) for text in texts])
+            probs = self.optimize(texts, suffixes, own).pathways.probs()
             forward = ReroutedForward(
                 self.replay.model, batch, probs, self.replay.span, self.settings.persistence
             )
@@ -94,15 +213,9 @@ class PathwayEngine(Engine):
         for start in range(0, len(places), AT_ONCE):
             batch = places[start : start + AT_ONCE]
             prompts, texts = [place.prompt for place in batch], [place.text for place in batch]
-            suffixes = self._read(prompts, texts)
             own = self._with_right_answers(prompts, [(place.text, place.choice) for place in batch])
+            suffixes = self._read(prompts, texts)
             yield from rerouted_choices(self.replay, suffixes, self.optimize(texts, suffixes, own).pathways)
-
-    def _prompt_pathways(self, states: list[GenerationState]) -> Pathways:
-        prompts, texts = [state.prompt for state in states], [state.text for state in states]
-        suffixes = self._read(prompts, texts)
-        own = self._with_right_answers(prompts, [(text, None) for text in texts])
-        return self.optimize(texts, suffixes, own).pathways
 
     def _scored_and_counted(self, requests: list[ScoringRequest]) -> list[Scores]:
         with FlopCount() as flops:
@@ -156,11 +269,88 @@ class PathwayEngine(Engine):
     def _with_right_answers(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[tuple[str, str | None]]
     ) -> list[PromptSuffix] | None:
-        """The prompts, each read with its right answer alone. None unless this is the oracle.
+        """The prompts, each read with only its right answer. None unless this is the oracle.
 
         Args:
-            texts: of each prompt: its text and one of its choices.
+            texts: the text and one of the choices of each prompt.
         """
         if self._right_answer is None:
             return None
         return self.replay.read(prompts, self.budget, [[self._right_answer(*pair)] for pair in texts])
+
+
+class C3POLM(EngineLM):
+    """Answers questions by scoring choices or by generating text.
+
+    Args:
+        layers: numbers of the MoE layers to optimize.
+        references: None for the oracle.
+        gold_of: for the oracle only.
+        trace: where the pathways of scored questions are written.
+    """
+
+    engine: PathwayEngine
+    refused_inside = (*EngineLM.refused_inside, OVERRIDE)
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: Config,
+        settings: C3POConfig,
+        layers: list[int],
+        references: ReferenceSet | None,
+        gold_of: GoldOf | None = None,
+        trace: Trace | None = None,
+    ):
+        def make_engine(lm: EngineLM) -> PathwayEngine:
+            right_answer = self._right_answer if gold_of else None
+            return PathwayEngine(
+                model, settings, layers, references, lm.budget, config.seed, trace, right_answer
+            )
+
+        self._gold_of = gold_of
+        super().__init__(model.model, model.tokenizer, **engine_options(config), make_engine=make_engine)
+
+    @property
+    def cost(self) -> dict[str, int]:
+        """`EngineLM.cost` with the counts of `PathwayEngine` and `PathwayOptimizer`."""
+        return super().cost | self.engine.counted | self.engine.optimize.counted
+
+    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
+        """The experts of each prompt's last re-routed token. Later tokens take the router's own experts."""
+        return self.engine.choices(places)
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        if kind == "generate_until":
+            return super().answer(kind, requests, on_answer)
+        for part in self._parts(requests):
+            chosen = [requests[i] for i in part]
+
+            def report(j: int, answer: Any, part: list[int] = part) -> None:
+                on_answer(part[j], answer)
+
+            super().answer(kind, chosen, report)
+
+    def _parts(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Indices of the requests that are answered together.
+
+        The engine has one pathway for each prompt. For the oracle, documents with the same prompt and different right
+        answers need different pathways, so they are in different parts.
+        """
+        if self._gold_of is None:
+            return [list(range(len(requests)))]
+        golds: dict[str, list[str]] = {}
+        parts: dict[int, list[int]] = {}
+        for i, request in enumerate(requests):
+            known = golds.setdefault(request.args[0], [])
+            gold = self._gold_of(*request.args)
+            if gold not in known:
+                known.append(gold)
+            parts.setdefault(known.index(gold), []).append(i)
+        return list(parts.values())
+
+    def _right_answer(self, prompt: str, choice: str | None) -> tuple[int, ...]:
+        """Token ids of the right answer; for a generated answer the first `ANSWER_TOKENS`."""
+        assert self._gold_of is not None
+        ids = self.encode_pair(prompt, self._gold_of(prompt, choice))[1]
+        return ids[:ANSWER_TOKENS] if choice is None else ids

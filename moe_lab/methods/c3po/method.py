@@ -1,32 +1,68 @@
-"""`method=c3po`: Critical-layer, Core-expert, Collaborative Pathway Optimization (arXiv 2504.07964).
-
-A question's pathway is the routing weights of one or some of its prompt's tokens. C3PO re-mixes it in a few layers,
-guided by the nearest reference questions that the untouched model answered correctly. Answers are scored with the new
-pathway.
-"""
+"""`method=c3po`: pathways of test questions, optimized on similar questions that the model answers correctly."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moe_lab.engine.suffix.token_span import named_tokens
+from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.c3po.layers import named_layers
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.checks import check_one_process
-from moe_lab.reports.scores import without_neighbour
+from moe_lab.methods.references.documents import check_asked_enough, check_one_process, reference_documents
+from moe_lab.results.model import RunResult
+from moe_lab.results.scores import without_neighbour
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.c3po.lm import C3POLM, GoldOf
+    from moe_lab.methods.c3po.engine import C3POLM, GoldOf
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.estimate import Workload
+    from moe_lab.tasks.requests import Workload
+
+
+_PART = re.compile(r"(first|middle|last)(\d+)")
+
+
+def named_layers(given: Any, count: int) -> list[int]:
+    """Sorted MoE layer numbers of `last5`, `first2+last3`, `middle4`, `all`, or a list of numbers.
+
+    >>> named_layers("first2+last3", 16)
+    [0, 1, 13, 14, 15]
+
+    Raises ConfigError for an unknown name and for more layers than `count`.
+    """
+    if isinstance(given, list):
+        layers = given
+    elif given == "all":
+        layers = list(range(count))
+    else:
+        layers = [layer for part in str(given).split("+") for layer in _part(part, given, count)]
+    wrong = [layer for layer in layers if not isinstance(layer, int) or not 0 <= layer < count]
+    if wrong or not layers or len(set(layers)) < len(layers):
+        raise ConfigError(
+            f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be named once."
+        )
+    return sorted(layers)
+
+
+def _part(part: str, given: Any, count: int) -> list[int]:
+    match = _PART.fullmatch(part)
+    if not match:
+        raise ConfigError(
+            f"method.layers={given}: {part} names no layers. Use e.g. last5, first2+last3, middle4, all or [11,12,13]."
+        )
+    where, size = match[1], int(match[2])
+    if not 1 <= size <= count:
+        raise ConfigError(
+            f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
+        )
+    start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
+    return list(range(start, start + size))
 
 
 class C3PO(Method):
@@ -48,7 +84,7 @@ class C3PO(Method):
         return config.unread
 
     def check(self, facts: ModelFacts) -> None:
-        """Raises ConfigError for layers that the model lacks, and for routers that choose by other than logits."""
+        """Raises ConfigError for layers that the model lacks, and for routers that do not choose by logits."""
         from moe_lab.routing.rules import LOGITS
 
         named_layers(self.config.layers, facts.moe_layers)
@@ -56,18 +92,17 @@ class C3PO(Method):
         assert family is not None
         if family.rule.noise != LOGITS:
             raise ConfigError(
-                f"method=c3po re-mixes routing probabilities, but routers of {family.name} choose by a "
-                f"{family.chosen_by}: it does not run on them."
+                f"method=c3po re-mixes routing probabilities, and routers of {family.name} choose by a "
+                f"{family.chosen_by}. Use a model whose routers choose by logits."
             )
         core = self.config.core_experts
         if core is not None and core < facts.top_k:
             raise ConfigError(
-                f"method.core_experts={core}: a token of this model takes {facts.top_k} experts; re-mix at least these."
+                f"method.core_experts={core}: a token of this model takes {facts.top_k} experts. Give at least as many."
             )
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The reference documents. Raises ConfigError or TaskError where they cannot be had."""
-        from moe_lab.methods.references.documents import check_asked_enough, reference_documents
+        """The reference documents. Raises ConfigError or TaskError if they are missing."""
         from moe_lab.methods.references.embeddings import embedding_identity
         from moe_lab.methods.references.reference_set import reference_content
 
@@ -82,14 +117,14 @@ class C3PO(Method):
         )
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`layers` as the numbers that they resolve to; keys that the optimizer does not read are left out."""
+        """`layers` as numbers. Keys that the optimizer does not read are left out."""
         named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
         return {key: value for key, value in named.items() if key not in self.config.unread}
 
     def forward_tokens(self, workload: Workload) -> float:
-        """With what the optimization reads: the neighbours once, then the tails of their prompts, pass by pass.
+        """The answers, the neighbours (read once), and the suffixes of their prompts in every pass.
 
-        A ball (`epsilon`) is counted with k neighbours: how many it holds is known when it is looked at.
+        With `epsilon` the number of neighbours is not known yet; k is assumed.
         """
         from moe_lab.methods.references.store import ANSWER_TOKENS
 
@@ -99,12 +134,11 @@ class C3PO(Method):
         read = neighbours * (workload.prompt + answer)
         span = named_tokens(settings.tokens)
         length = max(round(workload.prompt), span.size)
-        tail = length - span.start(length) + answer - 1
-        passed = neighbours * settings.passes * tail
+        suffix = length - span.start(length) + answer - 1
+        passed = neighbours * settings.passes * suffix
         return super().forward_tokens(workload) + workload.documents * (read + passed)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        from moe_lab.methods.references.documents import reference_documents
         from moe_lab.methods.references.reference_set import references_left
 
         if self.config.optimizer == "oracle":
@@ -114,8 +148,7 @@ class C3PO(Method):
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
         from moe_lab.engine.lm import EngineLM
-        from moe_lab.methods.c3po.lm import C3POLM
-        from moe_lab.methods.c3po.traces import Trace
+        from moe_lab.methods.c3po.engine import C3POLM, Trace
         from moe_lab.methods.references.reference_set import load_or_build
 
         config, references, info = context.config, None, {}
@@ -163,7 +196,7 @@ class C3PO(Method):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        if (counts := without_neighbour(block)) is None:
+        if (counts := without_neighbour(RunResult({"moe_lab": block}))) is None:
             return []
         return [
             f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and kept "
@@ -172,25 +205,24 @@ class C3PO(Method):
 
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
-    """Raise ConfigError for tasks that C3PO cannot answer."""
     from moe_lab.tasks.loading import load_tasks
 
     kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
     for name, kind in kinds.items():
         if kind not in ("multiple_choice", "generate_until"):
             raise ConfigError(
-                f"method=c3po answers questions, by choices or by texts, and {name} asks for the likelihood of texts.\n"
-                "method=base and method=roe run it."
+                f"method=c3po answers questions with choices or generated texts, and {name} asks for the likelihood of "
+                "texts.\nUse method=base or method=roe."
             )
         if kind == "generate_until" and (settings.n > 1 or settings.trace):
             key = f"method.n={settings.n}" if settings.n > 1 else "method.trace=true"
             raise ConfigError(
-                f"{key} is for multiple-choice questions, and {name} generates its answers: leave it out."
+                f"{key} is for multiple-choice questions, and the answers of {name} are generated. Leave it out."
             )
     if settings.persistence != "prompt_last" and "generate_until" not in kinds.values():
         raise ConfigError(
-            f"method.persistence={settings.persistence} is about generated answers, and {', '.join(kinds)} has none: "
-            "leave it out."
+            f"method.persistence={settings.persistence} has an effect on generated answers only, and "
+            f"{', '.join(kinds)} has none. Leave it out."
         )
 
 
@@ -201,9 +233,9 @@ def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
 
 
 def right_answers(config: RunConfig) -> GoldOf:
-    """The right answers of this run's test documents, for the oracle alone.
+    """The right answers of this run's test documents, for the oracle.
 
-    Where two documents have the same prompt and choice, and other right answers, the first one's stands.
+    If two documents have the same prompt and choice and different right answers, the first one's is used.
     """
     from moe_lab.tasks.loading import load_tasks
     from moe_lab.tasks.requests import right_request

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.memory_bound import Store, store_on
-from moe_lab.engine.scoring.scoring import Budget
-from moe_lab.engine.suffix.recorder import PromptSuffix
-from moe_lab.engine.suffix.replay import SuffixReplay
-from moe_lab.methods.c3po.contrast import Contrast
-from moe_lab.methods.c3po.kernel_regression import kernel_regression
-from moe_lab.methods.c3po.kernels import kernel
-from moe_lab.methods.c3po.loss import NeighbourLoss
-from moe_lab.methods.c3po.mode_finding import Shifts, mode_finding, without_neighbours
-from moe_lab.methods.c3po.ngd import Descent, ngd
+from moe_lab.engine.forward.kv_cache import Store, store_on
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
+from moe_lab.methods.c3po.descent import Contrast, Descent, NeighbourLoss, ngd
+from moe_lab.methods.c3po.kernel_methods import (
+    Shifts,
+    kernel,
+    kernel_regression,
+    mode_finding,
+    without_neighbours,
+)
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
-from moe_lab.methods.references.embeddings import text_ids
-from moe_lab.methods.references.neighbours import Neighbours, neighbours
+from moe_lab.methods.references.embeddings import Neighbours, neighbours, text_ids
 from moe_lab.methods.references.reference_set import ReferenceSet, wrong_answers
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class Optimized:
 
     pathways: Pathways
     losses: Tensor
-    """float32 [states, N]: on the neighbours, of the untouched pathway and after every step."""
+    """float32 [states, N]: on the neighbours, of the original pathway and after every step."""
     near: Neighbours | None = None
     """None for the oracle."""
     weight_NK: Tensor | None = None
-    """The kernel's, of any scale."""
+    """Kernel weights of any scale."""
 
 
 class PathwayOptimizer:
@@ -54,37 +54,41 @@ class PathwayOptimizer:
         settings: C3POConfig,
         layers: list[int],
         references: ReferenceSet | None,
-        tails: SuffixReplay,
+        replay: SuffixReplay,
         budget: Budget,
     ):
         self.model, self.settings, self.layers = model, settings, layers
-        self.references, self.tails, self.budget = references, tails, budget
+        self.references, self.replay, self.budget = references, replay, budget
         self._wrong = wrong_answers(references, model) if references and settings.negative else None
         self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
         self._kept: Store[PromptSuffix] = store_on(model.device)
-        """Tails of references by the tokens of their prompt and answer."""
+        """Suffixes of references by the token ids of prompt and answer."""
 
     def __call__(
         self,
         texts: Sequence[str],
-        tails: Sequence[PromptSuffix],
+        suffixes: Sequence[PromptSuffix],
         own: Sequence[PromptSuffix] | None = None,
         watch: Watch = unwatched,
     ) -> Optimized:
-        """Args:
-        texts, tails: of N prompts.
-        own: the same, read with their right answers alone; the oracle's.
-        watch: is shown the pathways of every state.
+        """Optimize the pathways of N prompts.
+
+        Args:
+            texts, suffixes: of the prompts.
+            own: for the oracle, the prompts read with only their right answers.
+            watch: gets the pathways of every state.
         """
         settings = self.settings
-        clean = torch.stack([tail.pathway_WME for tail in tails])
+        clean = torch.stack([suffix.pathway_WME for suffix in suffixes])
         pathways = Pathways(clean, self.layers, settings.core_experts)
         if own is not None:
-            loss = NeighbourLoss(self.tails, [[tail] for tail in own], torch.ones(len(own), 1), settings.loss)
+            loss = NeighbourLoss(
+                self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss
+            )
             return Optimized(*ngd(pathways, loss, self._descent, watch))
         references = self.references
-        assert references is not None, "the oracle alone has none"
-        embedding = self._embedded(references, list(texts), tails)
+        assert references is not None, "only the oracle has none"
+        embedding = self._embedded(references, list(texts), suffixes)
         near, far_N = self._nearest(references, embedding).abstaining(settings.abstain)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         loss = self._loss(references, near, weight_NK, settings.loss)
@@ -105,7 +109,7 @@ class PathwayOptimizer:
         return Optimized(*changed, near, weight_NK)
 
     def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
-        """By their embeddings. The ball of mode finding is one of pathways; the k nearest tell its loss."""
+        """The neighbours by embeddings. Mode finding's `epsilon` is a radius of pathways, so its loss uses k."""
         settings = self.settings
         return neighbours(
             embedding,
@@ -115,12 +119,15 @@ class PathwayOptimizer:
             most_similar=settings.most_similar,
         )
 
-    def _embedded(self, references: ReferenceSet, texts: list[str], tails: Sequence[PromptSuffix]) -> Tensor:
-        """float32 [N, X]; hidden states are those of the reading, where that read what stands for the texts."""
+    def _embedded(
+        self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]
+    ) -> Tensor:
+        """float32 [N, X]: embeddings of the prompts. Hidden states are not computed again if the prompts have the same
+        tokens as the texts."""
         if references.how is None:
             ids = text_ids(texts, self.model)
-            if all(tail.prompt == tuple(tokens) for tail, tokens in zip(tails, ids, strict=True)):
-                return references.embed_read(torch.stack([tail.mean_D for tail in tails]))
+            if all(suffix.prompt == tuple(tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
+                return references.embed_read(torch.stack([suffix.mean_D for suffix in suffixes]))
         return references.embed(texts, self.model)
 
     def _count(self, near: Neighbours, far_N: Tensor, none_N: Tensor) -> None:
@@ -143,7 +150,7 @@ class PathwayOptimizer:
         )
 
     def _contrast(self, embedding: Tensor, right: NeighbourLoss) -> Contrast:
-        """With the nearest wrong answers of questions that have right neighbours."""
+        """The loss with the nearest wrong answers, for questions that have right neighbours."""
         assert self._wrong is not None
         settings = self.settings
         near = self._nearest(self._wrong, embedding)
@@ -155,17 +162,17 @@ class PathwayOptimizer:
         self, references: ReferenceSet, near: Neighbours, weight_NK: Tensor, kind: str
     ) -> NeighbourLoss:
         index = near.index_QK.tolist()
-        found = self._reference_tails(references, sorted({r for row in index for r in row if r >= 0}))
-        tails = [[found.get(r) for r in row] for row in index]
-        return NeighbourLoss(self.tails, tails, weight_NK, kind)
+        found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
+        suffixes = [[found.get(r) for r in row] for row in index]
+        return NeighbourLoss(self.replay, suffixes, weight_NK, kind)
 
-    def _reference_tails(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
-        """The tails of references; those that are not kept are read, and kept as far as memory is spare."""
+    def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
+        """The suffixes of references. New ones are read, and kept while there is memory for them."""
         keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
-        found = {r: tail for r, key in keys.items() if (tail := self._kept.get(key)) is not None}
+        found = {r: suffix for r, key in keys.items() if (suffix := self._kept.get(key)) is not None}
         missing = [key for r, key in keys.items() if r not in found]
         prompts, answers = [prompt for prompt, _ in missing], [[answer] for _, answer in missing]
-        read = dict(zip(missing, self.tails.read(prompts, self.budget, answers), strict=True))
-        for key, tail in read.items():
-            self._kept.add(key, tail)
+        read = dict(zip(missing, self.replay.read(prompts, self.budget, answers), strict=True))
+        for key, suffix in read.items():
+            self._kept.add(key, suffix)
         return found | {r: read[key] for r, key in keys.items() if key in read}

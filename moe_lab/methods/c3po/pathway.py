@@ -1,6 +1,7 @@
-"""Pathways of questions, and the parameters that C3PO changes in them.
+"""Pathways: the routing probabilities that C3PO optimizes (section 3.5), and noise around them.
 
-N = questions, W = re-routed tokens of each, M = MoE layers, L = optimized ones, E = experts, C = core experts.
+N = questions, W = re-routed tokens of each, M = MoE layers, L = optimized ones, E = experts, C = core experts, K =
+experts per token, P = sequences of a pass, T = N x W.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from moe_lab.routing.remix import Remix
+from moe_lab.engine.suffix import PromptSuffix
+from moe_lab.routing.noise import gumbel_for_tokens
+from moe_lab.routing.policies import Remix
 
 
 class Pathways:
-    """Routing probabilities of W tokens of N questions each, of which those of the core experts in the optimized layers
-    may change.
+    """Routing probabilities of W tokens of N questions. Those of core experts in the optimized layers may change.
 
-    The core experts of a token and layer are those that its own router weighs most. Parameters are logits over them:
-    their softmax, times the probability that the core has in the untouched model, is the core's pathway, so that all
-    probabilities stay distributions and experts outside the core keep theirs.
+    The core experts of a token and layer are those with the largest probabilities in the base model. The parameters are
+    logits over them. The core's pathway is the softmax of the logits, times the probability of the core in the base
+    model. So all probabilities stay distributions, and experts outside the core keep theirs.
 
     Args:
-        pathway_NWME: probabilities of the untouched model.
+        pathway_NWME: probabilities of the base model.
         layers: numbers of the optimized MoE layers.
-        core_experts: C; None, or more than there are: all.
+        core_experts: C; None or more than E: all.
     """
 
     def __init__(self, pathway_NWME: Tensor, layers: Sequence[int], core_experts: int | None):
@@ -41,7 +43,7 @@ class Pathways:
         return len(self.theta)
 
     def copy(self) -> Pathways:
-        """The same pathways with parameters of their own."""
+        """The same pathways with separate parameters."""
         other = object.__new__(Pathways)
         other.__dict__.update(self.__dict__, theta=self.theta.detach().clone().requires_grad_())
         return other
@@ -51,33 +53,33 @@ class Pathways:
         return self.theta.softmax(dim=-1) * self.mass_NWL1
 
     def set_core(self, probs_NWLC: Tensor) -> None:
-        """Take these probabilities of the core experts, scaled to the core's mass."""
+        """Set the probabilities of the core experts, scaled to the core's mass."""
         tiny = torch.finfo(probs_NWLC.dtype).tiny
         self.theta = probs_NWLC.detach().clamp(min=tiny).log().requires_grad_()
 
     def to_core(self, pathway_NWLE: Tensor) -> Tensor:
-        """[N, W, L, C]: what other pathways say of the core experts, scaled to the core's mass."""
+        """[N, W, L, C]: the core experts' probabilities in other pathways, scaled to the core's mass."""
         at_core_NWLC = pathway_NWLE.gather(-1, self.core)
         return at_core_NWLC / at_core_NWLC.sum(dim=-1, keepdim=True) * self.mass_NWL1
 
     def probs_NWLE(self) -> Tensor:
-        """Probabilities of all experts, in the optimized layers."""
+        """Probabilities of all experts in the optimized layers."""
         return self.clean_NWLE.scatter(-1, self.core, self.core_probs())
 
     def probs(self) -> dict[int, Tensor]:
-        """Of each optimized MoE layer: [N, W, E]."""
+        """[N, W, E] by optimized MoE layer."""
         return dict(zip(self.layers, self.probs_NWLE().unbind(dim=2), strict=True))
 
     def noisy(self, noise: dict[int, Tensor]) -> Remix:
-        """The policy that chooses the re-routed tokens' K experts with noise ([N, W, E] of each optimized layer)."""
+        """The policy that chooses the re-routed tokens' K experts with noise ([N, W, E] by optimized layer)."""
         return Remix(self.probs(), noise=noise)
 
     def remix(self, relax: str, question_P: Tensor | None = None) -> Remix:
-        """The policy that routes the re-routed tokens of sequences so.
+        """The policy that routes the re-routed tokens of a pass by these pathways.
 
         Args:
-            relax: "topk": the router's K experts at these probabilities; "core": all core experts contribute.
-            question_P: int64: whose pathway each sequence of the pass takes; None: the questions in order.
+            relax: "topk": the router's K experts with these probabilities; "core": all core experts contribute.
+            question_P: int64: the question whose pathway each sequence takes; None: the questions in order.
         """
         index = slice(None) if question_P is None else question_P
         probs = {layer: probs_NWE[index] for layer, probs_NWE in self.probs().items()}
@@ -88,8 +90,50 @@ class Pathways:
 
 
 Watch = Callable[[Pathways], None]
-"""Is shown pathways while they are optimized."""
+"""A callback that gets the pathways before each step of an optimization and after the last."""
 
 
 def unwatched(pathways: Pathways) -> None:
-    """Nobody looks."""
+    """Default: does nothing."""
+
+
+def samples_around(
+    pathways: Pathways,
+    suffixes: Sequence[PromptSuffix],
+    noise_keys: Sequence[int],
+    *,
+    n: int,
+    temperature: float,
+    seed: int,
+) -> list[Remix]:
+    """n routing samples of N questions: the pathways themselves, then n - 1 samples that choose experts with noise.
+
+    The noise is RoE's (equation 1), only at the re-routed tokens and layers: top-k of the scores plus `temperature`
+    times keyed Gumbel noise. The weights have no noise.
+
+    Args:
+        noise_keys: `document_key` of each question.
+    """
+    return [pathways.remix("topk")] + [
+        pathways.noisy({layer: temperature * noise for layer, noise in noises.items()})
+        for noises in (_noise(pathways, suffixes, noise_keys, sample, seed) for sample in range(1, n))
+    ]
+
+
+def _noise(
+    pathways: Pathways, suffixes: Sequence[PromptSuffix], noise_keys: Sequence[int], sample: int, seed: int
+) -> dict[int, Tensor]:
+    """[N, W, E] by optimized layer."""
+    N, W, _, E = pathways.clean_NWLE.shape
+    key_T = torch.tensor(noise_keys).repeat_interleave(W)
+    position_T = torch.tensor([suffix.position + w for suffix in suffixes for w in range(W)])
+    noise_LTE = gumbel_for_tokens(
+        seed,
+        key_T,
+        torch.zeros_like(key_T),
+        torch.full_like(key_T, sample),
+        position_T,
+        torch.tensor(pathways.layers),
+        E,
+    )
+    return dict(zip(pathways.layers, noise_LTE.unflatten(1, (N, W)).unbind(0), strict=True))

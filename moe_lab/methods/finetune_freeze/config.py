@@ -1,24 +1,32 @@
-"""The hyperparameters of a fine-tuning (MoE-Bench's Table 1), and the recipe that determines the trained weights."""
+"""The hyperparameters of a fine-tuning (MoE-Bench's Table 1), its freezing schedule, and the recipe of its weights."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from moe_lab.config.validators import above_zero, at_least
+from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean
 from moe_lab.errors import ConfigError
-from moe_lab.methods.conversations.read import TOY_SIZES
-from moe_lab.methods.finetune_freeze.schedule import (
-    Phase,
-    Rate,
-    boundaries,
-    label,
-    phases_of,
-    with_shared_experts,
-)
+from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.models.distributed import num_processes
 
+GROUPS = ("router", "experts", "shared_experts")
+"""Groups of parameters that can be frozen."""
+SCHEDULES = {
+    "none": ("none",),
+    "router": ("router",),
+    "experts": ("experts",),
+    "none-router": ("none", "router"),
+    "none-experts": ("none", "experts"),
+    "router-none": ("router", "none"),
+    "router-experts": ("router", "experts"),
+    "experts-none": ("experts", "none"),
+    "experts-router": ("experts", "router"),
+}
+"""The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
+PHASE_KEYS = ("frozen", "until", "lr")
 AT_LEAST = {
     **dict.fromkeys(("epochs", "max_steps", "batch_size", "gradient_accumulation", "length"), 1),
     **dict.fromkeys(("dataset_size", "early_stop_patience", "save_steps"), 1),
@@ -28,23 +36,135 @@ AT_LEAST = {
 }
 ABOVE_ZERO = ("learning_rate", "router_lr")
 NOT_WEIGHTS = (
-    "name",
-    "schedule",
-    "phases",
-    "freeze_shared_experts",
-    "dataset",
-    "dataset_size",
-    "validation_size",
-    "save_steps",
-    "compare_with_full",
-    "profile",
+    *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
+    *("save_steps", "compare_with_full", "profile"),
 )
-"""Keys that do not determine the weights, or do so as what they resolve to."""
+"""Keys that do not determine the weights. Some do so through other values, such as the phases of a schedule."""
 TOY_VALIDATION_SIZE = 100
-"""Held-out conversations of a generated data set, where no number is given."""
+"""Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
-"""Conversations of an optimizer step, where nothing is given: one by one, or those of a generated data set, which are
-short, in one pass."""
+"""Default number of conversations of an optimizer step: one per pass, or for a generated data set, whose conversations
+are short, all in one pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A part of a training, up to the share `until` of its optimizer steps."""
+
+    frozen: tuple[str, ...]
+    until: float
+    lr: float | None = None
+    """Peak learning rate in this phase, instead of the recipe's."""
+
+
+def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Let phases that freeze the experts freeze the shared experts, too."""
+    return tuple(
+        replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
+        if "experts" in phase.frozen
+        else phase
+        for phase in phases
+    )
+
+
+def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
+    """The listed phases, or those of a named schedule. Raises ConfigError for an unknown schedule."""
+    if phases is not None:
+        return _listed(phases)
+    if schedule not in SCHEDULES:
+        raise ConfigError(
+            f"method.schedule={schedule} is unknown. Choices: {', '.join(SCHEDULES)}."
+            f"{did_you_mean(schedule, SCHEDULES)}\nmethod.phases takes any other list of phases."
+        )
+    parts = SCHEDULES[schedule]
+    return tuple(
+        Phase(frozen=() if part == "none" else (part,), until=(number + 1) / len(parts))
+        for number, part in enumerate(parts)
+    )
+
+
+def _listed(phases: Any) -> tuple[Phase, ...]:
+    if not isinstance(phases, list) or not phases:
+        raise ConfigError(
+            "method.phases must list phases: [{frozen:[router],until:0.5},{frozen:[],until:1.0}]."
+        )
+    found = tuple(_phase(phase) for phase in phases)
+    ends = [phase.until for phase in found]
+    if ends != sorted(set(ends)) or ends[0] <= 0 or ends[-1] != 1:
+        raise ConfigError(
+            f"method.phases: the phases end at {', '.join(f'{end:g}' for end in ends)}. `until` is the share of the "
+            "steps at which a phase ends: above 0, increasing, and 1 for the last phase."
+        )
+    return found
+
+
+def _phase(phase: Any) -> Phase:
+    if not isinstance(phase, dict) or not {"frozen", "until"} <= set(phase) <= set(PHASE_KEYS):
+        raise ConfigError(f"method.phases: {phase} must have the keys frozen and until, and may have lr.")
+    frozen, until, rate = phase["frozen"], phase["until"], phase.get("lr")
+    if not isinstance(frozen, list) or len(set(map(str, frozen))) != len(frozen):
+        raise ConfigError(
+            f"method.phases: frozen={frozen} must list groups, none twice: [], [router], [experts]."
+        )
+    for group in frozen:
+        if group not in GROUPS:
+            raise ConfigError(
+                f"method.phases: {group} is not a group that can be frozen. Groups: {', '.join(GROUPS)}."
+                f"{did_you_mean(str(group), GROUPS)}"
+            )
+    for key, value in (("until", until), ("lr", rate)):
+        if not _above_zero(value) and not (key == "lr" and value is None):
+            raise ConfigError(f"method.phases: {key}={value} must be a number above 0.")
+    return Phase(frozen=tuple(sorted(frozen)), until=float(until), lr=None if rate is None else float(rate))
+
+
+def _above_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST
+
+
+def label(phases: Sequence[Phase]) -> str:
+    """N→R, as the paper writes it, if the switch is at half of the steps; else with the end of each phase: N 25%→R."""
+    names = ["".join(group[0].upper() for group in phase.frozen) or "N" for phase in phases]
+    if len(phases) == 1:
+        return f"{names[0]}→{names[0]}"
+    if [phase.until for phase in phases] == [0.5, 1.0]:
+        return "→".join(names)
+    return "→".join(f"{name} {phase.until:.0%}" for name, phase in zip(names, phases, strict=True))
+
+
+def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
+    """The optimizer step before which each phase ends, rounded down. Raises ConfigError for a phase without a step."""
+    ends = [math.floor(phase.until * steps + 1e-9) for phase in phases]
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if end <= start:
+            raise ConfigError(
+                f"method.phases: phase {number + 1} has no step, because the training has only {steps}. Train longer, "
+                "or leave the phase out."
+            )
+    return ends
+
+
+def phase_at(ends: Sequence[int], step: int) -> int:
+    """The number of the phase of an optimizer step; both count from 0."""
+    return next((number for number, end in enumerate(ends) if step < end), len(ends) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then linear decay to zero."""
+
+    steps: int
+    warmup_steps: int
+    learning_rate: float
+    peaks: tuple[float, ...]
+    """The peak learning rate of each phase."""
+    ends: tuple[int, ...]
+
+    def __call__(self, step: int) -> float:
+        peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
+        if step < self.warmup_steps:
+            return peak * step / self.warmup_steps
+        return peak * max(0.0, (self.steps - step) / max(1, self.steps - self.warmup_steps))
 
 
 @dataclass(kw_only=True)
@@ -87,7 +207,7 @@ class FinetuneConfig:
         phases_of(self.schedule, self.phases)
         if self.profile is not None and self.partners is None:
             raise ConfigError(
-                f"method.profile={self.profile} is read with method.partners= alone. Give that too."
+                f"method.profile={self.profile} has no effect without method.partners=. Give that, too."
             )
         if self.partners is not None and self.routing_noise:
             raise ConfigError(
@@ -96,13 +216,13 @@ class FinetuneConfig:
             )
         if self.early_stop_patience and not self.held_out:
             raise ConfigError(
-                "method.early_stop_patience waits for a lower validation loss. Hold conversations out: "
+                "method.early_stop_patience needs a validation loss. Hold conversations out: "
                 "method.validation_size=100"
             )
 
     @property
     def held_out(self) -> int:
-        """Number of held-out conversations. Generated data sets hold out other ones than are trained on, at no cost."""
+        """Number of validation conversations. Those of generated data sets do not reduce the training set."""
         if self.validation_size is None:
             return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
         return self.validation_size
@@ -119,7 +239,7 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that determines the weights beside model, data and seed."""
+    """All that determines the weights together with model, data and seed."""
 
     phases: tuple[Phase, ...]
     learning_rate: float
@@ -132,7 +252,7 @@ class Recipe:
     max_steps: int | None
     batch_size: int
     gradient_accumulation: int
-    """Passes of an optimizer step, those of all processes together."""
+    """Passes of an optimizer step, over all processes."""
     length: int
     warmup_ratio: float
     weight_decay: float
@@ -148,20 +268,20 @@ class Recipe:
 
     @property
     def step_size(self) -> int:
-        """Most conversations of an optimizer step."""
+        """The largest number of conversations of an optimizer step."""
         return self.batch_size * self.gradient_accumulation
 
     def steps(self, rows: int) -> int:
-        """Optimizer steps on so many rows; the last ones of an epoch may be a smaller step."""
+        """Optimizer steps on this many rows; the last step of an epoch may be smaller."""
         whole = self.steps_per_epoch(rows) * self.epochs
         return whole if self.max_steps is None else min(whole, self.max_steps)
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Optimizer steps in which so many rows are seen once."""
+        """Optimizer steps in which this many rows are seen once."""
         return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
 
     def ends(self, rows: int) -> list[int]:
-        """The step before which each phase ends. Raises ConfigError where a phase has no step."""
+        """The step before which each phase ends. Raises ConfigError for a phase without a step."""
         return boundaries(self.phases, self.steps(rows))
 
     def rate(self, rows: int, *, router: bool) -> Rate:
@@ -180,7 +300,7 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """The recipe as plain values, the same for all spellings of one schedule.
 
-        Without noise, or without a constraint, no key tells of it.
+        Keys of noise and of a constraint are left out if unused, so that older results keep their ids.
         """
         unread = set() if self.routing_noise else {"routing_noise", "routing_noise_schedule"}
         unread |= {"partners"} if self.partners is None else set()

@@ -13,43 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import Base
-from moe_lab.methods.c2r.lm import changed_fraction
+from moe_lab.methods.c2r import changed_fraction
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.constraint import check_constraint, constrained, profile_identity
-from moe_lab.methods.method import Context, Method
-from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.methods.finetune_freeze.store import (
+    check_constraint,
+    load_or_train,
+    partners_in,
+    profile_identity,
+    training_content,
+    work_left,
+)
+from moe_lab.methods.method import Context, Method, TrainingMethod
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.finetune_freeze.training_data import Prepared
+    from moe_lab.methods.tokenized import Prepared
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
 RECORDED = (
-    "schedule",
-    "steps",
-    "phases_end_at",
-    "conversations",
-    "truncated",
-    "left_out",
-    "parameters",
-    "phases",
-    "first_loss",
-    "last_loss",
-    "validation",
+    *("schedule", "steps", "phases_end_at", "conversations", "truncated", "left_out", "parameters", "phases"),
+    *("first_loss", "last_loss", "validation"),
 )
-"""What of training.json stands in results.json."""
+"""Keys of training.json that results.json has, too."""
 OF_PROFILE = ("profile", "profile_sha256", "test_profile")
-"""The same of a training under a constraint."""
+"""Such keys of a training under a constraint."""
 
 
 class FinetuneFreeze(TrainingMethod):
     """Trains a model once and evaluates it as `method=base` does.
 
-    `router_aux_loss_coef` weighs transformers' load-balancing loss, E times the sum over experts of f P, with f and P
-    over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is of one layer: where layers
-    are balanced alike, c here is alpha = c E / L there, if the losses of its L layers are added.
+    `router_aux_loss_coef` weighs transformers' load-balancing loss: E times the sum over experts of f P, with f and P
+    over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is for one layer. If all L
+    layers are balanced alike and their losses are added, the coefficient c here is alpha = c E / L there.
     """
 
     numerics = 1
@@ -73,7 +70,7 @@ class FinetuneFreeze(TrainingMethod):
         return {"name": self.config.name, **self.config.recipe().identity()}
 
     def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
-        """Full fine-tuning by the same recipe, with one learning rate for all and without a constraint."""
+        """Full fine-tuning with the same recipe, one learning rate and no constraint."""
         unset = ("phases", "router_lr", "partners", "profile")
         full = replace(self.config, schedule="none", **dict.fromkeys(unset))
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
@@ -82,13 +79,13 @@ class FinetuneFreeze(TrainingMethod):
         return {"full_fine_tuning": (full, ["method.schedule=none", *typed])}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The conversations. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
+        """The conversations. Raises TaskError if they cannot be used, ConfigError if the model cannot be trained."""
         self._check_model(config, facts)
         return {"data": self._training_data(config, facts).data.digest, **profile_identity(self.config)}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
-        from moe_lab.methods.conversations.read import read_data
-        from moe_lab.methods.finetune_freeze.training_data import prepare
+        from moe_lab.methods.data_files import read_data
+        from moe_lab.methods.tokenized import prepare
 
         if self._prepared is None:
             own = self.config
@@ -98,24 +95,18 @@ class FinetuneFreeze(TrainingMethod):
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
-        from moe_lab.models.quantized import quantization_of
+        from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
 
         architecture = load_config(config.model, offline=config.offline)
-        if facts.dtype == "float16":
-            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
+        self.check_training(config, facts)
         if quantization_of(architecture):
             raise ModelError(
-                "A quantized model cannot be fine-tuned. Use the checkpoint that it was made from."
-            )
-        if config.model.device_map or config.model.tp_plan:
-            raise ConfigError(
-                "method=finetune-freeze trains whole layers on a device: leave device_map and tp_plan out. Several "
-                "processes share the work, or the model: docs/finetuning.md"
+                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
             )
         if config.device.partition(":")[2] not in ("", "0"):
             raise ConfigError(
-                f"device={config.device}: training takes the first GPU it sees. Use device=cuda and choose by "
+                f"device={config.device}: training uses the first visible GPU. Use device=cuda and choose with "
                 "CUDA_VISIBLE_DEVICES."
             )
         self._check_deepspeed(config)
@@ -147,14 +138,12 @@ class FinetuneFreeze(TrainingMethod):
             raise ConfigError("DeepSpeed needs GPUs. On a CPU use torchrun, or conf/accelerate/fsdp.yaml.")
         if len(self.config.recipe().phases) > 1:
             raise ConfigError(
-                "DeepSpeed cannot carry its optimizer from one phase to the next: it takes method.schedule=none, "
-                "router or experts. conf/accelerate/fsdp.yaml splits the model as well, and takes all."
+                "DeepSpeed cannot keep its optimizer from one phase to the next. Use method.schedule=none, router or "
+                "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules."
             )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The run's configuration with the trained model, which is trained where it is missing."""
-        from moe_lab.methods.finetune_freeze.store import load_or_train
-
+        """The run's configuration with the trained model; trains the model if it is missing."""
         data = self._training_data(config, facts)
         content = self._training_content(config, facts)
         record = load_or_train(config, self.config.recipe(), content, data, facts, free)
@@ -162,20 +151,15 @@ class FinetuneFreeze(TrainingMethod):
         return replace(config, model=model, dtype=facts.dtype)
 
     def _training_content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        from moe_lab.methods.finetune_freeze.store import training_content
-
         digest = self._training_data(config, facts).data.digest
         return training_content(config, self.config.recipe(), facts, digest, self.version)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        from moe_lab.methods.finetune_freeze.store import work_left
-
         content = self._training_content(config, facts)
         return work_left(config, self.config.recipe(), content, self._training_data(config, facts))
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-        from moe_lab.methods.finetune_freeze.phase_switch import most_memory
+        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, most_memory
         from moe_lab.models.source import load_config
 
         if not self.training_left(config, facts):
@@ -185,6 +169,7 @@ class FinetuneFreeze(TrainingMethod):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.methods.c2r_lm import constrained
         from moe_lab.methods.trained import record_of
 
         folder, record = record_of(context.config)
@@ -192,7 +177,7 @@ class FinetuneFreeze(TrainingMethod):
         with (
             Base(Base.Config(name="base")).open(model, context)
             if count is None
-            else constrained(model, context, folder, count)
+            else constrained(model, partners_in(folder, count), context.config)
         ) as lm:
             lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
             if count is not None:

@@ -1,35 +1,33 @@
-"""Parameter groups of a model: its routers and experts, found by class in every supported family.
-
-Experts are the routed ones. Shared experts, which no router chooses, and the gates that weigh them are a group of their
-own. They are found by the names that transformers gives them, since their classes are those of any feed-forward layer.
-"""
+"""Routers, experts and all other parameters of a model as groups that can be frozen, and the memory that this saves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
-from moe_lab.routing.adapters import with_wrapper
+from moe_lab.methods.finetune_freeze.config import Phase
 from moe_lab.routing.hook import Router, require_routers
+from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]
-"""Parameters by group: "router", "experts", "shared_experts" (empty in a model without) and "other", every parameter in
-one of them."""
+"""Parameters by group: "router", "experts", "shared_experts" (may be empty) and "other". Each parameter is in one."""
 
+ADAM_MOMENTS = 2
+"""Numbers that AdamW keeps for each trained number."""
 OWN_FORWARD = (
     "transformers.models.dbrx.modeling_dbrx.DbrxExperts",
     "transformers.models.jetmoe.modeling_jetmoe.JetMoeParallelExperts",
     "transformers.models.llama4.modeling_llama4.Llama4TextExperts",
     "transformers.models.longcat_flash.modeling_longcat_flash.LongcatFlashExperts",
 )
-"""Classes of experts that transformers computes in one way only; all others carry its mark."""
-
-
+"""Classes of experts without transformers' choice of implementations; all others have its `_apply_gate`."""
 SHARED = ("shared_expert", "shared_experts", "shared_expert_gate", "shared_mlp")
-"""What shared experts and their gates are called."""
+"""Names of shared experts and their gates."""
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -64,7 +62,7 @@ def _experts_of(router: Router) -> list[nn.Module]:
     found = [with_wrapper(router.block, module) for module in router.block.modules() if is_experts(module)]
     if not found:
         raise ModelError(
-            f"No experts were found beside the router {router.name}: this version of transformers is not known."
+            f"No experts were found next to the router {router.name}: this version of transformers is not supported."
         )
     return found
 
@@ -84,9 +82,39 @@ def counts_of(config: Any) -> dict[str, int]:
 
 
 def empty_model(config: Any) -> Any:
-    """A model of the configuration without weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
+    """A model of this configuration without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def trainable(groups: Groups) -> Groups:
+    """The groups without parameters that the model itself does not train."""
+    return {name: [each for each in group if each.requires_grad] for name, group in groups.items()}
+
+
+def memory(groups: Groups, phase: Phase) -> dict[str, int]:
+    """Bytes of gradients and of AdamW's moments in a phase, and the bytes that full fine-tuning adds.
+
+    Args:
+        groups: `trainable` ones.
+    """
+    sizes = {name: _bytes(group) for name, group in groups.items()}
+    trained = sum(size for name, size in sizes.items() if name not in phase.frozen)
+    saved = sum(sizes.values()) - trained
+    return {
+        "gradient_bytes": trained,
+        "optimizer_bytes": ADAM_MOMENTS * trained,
+        "saved_bytes": (1 + ADAM_MOMENTS) * saved,
+    }
+
+
+def most_memory(model: nn.Module, phases: Sequence[Phase]) -> int:
+    """Bytes of the weights, and of gradients and AdamW's moments in the phase that needs most."""
+    groups = trainable(parameter_groups(model))
+    phase_memory = [memory(groups, phase) for phase in phases]
+    added = max(phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in phase_memory)
+    return _bytes(model.parameters()) + added
+
+
+def _bytes(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)

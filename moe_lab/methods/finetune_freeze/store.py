@@ -1,13 +1,16 @@
-"""The fine-tuned model of a run: trained once per model, data and recipe, whatever task it is evaluated on.
+"""The trained model of a fine-tuning: its identity, its training, and its collaboration constraint.
+
+The profile of C2R's constraint (Zhang et al. 2025) is that of the untrained model. It stays the same during the
+training, and is stored with the trained model (`counts.safetensors`), which is evaluated under the same constraint.
 
 outputs/models/<model>-finetune-freeze-<id8>/
-  model/           plain Hugging Face format
+  model/           Hugging Face format
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        loss, gradient norm, learning rate, phase
   figures/loss     the loss curve, .png and .csv
-  expert_metrics.jsonl, figures/expert_metrics   on held-out conversations, by epoch
-  counts.safetensors   with method.partners=: the profile of the untrained model (`constraint.py`)
+  expert_metrics.jsonl, figures/expert_metrics   on validation conversations, by epoch
+  counts.safetensors   with method.partners=: the profile of the untrained model
   training.json    all that determines the weights, and the course of the training; written last
 """
 
@@ -20,24 +23,88 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.constraint import partners_in, profile_identity, write_profile
-from moe_lab.methods.trained import Trained, claim, save_model, steps_kept
-from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.atomic import writing
-from moe_lab.results.versions import decisive_versions, versions
+from moe_lab.errors import ConfigError
+from moe_lab.methods.c2r import (
+    LENGTH,
+    NUMERICS,
+    check_groups,
+    check_partners,
+    check_profile,
+    digest_of,
+    load_or_record,
+    read_pairs,
+)
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Recipe
+from moe_lab.methods.trained import Trained, save_model
+from moe_lab.metrics.stored import COUNTS
+from moe_lab.models.distributed import num_processes
+from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.identity import decisive_versions, versions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from moe_lab.config.schema import Config
-    from moe_lab.methods.conversations.tokenize import Encoded
-    from moe_lab.methods.finetune_freeze.training_data import Prepared
+    from moe_lab.methods.data_files import Data
+    from moe_lab.methods.tokenized import Encoded, Prepared
     from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+def check_constraint(config: Config, facts: ModelFacts) -> None:
+    """Raise ConfigError if the model cannot be constrained to `method.partners` partners."""
+    own: FinetuneConfig = config.method
+    assert own.partners is not None
+    if facts.fixed_routing:
+        raise ConfigError(
+            f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out."
+        )
+    if num_processes() > 1:
+        raise ConfigError(
+            f"method.partners={own.partners} trains in one process: start the command without torchrun."
+        )
+    check_partners(own.partners, facts)
+    check_groups(config, facts)
+    if own.profile is not None:
+        check_profile(own.profile, read_pairs(own.profile)[0], facts)
+
+
+def profile_identity(own: FinetuneConfig) -> dict[str, Any]:
+    """What determines the profile, without the model and the conversations; empty without a constraint."""
+    if own.partners is None:
+        return {}
+    if own.profile is None:
+        return {"profile": {"numerics": NUMERICS, "length": LENGTH}}
+    return {"profile": digest_of(read_pairs(own.profile)[0])}
+
+
+def write_profile(folder: Path, config: Config, data: Data, model: LoadedModel) -> dict[str, Any]:
+    """Store the profile with a training. Without `method.profile` it is recorded on the training's conversations.
+
+    Returns the profile's entries in training.json.
+    """
+    from safetensors.numpy import save
+
+    given, on_test = config.method.profile, False
+    if given is None:
+        place, pairs_LEE = load_or_record(config, data, model)
+    else:
+        place, (pairs_LEE, on_test) = Path(given), read_pairs(given)
+    write_atomically(folder / COUNTS, save({"pairs": pairs_LEE.numpy()}))
+    return {"profile": place.name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
+
+
+def partners_in(folder: Path, count: int) -> Tensor:
+    """bool [L, E, E]: the partners by the profile that is stored with a training (L layers, E experts)."""
+    from moe_lab.routing.policies import partners_of
+
+    return partners_of(read_pairs(folder / COUNTS)[0], count)
 
 
 def training_content(
     config: Config, recipe: Recipe, facts: ModelFacts, data: str, version: int | str
 ) -> dict[str, Any]:
-    """All that determines the weights: model, computing precision, recipe, data, seed and the libraries' versions."""
+    """All that determines the weights: model, dtype, recipe, data, seed and the libraries' versions."""
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
@@ -58,14 +125,10 @@ def training_content(
 def work_left(
     config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
 ) -> dict[str, tuple[int, int]]:
-    """Optimizer steps and tokens that the training still needs, by its folder's name; empty where it is done."""
-    trained = Trained.of(config, content, "model")
-    if trained.stored() is not None:
-        return {}
-    rows, folder = prepared.train.rows, trained.folder
-    steps = max(0, recipe.steps(len(rows)) - steps_kept(folder / "checkpoints"))
-    tokens = sum(len(row.ids) for row in rows) * steps / recipe.steps_per_epoch(len(rows))
-    return {folder.name: (steps, round(tokens))}
+    """(optimizer steps, tokens) that the training still needs, by its folder's name; empty if it is complete."""
+    rows = prepared.train.rows
+    tokens, per_epoch = sum(len(row.ids) for row in rows), recipe.steps_per_epoch(len(rows))
+    return Trained.of(config, content, "model").left(recipe.steps(len(rows)), tokens, per_epoch)
 
 
 def load_or_train(
@@ -76,43 +139,34 @@ def load_or_train(
     facts: ModelFacts,
     free: Callable[[], None],
 ) -> dict[str, Any]:
-    """The content of training.json and the `folder` of the trained model, trained as far as it is missing.
-
-    `free` removes the model in memory before a training. Another process that trains it is waited for. Raises
-    ConfigError for a folder of another training.
-    """
-
-    trained = Trained.of(config, content, "model")
+    """The content of training.json and the `folder` of the trained model (`Trained.load_or_train`)."""
 
     def train(folder: Path) -> dict[str, Any]:
-        free()
-        claim(folder, {"id": trained.id, "processes": num_processes(), "sharded": sharded(), **content})
         return _train(folder, config, recipe, prepared, facts)
 
-    return trained.load_or_train(content, train)
+    return Trained.of(config, content, "model").load_or_train(content, train, free)
 
 
 def _train(
     folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
 ) -> dict[str, Any]:
-    """Train, or continue, and write the model."""
     from moe_lab.methods.finetune_freeze.parameter_groups import counts_of
     from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
     from moe_lab.methods.trainer import LOSS
     from moe_lab.models.load import load_model
     from moe_lab.models.source import load_config
-    from moe_lab.reports.figures.training_loss import write_training_loss
+    from moe_lab.reports.figures.training import write_training_loss
 
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
     numbers = counts_of(load_config(config.model, offline=config.offline))
-    said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+    parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
-        f"{folder.name}: {recipe.label}, {_said(encoded)}, {steps:,} steps; parameters: {said}",
+        f"{folder.name}: {recipe.label}, {_said(encoded)}, {steps:,} steps; parameters: {parameters}",
         file=sys.stderr,
     )
     if held_out is not None:
-        print(f"{folder.name}: held out are {_said(held_out)}", file=sys.stderr)
+        print(f"{folder.name}: validation on {_said(held_out)}", file=sys.stderr)
     if prepared.plain_template:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     training = Training(
@@ -127,14 +181,14 @@ def _train(
     start = time.perf_counter()
     profile = {}
     if num_processes() > 1:
-        model, told = finetune_together(training)
+        model, course = finetune_together(training)
     else:
         loaded = load_model(config.model, dtype="float32", device=config.device, offline=config.offline)
         model = loaded.model
         if recipe.partners is not None:
             profile = write_profile(folder, config, prepared.data, loaded)
             training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
-        told = finetune(model, training)
+        course = finetune(model, training)
     with writing(folder / "model"):
         save_model(model, tokenizer, folder / "model", facts.dtype)
     write_training_loss(folder, LOSS)
@@ -148,19 +202,15 @@ def _train(
         "parameters": numbers,
         **_counts(encoded),
         **profile,
-        **told,
-        "validation": None if held_out is None else _counts(held_out) | told["validation"],
+        **course,
+        "validation": None if held_out is None else _counts(held_out) | course["validation"],
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
 
 
 def _counts(encoded: Encoded) -> dict[str, int]:
-    return {
-        "conversations": len(encoded.rows),
-        "truncated": encoded.truncated,
-        "left_out": encoded.left_out,
-    }
+    return {"conversations": len(encoded.rows), "truncated": encoded.truncated, "left_out": encoded.left_out}
 
 
 def _said(encoded: Encoded) -> str:

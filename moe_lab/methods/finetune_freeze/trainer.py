@@ -1,35 +1,160 @@
-"""transformers' Trainer with phases (`freezing`), the routers' learning rate, auxiliary loss and noise.
-
-DDP and FSDP read `requires_grad` once, when they wrap the model. Gradients of parameters that are unfrozen later are
-not averaged, and the processes diverge. With several processes a trainer therefore runs one phase only.
-"""
+"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, early stopping, and checkpoints under FSDP."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import Sampler
+from transformers import TrainerCallback
 
-from moe_lab.methods.checked_trainer import CheckedTrainer
-from moe_lab.methods.conversations.tokenize import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.early_stopping import AtEpochEnds
-from moe_lab.methods.finetune_freeze.fsdp_optimizer import load_optimizer, save_optimizer
-from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-from moe_lab.methods.finetune_freeze.phase_switch import Freezing, UpTo
-from moe_lab.methods.finetune_freeze.sampler import Order
-from moe_lab.methods.finetune_freeze.schedule import phase_at
+from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
+from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
-from moe_lab.methods.trainer import LOSS
+from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
+from moe_lab.methods.trainer import LOSS, CheckedTrainer
+
+OPTIMIZER = "optimizer_{rank}.pt"
+"""A process's part of a checkpoint. FSDP shards the model when transformers 5.23 loads it, and transformers saves its
+weights whole, but refuses to store its optimizer."""
+
+
+class Freezing(TrainerCallback):
+    """Freezes and unfreezes parameters at the first step of each phase, also in a resumed training.
+
+    Parameters that the model itself does not train stay frozen.
+    """
+
+    def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
+        self.phases, self.ends = phases, ends
+        self.groups = trainable(groups)
+        self.phase: int | None = None
+
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        phase = phase_at(self.ends, state.global_step)
+        if phase != self.phase:
+            self.phase = phase
+            self.freeze(self.phases[phase].frozen, optimizer)
+
+    def freeze(self, frozen: Sequence[str], optimizer: Any) -> None:
+        """Freeze exactly these groups, and remove their gradients and optimizer state."""
+        for name, group in self.groups.items():
+            for parameter in group:
+                parameter.requires_grad = name not in frozen
+                if name in frozen:
+                    parameter.grad = None
+                    if optimizer is not None:
+                        optimizer.state.pop(parameter, None)
+
+
+class UpTo(TrainerCallback):
+    """Writes a checkpoint at a step and stops."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.should_save = control.should_log = control.should_training_stop = True
+
+
+class AtEpochEnds(TrainerCallback):
+    """Evaluates after the last step of each epoch and of the training, and stops early after `patience` epochs.
+
+    The evaluation comes before the checkpoint of the same step, so the checkpoint contains its result. Earlier losses
+    are read from the log in the checkpoint, so a resumed training stops at the same step as an uninterrupted one.
+    """
+
+    def __init__(self, steps_per_epoch: int, patience: int | None):
+        self.steps_per_epoch, self.patience = steps_per_epoch, patience
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.steps_per_epoch == 0 or state.global_step == state.max_steps:
+            control.should_evaluate = control.should_log = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.patience is not None:
+            control.should_save = True
+            control.should_training_stop |= stopped(losses_of(state.log_history), self.patience)
+
+
+def losses_of(log: Sequence[dict[str, Any]]) -> list[float]:
+    """The validation losses in a log."""
+    return [line[LOSS] for line in log if LOSS in line]
+
+
+def stopped(losses: Sequence[float], patience: int) -> bool:
+    """Whether none of the last `patience` losses is lower than the lowest loss before them."""
+    return len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
+
+
+def save_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> None:
+    """Write this process's shards of the optimizer, the state that all processes share, and the scheduler."""
+    state = optimizer.state_dict()
+    parts = {
+        number: {
+            key: value.to_local() if isinstance(value, DTensor) else value for key, value in entries.items()
+        }
+        for number, entries in state["state"].items()
+    }
+    whole = {"optimizer": {**state, "state": parts}, "scheduler": scheduler.state_dict()}
+    torch.save(whole, folder / OPTIMIZER.format(rank=rank))
+
+
+def load_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> None:
+    """Read what `save_optimizer` wrote, for the same parameters and number of processes."""
+    stored = torch.load(folder / OPTIMIZER.format(rank=rank), map_location="cpu", weights_only=True)
+    state = stored["optimizer"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    whole = {
+        number: {key: _like(parameters[number], value) for key, value in entries.items()}
+        for number, entries in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": whole})
+    scheduler.load_state_dict(stored["scheduler"])
+
+
+def _like(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """A moment as a shard with the layout of its parameter; the step count, a number, as it is."""
+    if not isinstance(parameter, DTensor) or value.dim() == 0:
+        return value
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class Order(Sampler[int]):
+    """The numbers of all rows, shuffled again in each epoch, and `EMPTY` up to a multiple of `share`."""
+
+    def __init__(self, rows: int, share: int, seed: int, epoch: Callable[[], int]):
+        self.rows, self.seed, self.epoch = rows, seed, epoch
+        self.missing = -rows % share
+
+    def __len__(self) -> int:
+        return self.rows + self.missing
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch())
+        yield from torch.randperm(self.rows, generator=generator).tolist()
+        yield from [EMPTY] * self.missing
 
 
 class FreezeTrainer(CheckedTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN.
 
-    With `phase` it runs the steps of that phase only, over a model that it may wrap for several processes.
+    With `phase` it runs only the steps of that phase, for a model that several processes share.
     """
 
     control: Any
@@ -48,13 +173,11 @@ class FreezeTrainer(CheckedTrainer):
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
         self.rate, self.router_rate = recipe.rate(rows, router=False), recipe.rate(rows, router=True)
         self.seen: list[Tensor] = []
-        """Auxiliary losses since the last line of the log, each with 1; two 0 for a pass without answers."""
+        """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())
-        """Passes with answers in the optimizer step, of all processes."""
+        """Passes with answers in this optimizer step, over all processes."""
         super().__init__(schedule=[], **options)
-        self.args.save_only_model = (
-            False  # a sharded model's optimizer is stored here (`shards`), not by the Trainer
-        )
+        self.args.save_only_model = False  # `save_optimizer` stores a sharded model's optimizer
         self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
         self.add_callback(self.freezing)
         if phase is not None:
@@ -63,7 +186,7 @@ class FreezeTrainer(CheckedTrainer):
         if len(validation):
             self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
         if self.auxiliary:
-            self.model.router_aux_loss_coef = 0.0  # it is added here, and once per step
+            self.model.router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
         self.temperatures = Temperatures(
             *(recipe.routing_noise, recipe.routing_noise_schedule),
             steps=recipe.steps(rows),
@@ -77,7 +200,7 @@ class FreezeTrainer(CheckedTrainer):
         return Order(rows, share, self.args.seed, epoch=lambda: self.state.global_step // steps)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW over every parameter that the model trains, the routers in groups of their own."""
+        """AdamW over every parameter that the model trains. Routers have groups and a learning rate of their own."""
         decayed = set(self.get_decay_parameter_names(self.model))
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = self.freezing.groups
@@ -85,10 +208,7 @@ class FreezeTrainer(CheckedTrainer):
         others = sorted([*groups["shared_experts"], *groups["other"]], key=lambda own: order[id(own)])
         settings = []
         self.schedule = []
-        for router, members in (
-            (False, [*groups["experts"], *others]),
-            (True, groups["router"]),
-        ):
+        for router, members in ((False, [*groups["experts"], *others]), (True, groups["router"])):
             rate = self.router_rate if router else self.rate
             for decay in (True, False):
                 own = [parameter for parameter in members if (names[id(parameter)] in decayed) == decay]
@@ -101,7 +221,7 @@ class FreezeTrainer(CheckedTrainer):
         return self.optimizer
 
     def get_batch_samples(self, *args: Any) -> Any:
-        """The batches of an optimizer step; counts those with answers."""
+        """The batches of an optimizer step. Counts those with answers."""
         batches, tokens = super().get_batch_samples(*args)
         if self.auxiliary:
             own = sum(float(_has_answer(batch)) for batch in batches)
@@ -111,10 +231,10 @@ class FreezeTrainer(CheckedTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy of the answers' tokens, and the routers' load-balancing loss at its weight.
+        """Cross-entropy of the answers' tokens, plus the routers' load-balancing loss times its coefficient.
 
-        That is its mean over the step's passes with answers. What follows divides by the processes, which average
-        gradients, and for some models by the passes of this one.
+        The load-balancing loss of a step is the mean over its passes with answers. `weight` undoes two later
+        divisions: by the processes, which average gradients, and for some models by the passes of this process.
         """
         if self.auxiliary:
             inputs = {**inputs, "output_router_logits": True}
@@ -131,7 +251,7 @@ class FreezeTrainer(CheckedTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _noise(self, ids_BS: Tensor) -> AbstractContextManager[None]:
-        """Noise in this pass, by the numbers of its sequences, which do not depend on the number of processes."""
+        """Add noise to this pass. Its sequences have the same numbers for any number of processes."""
         if self.noise is None:
             return nullcontext()
         step, (size, length) = self.state.global_step, ids_BS.shape
@@ -141,9 +261,9 @@ class FreezeTrainer(CheckedTrainer):
         return self.noise.noisy(sequence_B, length, self.temperatures(sequence_B, step).to(ids_BS.device))
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Cross-entropy per answer token of the held-out conversations, in passes of the training's size."""
+        """Cross-entropy per answer token of the validation conversations, in passes of the training's size."""
         size, processes = self.recipe.batch_size, self.args.world_size
-        sums = torch.zeros(2, device=self.args.device)  # of the loss, and of tokens
+        sums = torch.zeros(2, device=self.args.device)  # loss, tokens
         self.model.eval()
         with torch.no_grad():
             for start in range(0, len(self.validation), size * processes):
@@ -152,7 +272,7 @@ class FreezeTrainer(CheckedTrainer):
                 rows = [self.validation[i if i < len(self.validation) else EMPTY] for i in numbers]
                 inputs = self._prepare_inputs(self.data_collator(rows))
                 tokens = (inputs["labels"][:, 1:] != NO_LOSS).sum()
-                loss = self.model(**inputs).loss.float()  # all processes take part, rows or none
+                loss = self.model(**inputs).loss.float()  # FSDP needs all processes, also those without rows
                 if tokens:
                     sums += torch.stack([loss * tokens, tokens])
         self.model.train()

@@ -14,22 +14,20 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
-from moe_lab.methods.conversations.tokenize import Pad, Row, Rows
 from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.early_stopping import losses_of, stopped
-from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-from moe_lab.methods.finetune_freeze.phase_switch import Freezing
-from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
+from moe_lab.methods.finetune_freeze.parameter_groups import Groups, memory, parameter_groups, trainable
+from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.routing_noise import RoutingNoise
+from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, own_checkpoint, training_arguments
-from moe_lab.metrics.callback import ExpertMetrics, summary
+from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
-from moe_lab.reports.figures.epochs import write_training_metrics
+from moe_lab.reports.figures.curves import write_training_metrics
 from moe_lab.routing.hook import routed, why_fixed
-from moe_lab.routing.partners import PartnersOnly
+from moe_lab.routing.policies import PartnersOnly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,18 +39,18 @@ LOGGING_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """All that a training needs beside the model."""
+    """All that a training needs in addition to the model."""
 
     recipe: Recipe
     config: Config
     folder: Path
-    """Of log.jsonl and checkpoints/."""
+    """The folder of log.jsonl and checkpoints/."""
     rows: Sequence[Row]
     validation: Sequence[Row]
-    """Held out; empty for none."""
+    """May be empty."""
     pad_token: int
     dtype: str
-    """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
+    """The dtype of the passes (autocast). Weights and optimizer are float32."""
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
 
@@ -62,10 +60,10 @@ class Training:
 
 
 def finetune(model: Any, training: Training) -> dict[str, Any]:
-    """Train the model in place, from the folder's last whole checkpoint if there is one.
+    """Train the model in place, from the folder's last complete checkpoint if there is one.
 
-    Returns the content of training.json: losses, and per phase the memory of gradients and optimizer. Raises
-    TrainingError where a loss or a gradient is NaN.
+    Returns the content of training.json: losses, and the memory of gradients and optimizer in each phase. Raises
+    TrainingError if a loss or a gradient is NaN.
     """
     cached = model.config.use_cache  # the Trainer turns it off
     checkpoint = last_checkpoint(training.checkpoints)
@@ -79,7 +77,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
     if kept != trainer.state.global_step or checkpoint == _checkpoint(training, kept):
         trainer._load_from_checkpoint(str(_checkpoint(training, kept)))
     model.config.use_cache = cached
-    return _told(training, trainer.state, trainer.freezing)
+    return _course(training, trainer.state, trainer.freezing.groups)
 
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
@@ -89,15 +87,17 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     assert checkpoint is not None
     state = state_of(checkpoint)
     model = own_checkpoint(_checkpoint(training, _kept(state)))
-    recipe, config = training.recipe, training.config
+    config = training.config
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
-    freezing = Freezing(parameter_groups(model), recipe.phases, recipe.ends(len(training.rows)))
-    told = _told(training, state, freezing)
-    return model, told | {"processes": num_processes(), "sharded": sharded()}
+    course = _course(training, state, trainable(parameter_groups(model)))
+    return model, course | {"processes": num_processes(), "sharded": sharded()}
 
 
 def train_phases(training: Training) -> None:
-    """Run the phases in this process, each with a new model and trainer from the last phase's checkpoint."""
+    """Run the phases in this process, each with a new model and trainer from the last phase's checkpoint.
+
+    A wrapper for several processes cannot change which parameters it trains, so a phase needs its own.
+    """
     for phase in range(len(training.recipe.phases)):
         checkpoint = last_checkpoint(training.checkpoints)
         if checkpoint is not None and is_done(training, checkpoint, phase):
@@ -125,7 +125,7 @@ def _noise(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
 
 
 def _constrained(model: Any, training: Training) -> AbstractContextManager[Any]:
-    """C2R's constraint on all passes of the training, those over held-out conversations included."""
+    """C2R's constraint, installed for all passes of the training and of its validation."""
     if training.allowed_LEE is None:
         return nullcontext()
     return routed(model, PartnersOnly(training.allowed_LEE))
@@ -148,7 +148,7 @@ def _trainer(
 
 
 def is_done(training: Training, checkpoint: Path, phase: int = -1) -> bool:
-    """Whether a phase, or the training, ends at this checkpoint or before it; also where it stopped early."""
+    """Whether a phase, or the whole training (-1), ends at this checkpoint or before it, or stopped early."""
     recipe, state = training.recipe, state_of(checkpoint)
     if state.global_step >= recipe.ends(len(training.rows))[phase]:
         return True
@@ -170,7 +170,7 @@ def _kept(state: TrainerState) -> int:
     return state.best_global_step or state.global_step
 
 
-def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[str, Any]:
+def _course(training: Training, state: TrainerState, groups: Groups) -> dict[str, Any]:
     lines = [line for line in state.log_history if "loss" in line]
     losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
     held_out = {"losses": losses, "kept_step": _kept(state)}
@@ -179,12 +179,12 @@ def _told(training: Training, state: TrainerState, freezing: Freezing) -> dict[s
         "last_loss": lines[-1]["loss"],
         "validation": held_out if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [asdict(phase) | freezing.memory(phase) for phase in training.recipe.phases],
+        "phases": [asdict(phase) | memory(groups, phase) for phase in training.recipe.phases],
     }
 
 
 def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
-    """The callback for expert metrics on held-out conversations, for a model with routers of single tokens."""
+    """The callback that measures expert metrics on the validation conversations, if routers route single tokens."""
     if not training.validation or why_fixed(model):
         return []
     return [ExpertMetrics(Rows(training.validation), training.folder, plot=write_training_metrics)]
@@ -206,7 +206,7 @@ def _arguments(training: Training) -> TrainingArguments:
         optim="adamw_torch",
         logging_steps=min(LOGGING_STEPS, steps),
         save_steps=config.method.save_steps,
-        save_only_model=sharded(),  # all that the Trainer would store of a sharded model
+        save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
         greater_is_better=False,
     )

@@ -1,13 +1,20 @@
-"""The keys of `method=pretrain`, and the recipe that determines the trained weights beside data and seed."""
+"""The keys of `method=pretrain`: a design and its recipe, which determine the trained weights with data and seed.
+
+`architecture` is the design as a configuration of transformers or of `models/designs`.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from moe_lab.models.facts import ModelFacts
+
 
 AT_LEAST = {
     **dict.fromkeys(("experts", "experts_per_token", "hidden_size", "layers", "heads", "active_size"), 1),
@@ -19,16 +26,20 @@ AT_LEAST = {
 }
 ABOVE_ZERO = ("capacity_factor", "learning_rate")
 AUX_LOSS = 0.1
-"""The default coefficient of equation 2, which has no factor E: 0.0125 for 8 experts by transformers' formula."""
+"""The default coefficient of equation 2, which has no factor E. For 8 experts it is 0.0125 in transformers' formula."""
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps", "tokenizer", "vocab_size")
-"""Keys that do not determine the weights, or do so by the data and the tokenizer."""
+"""Keys that do not determine the weights, or only through the data and the tokenizer."""
 OF_EXPERTS = {
     *("experts", "experts_per_token", "shared_experts", "router", "capacity_factor", "aux_loss", "z_loss"),
     *("bias_rate", "device_loss", "devices", "routing_noise", "routing_noise_schedule"),
 }
 """Keys that a dense model does not read."""
+LEAST_POSITIONS = 2048
+"""Prompts of tasks may be longer than a row of the training; rotary positions need no training."""
+NORM_EPS = 1e-5
+"""OLMoE's epsilon, for all designs, because the defaults of the classes differ."""
 
 
 @dataclass(kw_only=True)
@@ -95,39 +106,40 @@ class PretrainConfig:
         active = self.experts_per_token + self.shared_experts
         if self.active_size % active:
             raise ConfigError(
-                f"method.active_size={self.active_size} does not divide by the {active} experts that a token takes. "
+                f"method.active_size={self.active_size} is not divisible by the {active} experts that a token takes. "
                 f"Use a multiple of {active}."
             )
         share = self.capacity_factor * self.sequence_length * self.experts_per_token / self.experts
         if self.router == "expert" and share < 1:
             raise ConfigError(
-                f"router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. Raise "
-                "method.capacity_factor or method.sequence_length."
+                f"method.router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. "
+                "Raise method.capacity_factor or method.sequence_length."
             )
 
     def _check_balance(self) -> None:
         if self.router == "expert" and (self.aux_loss or self.bias_rate or self.device_loss):
             raise ConfigError(
-                "router=expert balances the load by itself: leave method.aux_loss, method.bias_rate and "
+                "method.router=expert balances the load by itself: leave method.aux_loss, method.bias_rate and "
                 "method.device_loss out."
             )
         if self.is_hashed and (self.aux_loss or self.bias_rate or self.device_loss):
             raise ConfigError(
-                "router=word-hash has nothing to learn: the id of a word gives its experts. Leave method.aux_loss, "
-                "method.bias_rate and method.device_loss out."
+                "method.router=word-hash has no parameters: the id of a word determines its experts. Leave "
+                "method.aux_loss, method.bias_rate and method.device_loss out."
             )
         if self.routing_noise and self.router != "token":
             raise ConfigError(
-                f"method.routing_noise needs router=token: router={self.router} has no choice of a single token."
+                f"method.routing_noise needs method.router=token: method.router={self.router} does not choose for "
+                "single tokens."
             )
         if self.device_loss and self.experts % self.devices:
             raise ConfigError(
-                f"method.experts={self.experts} does not divide by method.devices={self.devices}."
+                f"method.experts={self.experts} is not divisible by method.devices={self.devices}."
             )
 
     @property
     def expert_size(self) -> int:
-        """Width of an expert: all designs have equal active parameters, and equal total ones at equal sparsity."""
+        """Width of an expert. All designs have the same active parameters, and the same total at equal sparsity."""
         return self.active_size // (self.experts_per_token + self.shared_experts)
 
     @property
@@ -152,7 +164,7 @@ class PretrainConfig:
 
     @property
     def regularizers(self) -> str:
-        """What keeps the load balanced and the routers' logits small, by name; `-` for nothing."""
+        """Names of the terms that balance the load and keep the routers' logits small; `-` for none."""
         if self.backbone == "dense":
             return "-"
         used = {
@@ -170,7 +182,7 @@ class PretrainConfig:
 
     @property
     def unread(self) -> set[str]:
-        """Keys that make no difference beside the others."""
+        """Keys that have no effect with the other values."""
         if self.backbone == "dense":
             return OF_EXPERTS
         read = {
@@ -183,7 +195,7 @@ class PretrainConfig:
 
     @property
     def rows(self) -> int:
-        """Rows of the whole training."""
+        """The number of rows of the whole training."""
         return self.steps * self.batch_size * self.gradient_accumulation
 
     @property
@@ -191,6 +203,73 @@ class PretrainConfig:
         return math.ceil(self.warmup_ratio * self.steps)
 
     def recipe(self) -> dict[str, Any]:
-        """The keys that determine the weights, each default as what it stands for."""
+        """The keys that determine the weights, with resolved defaults."""
         own = asdict(self) | {"aux_loss": self.auxiliary}
         return {key: value for key, value in own.items() if key not in {*NOT_WEIGHTS, *self.unread}}
+
+
+def architecture(design: PretrainConfig, tokenizer: Any) -> Any:
+    """The configuration of the model: plain OLMoE, DeepSeek-MoE or Llama if one of them has the design."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    special = {name: getattr(tokenizer, name) for name in names}
+    if special["pad_token_id"] == special["eos_token_id"]:
+        # torch.nn.Embedding never trains a padding token, and the end token must be trained
+        special["pad_token_id"] = None
+    common = {
+        "vocab_size": max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
+        "hidden_size": design.hidden_size,
+        "num_hidden_layers": design.layers,
+        "num_attention_heads": design.heads,
+        "num_key_value_heads": design.heads,
+        "max_position_embeddings": max(LEAST_POSITIONS, design.sequence_length),
+        "rms_norm_eps": NORM_EPS,
+        "tie_word_embeddings": False,
+        **special,
+    }
+    if design.backbone == "dense":
+        from transformers import LlamaConfig
+
+        return LlamaConfig(intermediate_size=design.active_size, **common)
+    if _is_plain(design) and design.backbone == "olmoe":
+        from transformers import OlmoeConfig
+
+        return OlmoeConfig(
+            intermediate_size=design.expert_size,
+            num_experts=design.experts,
+            num_experts_per_tok=design.experts_per_token,
+            **common,
+        )
+    deepseek = {
+        "intermediate_size": design.active_size,
+        "moe_intermediate_size": design.expert_size,
+        "n_routed_experts": design.experts,
+        "num_experts_per_tok": design.experts_per_token,
+        "n_shared_experts": design.shared_experts or None,
+        "first_k_dense_replace": 1 if design.backbone == "deepseek" else 0,
+        **common,
+    }
+    if _is_plain(design):
+        from moe_lab.models.designs.configuration import DeepseekConfig
+
+        return DeepseekConfig(**deepseek)
+    from moe_lab.models.designs.configuration import MoeDesignConfig
+
+    return MoeDesignConfig(
+        backbone=design.backbone,
+        router=design.router,
+        capacity_factor=design.capacity_factor,
+        selection_bias=design.bias_rate > 0,
+        **deepseek,
+    )
+
+
+def _is_plain(design: PretrainConfig) -> bool:
+    shared = design.shared_experts and design.backbone == "olmoe"
+    return design.router == "token" and not design.bias_rate and not shared
+
+
+def with_design(facts: ModelFacts, config: Any) -> ModelFacts:
+    """The facts of a model with this configuration."""
+    from moe_lab.models.facts import routing_facts
+
+    return replace(facts, **routing_facts(config))

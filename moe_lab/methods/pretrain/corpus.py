@@ -1,20 +1,34 @@
-"""The text that `method=pretrain` trains on: the toy world, MiniPile, a data set of the hub, or a file."""
+"""The training data of `method=pretrain`: a corpus, its tokenizer, and packed rows.
+
+The corpus is the toy world, MiniPile, a data set of the hub, or a file. The tokenizer is that of `model=`, or a
+byte-level BPE that is trained on the corpus. Documents are joined by the end token and cut into rows of equal length.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import TaskError
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from moe_lab.errors import ModelError, TaskError
 from moe_lab.methods.data_files import data_files, read_rows
+from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.progress import Progress
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
+
 
 GENERATED = {"toy": "moe_lab.tasks.toy.corpus", "toy_rules": "moe_lab.tasks.toy.rules"}
 """Modules whose `documents(seed, index, count)` draws a corpus."""
@@ -22,18 +36,27 @@ KNOWN = {"minipile": "JeanKaddour/minipile"}
 """Data sets of the hub by short name."""
 GROUP = 100
 """Documents of a generated corpus that are drawn together."""
+END = "<|endoftext|>"
+SAMPLE = 20_000
+"""Documents that a tokenizer is trained on."""
+DOCUMENTS = 1000
+"""Documents that are tokenized together."""
+_long_enough: set[tuple[Any, ...]] = set()
+"""Keys of corpora that `require_rows` accepted in this process."""
+_packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+"""The last result of `pack_once`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """An ordered collection of documents. Those with the same documents are equal."""
+    """An ordered collection of documents. Two with the same documents are equal."""
 
     files: tuple[Path, ...] = field(compare=False)
-    """Empty for a generated corpus, which has no end."""
+    """Empty for a generated corpus, which is endless."""
     size: int | None
-    """How many documents are used, from the first on; None: all."""
+    """The number of documents, from the first on; None: all."""
     identity: dict[str, Any] = field(hash=False)
-    """What determines the documents, wherever the files are."""
+    """All that determines the documents, without paths."""
     generated: str | None = field(default=None, compare=False)
     """A key of `GENERATED`; None: the documents are in files."""
 
@@ -45,7 +68,7 @@ class Corpus:
 
 
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
-    """The corpus of `method.dataset`. Raises TaskError where there is none, or it has no text."""
+    """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
     if dataset in GENERATED:
         from moe_lab.tasks.toy.world import WORLD_VERSION
 
@@ -65,7 +88,7 @@ def _generated(name: str) -> Iterator[str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Rows with a text each; in a .txt file, empty lines part the documents."""
+    """Rows with a text each; in a .txt file, empty lines separate documents."""
     if path.suffix != ".txt":
         yield from read_rows(path)
         return
@@ -94,7 +117,7 @@ def _text(row: Any, place: str) -> str:
     text = str(row["text"])
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair, which no tokenizer takes
+    except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair, which no tokenizer accepts
         raise TaskError(f"{place}: no text ({error}).") from error
     return text
 
@@ -102,3 +125,121 @@ def _text(row: Any, place: str) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tokenizer_of(config: Config, corpus: Corpus) -> Any:
+    """The tokenizer. Raises ModelError for a slow one and for one without an end-of-sequence token."""
+    if config.method.tokenizer == "train":
+        return _train(corpus, config.method.vocab_size)
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"The tokenizer of model={config.model.name} is not one of the tokenizers library. Use another one, or "
+            "method.tokenizer=train."
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"The tokenizer of model={config.model.name} has no token for the end of a document (eos_token). Use "
+            "another one, or method.tokenizer=train."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    """SHA-256 of all that determines its tokens; without padding and truncation, which calls change."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    text = json.dumps([backend, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=4)  # the runs of a grid share a tokenizer
+def _train(corpus: Corpus, vocabulary: int) -> Any:
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        islice(corpus.documents(), SAMPLE),
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END],
+        show_progress=False,
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token=END, eos_token=END, pad_token=END
+    )
+
+
+def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) -> None:
+    """Raise TaskError for a corpus without a training row. Reads the validation rows and one more."""
+    key = (corpus, tokenizer_identity(tokenizer), held_out, length)
+    if key not in _long_enough:
+        pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False)
+        _long_enough.add(key)
+
+
+def pack_once(corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int) -> tuple[Any, Any]:
+    """`pack`, with the last result cached: the designs of a grid train on the same rows one after the other."""
+    key = (corpus, tokenizer_identity(tokenizer), rows, held_out, length)
+    if key not in _packed:
+        _packed.clear()
+        _packed[key] = pack(corpus, tokenizer, rows=rows, held_out=held_out, length=length)
+    return _packed[key]
+
+
+def pack(
+    corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int, shown: bool = True
+) -> tuple[Any, Any]:
+    """(training rows, validation rows), int32 [rows, length] each. Reads no more of the corpus than needed.
+
+    The first documents are held out, up to the end of the last validation row. Training begins with the next document.
+    A short corpus has fewer training rows. Raises TaskError if it has none.
+    """
+    documents = _tokenized(corpus, tokenizer)
+    with Progress(rows + held_out, "packing", "row", shown=shown) as progress:
+        parts = [_packed_rows(documents, wanted, length, progress) for wanted in (held_out, rows)]
+    if not len(parts[1]):
+        raise TaskError(
+            f"The corpus is too short: its first documents fill {len(parts[0])} of method.validation_rows={held_out} "
+            f"validation rows of {length} tokens, and the documents after them no training row. Give more text or "
+            "shorter documents, or lower method.validation_rows or method.sequence_length."
+        )
+    return parts[1], parts[0]
+
+
+def _tokenized(corpus: Corpus, tokenizer: Any) -> Iterator[list[int]]:
+    """Token ids of each document with the end token."""
+    documents = corpus.documents()
+    while texts := list(islice(documents, DOCUMENTS)):
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+        yield from ([*ids, tokenizer.eos_token_id] for ids in encoded)
+
+
+def _packed_rows(documents: Iterator[list[int]], wanted: int, length: int, progress: Progress) -> Any:
+    """At most `wanted` rows of the next documents."""
+    tokens, rows = array("i"), 0
+    while rows < wanted and (ids := next(documents, None)) is not None:
+        tokens.extend(ids)
+        before, rows = rows, min(wanted, len(tokens) // length)
+        progress.update(rows - before)
+    return np.frombuffer(tokens, dtype=np.int32)[: rows * length].reshape(-1, length)
+
+
+class PackedRows(Dataset[dict[str, torch.Tensor]]):
+    """Rows in the order of a training. Every epoch has its own order, which depends only on (seed, epoch)."""
+
+    def __init__(self, rows: Any, *, seed: int, count: int):
+        self.rows, self.seed, self.count = rows, seed, count
+        self._orders: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        epoch, place = divmod(index, len(self.rows))
+        if epoch not in self._orders:
+            self._orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))}
+        row = torch.from_numpy(self.rows[self._orders[epoch][place]]).long()
+        return {"input_ids": row, "labels": row, "row": torch.tensor(index)}

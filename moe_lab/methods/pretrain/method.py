@@ -1,6 +1,7 @@
 """`method=pretrain`: train a design from scratch, then evaluate it as `method=base` does.
 
-`model=` gives the tokenizer; its weights are not read. The corpus, the design and the recipe are the method's keys.
+The tokenizer is that of `model=`, whose weights are not read. The corpus, the design and the recipe are the method's
+keys.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import Base
-from moe_lab.methods.method import Context, Method
-from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.methods.method import Context, Method, TrainingMethod
+from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session")
-"""What of training.json stands in results.json."""
+"""Keys of training.json that results.json has, too."""
 TRAINING_BYTES = 16
-"""Of a parameter in training: its weight, its gradient and AdamW's two moments, each a float32."""
+"""Bytes of a parameter in training: its weight, its gradient and AdamW's two moments, each a float32."""
 
 
 class Pretrain(TrainingMethod):
-    """Trains a design once and evaluates it as `method=base` does. There is no untrained model to compare it with."""
+    """Trains a design once and evaluates it as `method=base` does. There is no base model to compare it with."""
 
     numerics = 1
     random = True
@@ -59,22 +59,17 @@ class Pretrain(TrainingMethod):
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the design, with the name of `model=`."""
-        from moe_lab.methods.pretrain.design import with_design
-
         return with_design(facts, self.architecture(config))
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
-        from moe_lab.methods.pretrain.design import architecture
-
         return architecture(self.config, self._data(config)[1])
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe()}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """Corpus and tokenizer. Raises TaskError where they cannot be used, ConfigError for what cannot be trained."""
-        from moe_lab.methods.pretrain.packing import require_rows
-        from moe_lab.methods.pretrain.tokenizer import tokenizer_identity
+        """Corpus and tokenizer. Raises TaskError for unusable data, ConfigError for a design that cannot be trained."""
+        from moe_lab.methods.pretrain.corpus import require_rows, tokenizer_identity
         from moe_lab.models.designs.configuration import UNITS
         from moe_lab.models.designs.units import require_units
 
@@ -91,8 +86,7 @@ class Pretrain(TrainingMethod):
         }
 
     def _data(self, config: RunConfig) -> tuple[Corpus, Any]:
-        from moe_lab.methods.pretrain.corpus import read_corpus
-        from moe_lab.methods.pretrain.tokenizer import tokenizer_of
+        from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
 
         if self._read is None:
             corpus = read_corpus(config, self.config.dataset, self.config.dataset_size)
@@ -102,32 +96,27 @@ class Pretrain(TrainingMethod):
     def _check(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.models.distributed import num_processes, sharded
 
-        if facts.dtype == "float16":
-            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
-        if config.model.device_map or config.model.tp_plan:
-            raise ConfigError(
-                "method=pretrain trains whole layers on a device: leave device_map and tp_plan out."
-            )
+        self.check_training(config, facts)
         if config.seed >= 2**32:
             raise ConfigError(f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.")
         if config.model.experts_per_token is not None:
             raise ConfigError(
-                "model.experts_per_token: a design has its own. Use method.experts_per_token, or evaluate the trained "
-                "model with method=base."
+                "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
+                "trained model with method=base."
             )
         if sharded():
             raise ConfigError(
-                "method=pretrain splits rows over processes, and no model: use torchrun without FSDP."
+                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."
             )
         if self.config.gradient_accumulation % num_processes():
             raise ConfigError(
-                f"method.gradient_accumulation={self.config.gradient_accumulation} passes of a step do not divide by "
-                f"{num_processes()} processes."
+                f"method.gradient_accumulation={self.config.gradient_accumulation} is not divisible by "
+                f"{num_processes()} processes. Use a multiple."
             )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The run's configuration with the trained model, which is trained where it is missing."""
-        from moe_lab.methods.pretrain.store import load_or_train
+        """The run's configuration with the trained model; trains the model if it is missing."""
+        from moe_lab.methods.pretrain.training import load_or_train
 
         folder = load_or_train(config, self._content(config, facts), *self._data(config), facts, free)
         model = replace(config.model, path=str(folder / "model"), revision=None, tokenizer=None)
@@ -135,7 +124,7 @@ class Pretrain(TrainingMethod):
 
     def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """All that determines the weights."""
-        from moe_lab.results.versions import decisive_versions
+        from moe_lab.results.identity import decisive_versions
 
         return {
             "method": "pretrain",
@@ -149,20 +138,14 @@ class Pretrain(TrainingMethod):
         }
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The place of the trained model, whether it is trained or not."""
+        """The trained model's folder and id; it need not exist yet."""
         from moe_lab.methods.trained import Trained
 
         return Trained.of(config, self._content(config, facts), "model")
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        from moe_lab.methods.trained import steps_kept
-
-        trained = self.trained(config, facts)
-        if trained.stored() is not None:
-            return {}
-        steps = max(0, self.config.steps - steps_kept(trained.folder / "checkpoints"))
-        tokens = self.config.rows * self.config.sequence_length * steps / self.config.steps
-        return {trained.folder.name: (steps, round(tokens))}
+        own = self.config
+        return self.trained(config, facts).left(own.steps, own.rows * own.sequence_length, own.steps)
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model

@@ -1,20 +1,158 @@
-"""transformers' Trainer with the routers' regularizers, each logged apart by layer, and the loss on held-out rows."""
+"""The Trainer of `method=pretrain`: regularizers of routers, loss-free balance, and the loss on validation rows.
+
+The regularizers are those of MoE-Bench (appendix B.1.3), each of one layer, without padding. They are logged separately
+and by layer.
+
+T = tokens of a pass, B = its rows, S = tokens of a row, E = experts, K = experts per token, D = devices, L = MoE
+layers, V = vocabulary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from moe_lab.methods.checked_trainer import CheckedTrainer
-from moe_lab.methods.pretrain.balance import LossFreeBalance
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.pretrain.losses import balance_loss, device_loss, z_loss
-from moe_lab.methods.pretrain.routing import TrainingRouting
-from moe_lab.methods.routing_noise import Temperatures
-from moe_lab.methods.trainer import LOSS
+from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
+from moe_lab.methods.trainer import LOSS, CheckedTrainer
+from moe_lab.models.designs.routers import DesignRouter
+from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
+
+
+def balance_loss(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """Sum over experts of f P (equation 2 without alpha).
+
+    f_j is the share of tokens that chose expert j, P_j the mean of its softmax probability before the choice. The loss
+    is K / E if both are uniform. transformers' loss has a factor E, and f and P over all layers together.
+    """
+    return (_chosen(logits_TE, index_TK) * _probability(logits_TE)).sum()
+
+
+def z_loss(logits_TE: Tensor) -> Tensor:
+    """Mean over tokens of the squared log-sum-exp of the logits (equation 3)."""
+    return logits_TE.float().logsumexp(-1).square().mean()
+
+
+def device_loss(logits_TE: Tensor, index_TK: Tensor, devices: int) -> Tensor:
+    """DeepSeekMoE's device-level balance loss (Dai et al. 2024, equations 15-17, without alpha).
+
+    Experts are in `devices` groups of equal size, in their order. The loss is the sum over groups of (mean of E/K f in
+    the group) x (sum of P in the group), which is 1 if both are uniform.
+    """
+    experts, k = logits_TE.shape[-1], index_TK.shape[-1]
+    chosen_D = (_chosen(logits_TE, index_TK) * experts / k).view(devices, -1).mean(-1)
+    return (chosen_D * _probability(logits_TE).view(devices, -1).sum(-1)).sum()
+
+
+def load(index_TK: Tensor, experts: int) -> Tensor:
+    """float32 [E]: how often each expert was chosen."""
+    return torch.bincount(index_TK.reshape(-1), minlength=experts).float()
+
+
+def _chosen(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    return load(index_TK, logits_TE.shape[-1]) / len(logits_TE)
+
+
+def _probability(logits_TE: Tensor) -> Tensor:
+    return logits_TE.float().softmax(-1).mean(0)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A layer's decisions in one pass."""
+
+    logits_TE: Tensor
+    index_TK: Tensor
+    """With expert choice, the tokens of each expert instead; then no regularizer reads them."""
+
+
+class TrainingRouting:
+    """A policy that records every layer's decisions of a training pass, after optional noise on them."""
+
+    def __init__(self, seed: int):
+        self.noise = RoutingNoise(seed)
+        self.layers: list[Decisions] = []
+        """The decisions of the last pass; empty for a dense model."""
+        self._keeps = False
+
+    @contextmanager
+    def one_pass(self, row_B: Tensor, length: int, temperature_B: Tensor | None) -> Iterator[None]:
+        """Record one pass over rows [B] of `length` tokens; `temperature_B` is None for no noise."""
+        self.layers, self._keeps = [], True
+        noise = nullcontext() if temperature_B is None else self.noise.noisy(row_B, length, temperature_B)
+        try:
+            with noise:
+                yield
+        finally:
+            self._keeps = False
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        noisy = self.noise(router, routing)
+        decided = noisy or routing
+        self._keep(decided.logits_TE, decided.index_TK)
+        return noisy
+
+    def observe(self, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """A forward hook that records the decisions of a router without changing them."""
+        self._keep(output[0], output[2])
+
+    def _keep(self, logits_TE: Tensor, index_TK: Tensor) -> None:
+        if self._keeps:
+            self.layers.append(Decisions(logits_TE, index_TK))
+
+
+@contextmanager
+def training_routing(model: nn.Module, seed: int) -> Iterator[TrainingRouting]:
+    """Install the policy on a model with routers of single tokens.
+
+    Routers of words and sentences and expert choice are only observed. A dense model has none.
+    """
+    routing = TrainingRouting(seed)
+    if find_routers(model) and not why_fixed(model):
+        with routed(model, routing):
+            yield routing
+        return
+    routers = [module for module in model.modules() if isinstance(module, DesignRouter)]
+    handles = [router.register_forward_hook(routing.observe) for router in routers]
+    try:
+        yield routing
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class LossFreeBalance(TrainerCallback):
+    """Loss-free load balancing (Wang et al. 2024): a bias on the scores by which experts are chosen.
+
+    After each optimizer step, `rate` is added to the bias of experts with less than the mean load, and subtracted from
+    that of experts with more. The bias is a buffer of the router, so no optimizer changes it, and fine-tuning leaves it
+    as it is.
+    """
+
+    def __init__(self, model: nn.Module, rate: float):
+        self.rate = rate
+        self.routers = [each for each in model.modules() if getattr(each, "selection_bias", None) is not None]
+        """Modules instead of their biases, because DistributedDataParallel replaces the tensors of buffers."""
+        self.loads: list[Tensor] = [torch.zeros_like(each.selection_bias) for each in self.routers]
+
+    def count(self, layers: list[Decisions]) -> None:
+        """Add the decisions of a pass."""
+        for total_E, layer in zip(self.loads, layers, strict=True):
+            total_E += load(layer.index_TK, len(total_E))
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for router, total_E in zip(self.routers, self.loads, strict=True):
+            if args.world_size > 1:
+                torch.distributed.all_reduce(total_E)
+            router.selection_bias += self.rate * (total_E.mean() - total_E).sign()
+            total_E.zero_()
 
 
 class PretrainTrainer(CheckedTrainer):
@@ -50,7 +188,7 @@ class PretrainTrainer(CheckedTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy plus each regularizer at its coefficient: its mean over MoE layers and the step's passes."""
+        """Cross-entropy plus each regularizer times its coefficient: the mean over MoE layers and the step's passes."""
         inputs = dict(inputs)
         row_B = inputs.pop("row")
         with self.routing.one_pass(row_B, inputs["input_ids"].shape[1], self._temperature(row_B)):
@@ -70,7 +208,7 @@ class PretrainTrainer(CheckedTrainer):
         return self.temperatures(row_B, self.state.global_step).to(self.args.device)
 
     def _regularizers(self) -> dict[str, Tensor]:
-        """By name: float32 [layers]."""
+        """float32 [L] by name."""
         layers, found = self.routing.layers, {}
         if "balance_loss" in self.weights:
             found["balance_loss"] = [balance_loss(each.logits_TE, each.index_TK) for each in layers]
@@ -82,7 +220,7 @@ class PretrainTrainer(CheckedTrainer):
         return {name: torch.stack(values) for name, values in found.items()}
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Log the mean cross-entropy per token of the held-out rows."""
+        """Log the mean cross-entropy per token of the validation rows."""
         mean = float(self.row_losses().mean())
         self._check(torch.tensor(mean), "validation loss", self.state.global_step)
         self.log({LOSS: mean})
@@ -91,7 +229,7 @@ class PretrainTrainer(CheckedTrainer):
 
     @torch.no_grad()
     def row_losses(self) -> Tensor:
-        """float64 [rows]: the cross-entropy per token of each held-out row, computed in every process."""
+        """float64 [rows]: the cross-entropy per token of each validation row, computed in every process."""
         self.model.eval()
         size = self.design.batch_size
         found = [
@@ -102,7 +240,7 @@ class PretrainTrainer(CheckedTrainer):
         return torch.cat(found).double().cpu()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds each regularizer by layer; takes them out of the loss."""
+        """Log each regularizer by layer, and the loss without them."""
         if "loss" in logs:
             for name, passes in self.seen.items():
                 mean_L = self.accelerator.reduce(torch.stack(passes).mean(0), reduction="mean")

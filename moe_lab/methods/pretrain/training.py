@@ -4,45 +4,122 @@ outputs/models/<model>-pretrain-<id8>/
   model/           Hugging Face format
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
-  log.jsonl        cross-entropy, each regularizer by layer, the loss on held-out rows
+  log.jsonl        cross-entropy, each regularizer by layer, the loss on validation rows
   figures/loss     the loss curve, .png and .csv
   training.json    all that determines the weights, and the course of the training; written last
+
+In `leak`: R = rows, P = target positions, S = positions of a row, V = vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, TrainingArguments, set_seed
 
-from moe_lab.methods.checkpoints import last_checkpoint
-from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.pretrain.design import architecture
-from moe_lab.methods.pretrain.leak import leak
-from moe_lab.methods.pretrain.packing import PackedRows
-from moe_lab.methods.pretrain.routing import training_routing
-from moe_lab.methods.pretrain.trainer import PretrainTrainer
-from moe_lab.methods.trained import steps_kept
-from moe_lab.methods.trainer import Log, training_arguments
+from moe_lab.methods.pretrain.config import PretrainConfig, architecture
+from moe_lab.methods.pretrain.corpus import PackedRows, pack_once
+from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
+from moe_lab.methods.trained import Trained, last_checkpoint, save_model, steps_kept
+from moe_lab.methods.trainer import LOSS, Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
 from moe_lab.models.facts import resolve_device
-from moe_lab.models.used_memory import peak_memory_bytes, reset_peak_memory
+from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
+from moe_lab.results.atomic import writing
+from moe_lab.results.identity import versions
 from moe_lab.results.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
+    from moe_lab.methods.pretrain.corpus import Corpus
     from moe_lab.models.designs.units import UnitTables
+    from moe_lab.models.facts import ModelFacts
 
+
+ROWS = 32
+"""Validation rows that `leak` reads."""
+POSITIONS = 128
+"""The largest number of targets of a row, evenly spaced. Each takes two passes over the rows."""
+TOKENS = 2**14
+"""The largest number of tokens of a pass, unless one row has more."""
 LAST_RATE = 0.1
 """The learning rate at the last step, as a share of its highest value."""
 LOGGING_STEPS = 20
+
+
+@torch.no_grad()
+def leak(model: Any, held_out: Any) -> dict[str, Any]:
+    """The gain of expert choice from later tokens, which a causal model does not have (MoE-Bench, Table 3).
+
+    A pass over only a prefix differs from a pass over the whole row in two ways: the later tokens are missing, and the
+    sequence is shorter, so each expert takes fewer tokens. A third pass separates them: the prefix with the later
+    tokens of the next row. All losses are cross-entropies per token of some validation rows (two or more).
+
+    `later_tokens` is the effect of the later tokens: the loss with another row's minus the loss with the true ones.
+    `short_prefixes` is the effect of the shorter sequence: the loss of the prefix alone minus that with another row's.
+    `difference` is their sum.
+    """
+    model.eval()
+    rows_RS = torch.from_numpy(held_out[:ROWS]).long()
+    others_RS = rows_RS.roll(-1, dims=0)
+    length = rows_RS.shape[1]
+    targets_P = torch.linspace(1, length - 1, min(POSITIONS, length - 1)).round().long()
+    size = max(1, TOKENS // length)
+    parts = [
+        _losses(model, rows.to(model.device), others.to(model.device), targets_P)
+        for rows, others in zip(rows_RS.split(size), others_RS.split(size), strict=True)
+    ]
+    whole_R, replaced_R, prefix_R = torch.cat(parts, dim=1).cpu()
+    return {
+        "rows": len(rows_RS),
+        "positions": len(targets_P),
+        "loss_with_later_tokens": float(whole_R.mean()),
+        "loss_with_another_rows": float(replaced_R.mean()),
+        "loss_without": float(prefix_R.mean()),
+        "later_tokens": _difference(replaced_R - whole_R),
+        "short_prefixes": _difference(prefix_R - replaced_R),
+        **_difference(prefix_R - whole_R),
+    }
+
+
+def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -> Tensor:
+    """[3, R]: each row's loss with its later tokens, with those of the other row, and without any."""
+    whole_RPV = model(input_ids=rows_RS, logits_to_keep=(targets_P - 1).to(rows_RS.device)).logits
+    passes = list(_passes(model, rows_RS, others_RS, targets_P))
+    replaced_RPV, prefix_RPV = (torch.stack(logits, dim=1) for logits in zip(*passes, strict=True))
+    targets_RP = rows_RS[:, targets_P.to(rows_RS.device)]
+    losses = [
+        torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), targets_RP, reduction="none").mean(
+            1
+        )
+        for logits in (whole_RPV, replaced_RPV, prefix_RPV)
+    ]
+    return torch.stack(losses)
+
+
+def _passes(
+    model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each target, the logits [R, V] that predict it: before the other row's tokens, and before none."""
+    for target in targets_P.tolist():
+        mixed_RS = torch.cat([rows_RS[:, :target], others_RS[:, target:]], dim=1)
+        last = torch.tensor([target - 1], device=rows_RS.device)
+        replaced_RV = model(input_ids=mixed_RS, logits_to_keep=last).logits[:, 0]
+        yield replaced_RV, model(input_ids=rows_RS[:, :target], logits_to_keep=1).logits[:, 0]
+
+
+def _difference(difference_R: Tensor) -> dict[str, Any]:
+    return {"difference": float(difference_R.mean()), "ci95": bootstrap_interval(difference_R.tolist())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +128,16 @@ class Training:
 
     config: Config
     folder: Path
-    """Of log.jsonl and checkpoints/."""
+    """The folder of log.jsonl and checkpoints/."""
     tokenizer: Any
     rows: Any
     """int32 [rows, length]."""
     held_out: Any
     """int32 [rows, length]."""
     units: UnitTables | None = None
-    """Where words or sentences begin, for their routers."""
+    """The beginnings of words or sentences, for routers of these."""
     dtype: str
-    """Weights and optimizer are float32; with bfloat16 the passes are computed in it (autocast)."""
+    """The dtype of the passes (autocast). Weights and optimizer are float32."""
 
     @property
     def design(self) -> PretrainConfig:
@@ -68,9 +145,9 @@ class Training:
 
 
 def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
-    """Train in all processes, from the folder's last whole checkpoint if there is one.
+    """Train in all processes, from the folder's last complete checkpoint if there is one.
 
-    Returns the model and the content of training.json. Raises TrainingError where a loss or a gradient is NaN.
+    Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
     """
     steps = training.design.steps - steps_kept(training.folder / "checkpoints")
     tokens = training.design.rows * training.design.sequence_length
@@ -139,7 +216,7 @@ def new_architecture(training: Training) -> Any:
 
 
 def learning_rate(design: PretrainConfig, step: int) -> float:
-    """Its share of the highest value: linear warmup, then a cosine to `LAST_RATE`."""
+    """The learning rate as a share of its highest value: linear warmup, then a cosine to `LAST_RATE`."""
     if step < design.warmup_steps:
         return (step + 1) / (design.warmup_steps + 1)
     progress = (step - design.warmup_steps) / max(1, design.steps - design.warmup_steps)
@@ -147,7 +224,7 @@ def learning_rate(design: PretrainConfig, step: int) -> float:
 
 
 def parameters_of(model: Any) -> dict[str, int]:
-    """Numbers of parameters: all, and those that a token passes (embeddings left out of both)."""
+    """The numbers of all parameters and of those active for a token, both without embeddings."""
     config, total, experts = model.config, 0, 0
     for name, own in model.named_parameters():
         if "embed_tokens" in name or "lm_head" in name:
@@ -178,3 +255,52 @@ def _arguments(training: Training) -> TrainingArguments:
         save_steps=design.save_steps,
         ddp_find_unused_parameters=False,  # every pass uses all of them
     )
+
+
+def load_or_train(
+    config: Config,
+    content: dict[str, Any],
+    corpus: Corpus,
+    tokenizer: Any,
+    facts: ModelFacts,
+    free: Callable[[], None],
+) -> Path:
+    """The folder of the trained model (`Trained.load_or_train`). Raises TaskError for a corpus that is too short."""
+
+    def train(folder: Path) -> dict[str, Any]:
+        return _train(folder, config, corpus, tokenizer, facts)
+
+    trained = Trained.of(config, content, "model")
+    trained.load_or_train(content, train, free)
+    return trained.folder
+
+
+def _train(folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: ModelFacts) -> dict[str, Any]:
+    from moe_lab.models.designs.configuration import UNITS
+    from moe_lab.models.designs.units import unit_tables
+    from moe_lab.reports.figures.training import write_training_loss
+
+    design = config.method
+    units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
+    rows, held_out = pack_once(
+        corpus, tokenizer, rows=design.rows, held_out=design.validation_rows, length=design.sequence_length
+    )
+    print(
+        f"{folder.name}: {design.backbone} {design.label}, router={design.router}, {design.steps:,} steps of "
+        f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens",
+        file=sys.stderr,
+    )
+    training = Training(
+        config=config,
+        folder=folder,
+        tokenizer=tokenizer,
+        rows=rows,
+        held_out=held_out,
+        units=units,
+        dtype=facts.dtype,
+    )
+    model, course = train_together(training)
+    with writing(folder / "model"):
+        save_model(model, tokenizer, folder / "model", facts.dtype)
+    write_training_loss(folder, LOSS)
+    return course | {"corpus_rows": len(rows), "all_versions": versions()}

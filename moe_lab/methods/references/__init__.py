@@ -1,1 +1,1 @@
-"""Solved reference questions: data, embeddings, neighbours, and their store."""
+"""Reference questions that the model answers correctly: documents, files, embeddings and nearest neighbours."""

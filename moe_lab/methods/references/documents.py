@@ -1,44 +1,117 @@
-"""The documents that C3PO's references come from, loaded and chosen.
+"""The documents that C3PO's references come from: which tasks they are of, and which of them are used.
 
-Nothing here needs the model: missing data is reported before weights load.
+Nothing here needs the model, so missing data is reported before weights load.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.methods.references.sources import Source, reference_sources
+from moe_lab.models.distributed import num_processes
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
 
+LONGEST_NAME = 200
+"""Characters of a task's name."""
 Part = tuple[str, TaskConfig, tuple[str, ...]]
-"""A task of a source by its name, and the splits that its documents may come from."""
+"""(name, task, splits that its documents may come from)"""
 USUAL_SPLITS = ("training_split", "validation_split", "test_split")
-"""Where a reference task's documents come from: the first that there is."""
+"""The documents of a reference task come from the first of these splits that the task has."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A reference set of the paper's Table 7, or another one."""
+
+    title: str
+    tasks: tuple[str, ...]
+    """Options of conf/task/ or lm-eval's names, with `:<split>` for an unusual split."""
+    size: int | None = None
+    """The largest number of documents of all its tasks together; None: all."""
+    hub_tasks: tuple[str, ...] = ()
+    """Names that replace `tasks` without a data_dir."""
+    own: bool = False
+    """Whether this is the train split of the evaluated task."""
+
+
+COMMONSENSE = (
+    Source("CommonsenseQA", ("commonsense_qa",), 6000),
+    Source("Social-IQA", ("social_iqa",), 6000),
+)
+SCIENCE = (Source("OpenBookQA", ("openbookqa",), 2000), Source("SciQ", ("sciq",), 2000))
+GENERAL = (
+    Source(
+        "BIG-bench", ("bigbench_choice",), 8000, ("bigbench_multiple_choice_a", "bigbench_multiple_choice_b")
+    ),
+    # Not ReCoRD, which has no choices, nor MultiRC, whose labels lm-eval 0.4.13 mixes up.
+    Source("SuperGLUE", ("boolq", "cb", "copa", "sglue_rte", "wic", "wsc"), 8000),
+)
+TABLE_7 = {
+    "mmlu": GENERAL,
+    "hellaswag": COMMONSENSE,
+    "piqa": COMMONSENSE,
+    "arc_challenge": SCIENCE,
+    "arc_easy": SCIENCE,
+    "winogrande": (Source("KnowRef", ("knowref",), 2000),),
+}
+"""The paper's reference sets and their sizes by lm-eval's name of the task."""
+TOY = {
+    "toy_choice": (Source("near", ("toy_choice:near",)),),
+    "toy_rules": (Source("plus", ("toy_rules:plus",)),),
+    "toy_rules_max": (Source("max", ("toy_rules:max",)),),
+}
+"""Reference sets of the toy tasks. (`toy_choice:far` asks about other things than the test.) The references of
+`toy_rules` and `toy_rules_max` follow the rule of their own task."""
+
+
+def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:
+    """(label, sources) for one or several evaluated tasks: those that `reference` names, else the paper's, else the
+    task's own train split."""
+    if reference is not None:
+        names = [reference] if isinstance(reference, str) else list(reference)
+        for name in names:
+            if len(name) > LONGEST_NAME:
+                raise ConfigError(f"method.reference={name[:LONGEST_NAME]}...: no task has such a long name.")
+        if not names:
+            raise ConfigError("method.reference=[] names no task. Leave it out, or name an lm-eval task.")
+        return "method.reference", [Source(name, (name,)) for name in names]
+    rows = [_row(name) for name in ([task] if isinstance(task, str) else task)]
+    sources = list(dict.fromkeys(source for _, found in rows for source in found))
+    return ", ".join(dict.fromkeys(label for label, _ in rows)), sources
+
+
+def _row(task: str) -> tuple[str, tuple[Source, ...]]:
+    name = "mmlu" if task.startswith("mmlu_") else task
+    if name in TABLE_7:
+        return "Table 7", TABLE_7[name]
+    if name in TOY:
+        return "the toy world's own", TOY[name]
+    return "own train split", (Source(f"{task}, train", (task,), own=True),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceDocuments:
-    """Documents to ask the untouched model, none of them a test document."""
+    """Documents for the base model to answer. None of them is a test document."""
 
     label: str
-    """Where the choice of reference tasks comes from: "Table 7", "own train split", ..."""
+    """How the reference tasks were chosen: "Table 7", "own train split", ..."""
     tasks: dict[str, Any]
     """lm-eval's tasks by `<task>:<split>`, evaluating that split."""
     samples: dict[str, list[int]]
     """Sorted document numbers of each."""
     metrics: dict[str, str]
-    """`metric,filter` by which generated answers of each are right."""
+    """`metric,filter` that grades generated answers of each task."""
     sources: list[dict[str, Any]]
-    """Per source: title, tasks, absent (no files of these), wanted (None: all), documents (there are), dropped (test
+    """Per source: title, tasks, absent (tasks without files), wanted (None: all), documents (in total), dropped (test
     documents), asked."""
 
     @property
@@ -50,14 +123,14 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
     """The documents that a run's references are taken from.
 
     Args:
-        config: the run's; references are asked as its task is (`task.answer`, chat template), without examples.
+        config: of the run. References are asked like its task (`task.answer`, chat template), without examples.
         settings: `reference` (None, a task, or a list of them) and `reference_size` (of every source; None: its own).
-        tested: the run's tasks, if they are loaded already; none of their documents is used.
+        tested: the run's tasks, if they are loaded already. None of their documents is used.
 
-    Raises ConfigError and TaskError for tasks that cannot be had, and where no document is left.
+    Raises ConfigError and TaskError for missing tasks, and if no document is left.
     """
+    from moe_lab.tasks.documents import document_hashes
     from moe_lab.tasks.loading import load_tasks
-    from moe_lab.tasks.tuning_split import document_hashes
 
     label, sources = reference_sources(config.task.name, settings.reference)
     tests = (tested or load_tasks(config))["tasks"].values()
@@ -72,24 +145,24 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
     if not any(found.samples.values()):
         raise ConfigError(
             f"No reference is left: all {found.dropped} documents of {', '.join(found.tasks)} are evaluated.\n"
-            "method.reference=<other lm-eval task> names other ones."
+            "Use others with method.reference=<other lm-eval task>."
         )
     return found
 
 
 def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
-    """Raise ConfigError where fewer questions are asked than `settings.k` neighbours are wanted."""
+    """Raise ConfigError if there are fewer questions than the `settings.k` neighbours that each question needs."""
     asked = sum(len(numbers) for numbers in documents.samples.values())
     if settings.epsilon is None and asked < settings.k:
         raise ConfigError(
-            f"method.k={settings.k} neighbours are wanted, and {asked} reference questions of "
-            f"{', '.join(documents.tasks)} are asked.\n"
-            "method.reference=<lm-eval task> names other ones, method.reference_size=<n> asks more."
+            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {asked} reference "
+            "questions.\n"
+            "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
         )
 
 
 def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
-    """(the source's tasks, names of those left out): of several tasks, those without a folder in data_dir are."""
+    """(the source's tasks, names of tasks left out). Of several tasks, those without a folder in data_dir are."""
     names = source.tasks if config.data_dir or not source.hub_tasks else source.hub_tasks
     parts = [(name, *_task(config, name, source.own)) for name in names]
     there = [part for part in parts if config.data_dir is None or _folder(config.data_dir, part[1]).is_dir()]
@@ -99,7 +172,7 @@ def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
 
 
 def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, str]) -> dict[str, Any]:
-    """The parts' tasks by `<task>:<split>`; `metrics` gets those that generate."""
+    """The parts' tasks by `<task>:<split>`. Adds the metrics of generating tasks to `metrics`."""
     from moe_lab.tasks.loading import load_tasks
 
     tasks: dict[str, Any] = {}
@@ -111,7 +184,7 @@ def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, 
             raise _cannot_load(config, source, name, error) from error
         split_tasks = {f"{key}:{task.config.test_split}": task for key, task in loaded["tasks"].items()}
         metrics |= {
-            key: one.metric or _first_metric(task)
+            key: one.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
             for key, task in split_tasks.items()
             if _answerable(key, task) == "generate_until"
         }
@@ -120,17 +193,14 @@ def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, 
 
 
 def _answerable(key: str, task: Any) -> str:
-    """The kind of a task's answers. Raises ConfigError for tasks whose answers are not right or wrong by themselves."""
+    """The kind of a task's answers. Raises ConfigError for answers that cannot be graded one by one."""
     kind = task.get_config("output_type")
     if kind not in ("multiple_choice", "generate_until") or getattr(task, "UNSAFE_CODE", False):
         raise ConfigError(
-            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or wrong."
+            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or wrong.\n"
+            "Use another one with method.reference=<lm-eval task>."
         )
     return kind
-
-
-def _first_metric(task: Any) -> str:
-    return f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
 
 
 def _folder(data_dir: str, task: TaskConfig) -> Path:
@@ -138,7 +208,7 @@ def _folder(data_dir: str, task: TaskConfig) -> Path:
 
 
 def _task(config: Config, name: str, own: bool) -> tuple[TaskConfig, tuple[str, ...]]:
-    """The task that a name stands for, an option of conf/task/ or a name of lm-eval, and its splits."""
+    """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
     from moe_lab.config.validators import build
 
     if own:
@@ -160,22 +230,22 @@ def _cannot_load(config: Config, source: Source, name: str, error: TaskError) ->
     if source.own:
         return ConfigError(
             f"{error}\nC3PO's references are questions that the model answers correctly; Table 7 of the paper has none "
-            f"for {name}.\nmethod.reference=<lm-eval task>, or <lm-eval task>:<split>, says where to take them from."
+            f"for {name}.\nGive their task: method.reference=<lm-eval task>, or <lm-eval task>:<split>."
         )
     return ConfigError(
         f"The references of task={config.task.name} come from {name}. {error}\n"
-        "method.reference=<lm-eval task> names other ones."
+        "Use others with method.reference=<lm-eval task>."
     )
 
 
 def _choose(
     found: ReferenceDocuments, source: Source, tasks: dict[str, Any], tested: frozenset[str], seed: int
 ) -> dict[str, Any]:
-    """Add the source's documents: the first ones of one permutation of all that are no test documents.
+    """Add the source's documents: the first ones of a permutation of all that are not test documents.
 
-    Returns how many there are.
+    Returns the counts of the source.
     """
-    from moe_lab.tasks.tuning_split import document_hashes
+    from moe_lab.tasks.documents import document_hashes
 
     hashes = {key: document_hashes(task) for key, task in tasks.items()}
     everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]
@@ -191,3 +261,30 @@ def _choose(
         "dropped": len(everything) - len(free),
         "asked": len(chosen),
     }
+
+
+def check_choice_questions(config: Config) -> None:
+    """Raise ConfigError for a task without choices, and for several processes."""
+    from moe_lab.tasks.loading import load_tasks
+
+    check_one_process(config)
+    check_choices(config, load_tasks(config)["tasks"])
+
+
+def check_one_process(config: Config) -> None:
+    """Raise ConfigError under torchrun."""
+    if config.model.tp_plan or num_processes() > 1:
+        raise ConfigError(
+            f"method={config.method.name} runs in one process: leave torchrun and model.tp_plan out "
+            "(model.device_map=auto)."
+        )
+
+
+def check_choices(config: Config, tasks: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a task, of the run or of its references, that is not multiple-choice."""
+    for name, task in tasks.items():
+        if task.get_config("output_type") != "multiple_choice":
+            raise ConfigError(
+                f"method={config.method.name} is for multiple-choice questions, and {name} asks for texts or their "
+                "likelihood."
+            )

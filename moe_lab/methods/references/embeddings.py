@@ -1,6 +1,7 @@
-"""Embeddings of texts: the evaluated model's hidden states, a sentence-transformers model, or vectors from a file.
+"""Embeddings of questions (C3PO, section 3.4), and their nearest references (equations 9 and 10).
 
-R = texts, X = size of an embedding, B = texts of a pass, S = tokens of the longest, D = hidden size.
+R = texts or references, Q = questions, X = size of an embedding, K = neighbours, B = texts of a pass, S = tokens of the
+longest, D = hidden size.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,20 +19,23 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import ConfigError
-from moe_lab.models.hub.offline import is_offline
+from moe_lab.models.hub import is_offline
 from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
+
 PASS_TOKENS = {"cpu": 2048}
-"""Tokens of one forward pass, padding included, by device type; 16384 elsewhere."""
+"""Tokens of one forward pass with padding, by device type; 16384 on others."""
 SHOWN = 256
-"""Texts from which on a bar shows how far they are."""
+"""The number of texts from which on a progress bar is shown."""
 BUILT_IN = "sentence_transformers."
 """The beginning of the names of sentence-transformers' own modules."""
-DEFAULT = "Leave method.embeddings out: the evaluated model's own hidden states need nothing."
+DEFAULT = "Leave method.embeddings out: the hidden states of the evaluated model are always available."
+CHUNK_BYTES = 64 * 2**20
+"""Size of the similarities that are in memory at a time."""
 
 
 def embed(
@@ -43,7 +48,7 @@ def embed(
             `.safetensors` file of vectors (`write_vectors`); else a sentence-transformers model, by name or folder.
         mean_X: subtracted from each vector first. Hidden states share a large common part, which hides differences.
 
-    Raises ConfigError where the vectors cannot be had, with the way that always works.
+    Raises ConfigError if there are no vectors.
     """
     if how is None:
         assert model is not None, "hidden states need the model"
@@ -57,12 +62,11 @@ def embed(
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
-    """All that determines embeddings beside the evaluated model; a file and a folder count by their content.
+    """All that determines embeddings except the evaluated model: for files and folders, their content.
 
-    Raises ConfigError, before anything is computed, for a file or a package that is not there.
+    Raises ConfigError for a missing file or package.
     """
-    from moe_lab.models.file_digest import digest_of
-    from moe_lab.models.identity import folder_content
+    from moe_lab.models.identity import digest_of, folder_content
 
     if how is None:
         return {"embeddings": "hidden states"}
@@ -83,7 +87,7 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
 
 def _refuse_code(path: Path) -> None:
-    """Raise ConfigError for a folder whose modules are classes of its own; sentence-transformers 5 would run them."""
+    """Raise ConfigError for a folder with its own module classes, whose code sentence-transformers 5 would run."""
     modules = path / "modules.json"
     try:
         listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
@@ -105,9 +109,9 @@ def _folders(path: Path) -> list[Path]:
 
 @torch.inference_mode()
 def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
-    """float32 [R, D]: mean over each text's tokens of the last hidden states; long texts lose their beginning.
+    """float32 [R, D]: the mean of the last hidden states over each text's tokens; long texts lose their beginning.
 
-    Texts of like length go through one pass, padded on the right, where no token of a causal model can see it.
+    Texts of similar length share a pass. They are padded on the right, which a causal model never attends to.
     """
     ids = text_ids(texts, model)
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
@@ -124,14 +128,13 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
 
 
 def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
-    """The tokens whose hidden states stand for a text."""
+    """The tokens of each text whose hidden states are averaged."""
     most = model.facts.max_length
     prefix = model.tokenizer.bos_token_id or model.tokenizer.eos_token_id or 0
     return [model.tokenizer(text).input_ids[-most:] or [prefix] for text in texts]
 
 
 def _means(batch: list[list[int]], model: LoadedModel) -> Tensor:
-    """float32 [B, D]"""
     width = max(map(len, batch))
     ids_BS = torch.tensor([ids + [0] * (width - len(ids)) for ids in batch], device=model.device)
     real_BS = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in batch], device=model.device)
@@ -141,7 +144,7 @@ def _means(batch: list[list[int]], model: LoadedModel) -> Tensor:
 
 
 def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
-    """[B, S, D]: what the output head is given; it computes one token of each text only."""
+    """[B, S, D]: the input of the output head, which then computes only one token of each text."""
     seen: list[Tensor] = []
 
     def note(head: Any, args: tuple) -> tuple:
@@ -164,10 +167,10 @@ def text_key(text: str) -> str:
 def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path: Path | str) -> None:
     """Write vectors of texts for `method.embeddings=<path>`, e.g. from an environment with another transformers.
 
-    The file holds `vectors` [R, X], float32, and `sha256` [R, 32], uint8: of each text's UTF-8 bytes.
+    The file has `vectors` [R, X], float32, and `sha256` [R, 32], uint8: the hash of each text's UTF-8 bytes.
 
     Args:
-        embed: gives [R, X], a tensor or an array, of a list of R texts.
+        embed: a list of R texts -> [R, X], a tensor or an array.
     """
     from safetensors.torch import save
 
@@ -178,7 +181,7 @@ def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path:
 
 
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
-    """float32 [R, X]: the file's vectors of these texts. Raises ConfigError naming a text that has none."""
+    """float32 [R, X]: the file's vectors of these texts. Raises ConfigError, which names the first text without one."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -194,7 +197,7 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     missing = [text for text in texts if text_key(text) not in rows]
     if missing:
         raise ConfigError(
-            f"method.embeddings={path} has no vector of {len(missing)} of {len(texts)} texts, the first of them:\n"
+            f"method.embeddings={path} has no vector for {len(missing)} of {len(texts)} texts. The first is:\n"
             f"{json.dumps(missing[0], ensure_ascii=False)}\nAdd them to the file (docs/c3po.md says how). {DEFAULT}"
         )
     return vectors[[rows[text_key(text)] for text in texts]]
@@ -219,3 +222,71 @@ def _encoder(name: str, device: str | None, offline: bool) -> Any:
             f"method.embeddings={name}: no sentence-transformers model can be loaded{' offline' if offline else ''} "
             f"under this name or from this folder. {reason}\n{DEFAULT}"
         ) from error
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbours of every question, nearest first. At equal distance the earlier reference comes first."""
+
+    index_QK: Tensor
+    """int64; -1: no further neighbour."""
+    distance_QK: Tensor
+    """float32: sqrt(2 - 2 cos), the distance of the unit vectors; infinite for a missing neighbour."""
+    dropped_Q: Tensor
+    """int64: number of references that were left out, because they are more similar than `most_similar`."""
+
+    def abstaining(self, distance: float | None) -> tuple[Neighbours, Tensor]:
+        """(neighbours without those of questions that abstain, bool [Q]: whether a question abstains).
+
+        Args:
+            distance: a question abstains if its nearest reference is farther; None: no question abstains.
+        """
+        nearest_Q1 = self.distance_QK[:, :1]
+        limit = torch.inf if distance is None else distance
+        far_Q = (nearest_Q1.isfinite() & (nearest_Q1 > limit)).any(dim=1)
+        far_Q1 = far_Q[:, None]
+        left = replace(
+            self,
+            index_QK=self.index_QK.masked_fill(far_Q1, -1),
+            distance_QK=self.distance_QK.masked_fill(far_Q1, torch.inf),
+        )
+        return left, far_Q
+
+
+def neighbours(
+    query_QX: Tensor, reference_RX: Tensor, *, k: int, epsilon: float | None, most_similar: float = 0.95
+) -> Neighbours:
+    """The k nearest references of every question (equation 9), or all within `epsilon` (equation 10), maybe none.
+
+    Args:
+        query_QX, reference_RX: float32, rows of unit length.
+        k: neighbours of each question if `epsilon` is None. K is then k, even with fewer references.
+        epsilon: radius of the ball as a cosine distance, 1 - cos, from 0 to 2. K is then the size of the largest ball.
+        most_similar: references with a larger cosine count as the question itself and are left out.
+    """
+    rows = max(1, CHUNK_BYTES // (4 * max(1, len(reference_RX))))
+    parts = [_nearest(chunk, reference_RX, k, epsilon, most_similar) for chunk in query_QX.split(rows)]
+    width = k if epsilon is None else max((part.index_QK.shape[1] for part in parts), default=0)
+    return Neighbours(
+        torch.cat([_padded(part.index_QK, width, -1) for part in parts]),
+        torch.cat([_padded(part.distance_QK, width, torch.inf) for part in parts]),
+        torch.cat([part.dropped_Q for part in parts]),
+    )
+
+
+def _nearest(
+    query_QX: Tensor, reference_RX: Tensor, k: int, epsilon: float | None, most_similar: float
+) -> Neighbours:
+    cosine_QR = query_QX.float() @ reference_RX.float().T
+    same_QR = cosine_QR > most_similar
+    distance_QR = (2 - 2 * cosine_QR).clamp(min=0).sqrt().masked_fill(same_QR, torch.inf)
+    if epsilon is not None:
+        distance_QR = distance_QR.masked_fill(1 - cosine_QR > epsilon, torch.inf)
+        k = max(distance_QR.isfinite().sum(dim=1).tolist(), default=0)
+    distance_QK, index_QK = distance_QR.sort(dim=1, stable=True)
+    distance_QK, index_QK = distance_QK[:, :k], index_QK[:, :k]
+    return Neighbours(index_QK.masked_fill(distance_QK.isinf(), -1), distance_QK, same_QR.sum(dim=1))
+
+
+def _padded(tensor_QK: Tensor, width: int, value: float) -> Tensor:
+    return torch.nn.functional.pad(tensor_QK, (0, width - tensor_QK.shape[1]), value=value)

@@ -1,7 +1,7 @@
-"""Reference sets: questions that the untouched model answers correctly, with its pathways and their embeddings.
+"""Reference sets: questions that the base model answers correctly, with its pathways and their embeddings.
 
 A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/.
-`store.py` writes its files. A killed command continues.
+`store.py` writes its files. An interrupted command continues.
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
@@ -23,9 +23,8 @@ from moe_lab.methods.references.documents import ReferenceDocuments, reference_d
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states
 from moe_lab.methods.references.store import ANSWER_TOKENS, PARTS, References, build, pathways, read
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.identity import HASHED, folder_name, run_id, task_label, task_settings
-from moe_lab.results.versions import decisive_versions
-from moe_lab.tasks.estimate import workload_of_tasks
+from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
+from moe_lab.tasks.requests import workload_of_tasks
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -39,15 +38,14 @@ NUMERICS = 3
 
 @dataclass(frozen=True)
 class ReferenceSet:
-    """References, all correctly answered by the model they belong to (or, as `wrong_answers`, none of them), in the
-    order of their documents."""
+    """References that the model answered correctly (or wrongly, see `wrong_answers`), in the order of documents."""
 
     folder: Path | None
     """None: in memory."""
     texts: list[str]
     """Prompts."""
     answers: list[str]
-    """What the model answered."""
+    """The model's answers."""
     prompts: list[list[int]]
     """Token ids of each prompt."""
     golds: list[list[int]]
@@ -57,34 +55,34 @@ class ReferenceSet:
     embedding_RX: Tensor
     """float32, rows of unit length."""
     counts: dict[str, Any]
-    """label, asked, correct, dropped (test documents), and per source what was there (`reference_tasks`)."""
+    """label, asked, correct, dropped (test documents), and the sources (`ReferenceDocuments.sources`)."""
     how: str | None = None
     """`method.embeddings` of `embedding_RX`."""
     mean_X: Tensor | None = None
-    """What was taken off hidden states: the references' mean."""
+    """The references' mean, which is subtracted from hidden states."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def embed_read(self, mean_ND: Tensor) -> Tensor:
-        """float32 [N, X]: as `embed`, by hidden states, of texts that the model has read: their mean."""
+        """float32 [N, X]: embeddings of texts from the mean of their hidden states [N, D], without reading them."""
         raw_NX = mean_ND if self.mean_X is None else mean_ND - self.mean_X
         return torch.nn.functional.normalize(raw_NX, dim=1)
 
     def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
-        """float32 [Q, X]: embeddings of other texts, to be compared with `embedding_RX`."""
+        """float32 [Q, X]: embeddings of other texts, to compare with `embedding_RX`."""
         return embed(texts, self.how, model, self.mean_X)
 
 
 def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineLM) -> ReferenceSet:
-    """The run's reference set, built as far as it is missing.
+    """The run's reference set, which is built or continued if it is incomplete.
 
     Args:
         settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
-        lm: the untouched model.
+        lm: the base model.
 
-    Raises ConfigError for references that cannot be had or are fewer than k, and for a folder that holds another set,
-    RunHeldError if another process builds it.
+    Raises ConfigError for missing references, for fewer than k, and for a folder that holds another set; RunHeldError
+    if another process builds it.
     """
     documents = reference_documents(config, settings)
     content = reference_content(config, settings, documents, model.facts)
@@ -96,9 +94,9 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
 
 
 def stored_references(folder: Path, how: str | None, model: LoadedModel) -> ReferenceSet:
-    """The finished set of a folder, with embeddings by `how`, which are kept beside it.
+    """The complete set of a folder, with embeddings by `how`, which are stored with it.
 
-    Raises DamagedError where a file is gone or damaged.
+    Raises DamagedError if a file is missing or damaged.
     """
     found = read(folder, correct=True)
     embedding, mean = _embeddings(folder, how, found["texts"], model)
@@ -108,11 +106,11 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
 def given_references(
     pairs: Sequence[tuple[str, str]], settings: Any, model: LoadedModel, lm: EngineLM
 ) -> ReferenceSet:
-    """A set in memory, of prompts and the right answers that the model gives to them.
+    """A set in memory, from (prompt, right answer that the model gives) pairs.
 
     Args:
         settings: `tokens` and `embeddings` of the method.
-        lm: the untouched model.
+        lm: the base model.
     """
     texts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
     ids = [lm.encode_pair(*pair) for pair in pairs]
@@ -145,7 +143,7 @@ def references_of(
 def references_left(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> dict[str, float]:
-    """Tokens to be read to build a set, by its folder's name; empty where the set is stored."""
+    """The tokens to read for a set, by its folder's name; empty if the set is stored."""
     content = reference_content(config, settings, documents, facts)
     references = references_of(config, documents, content, facts)
     if references.stored() is not None:
@@ -155,7 +153,7 @@ def references_left(
 
 
 def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
-    """The questions of a set that the model answered wrongly, as a set of their own."""
+    """The questions of a set that the model answered wrongly, as another set."""
     assert references.folder is not None, "a set in memory has no wrong answers"
     found = read(references.folder, correct=False)
     file = _embedding_file(references.folder, references.how, "wrong-")
@@ -169,7 +167,7 @@ def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
 def reference_content(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> dict[str, Any]:
-    """All that determines a set but the hub commit of the model and the libraries' versions, as plain values.
+    """All that determines a set except the model's hub commit and the libraries' versions, as plain values.
 
     Needs no weights.
     """
@@ -202,17 +200,17 @@ def _check_enough(counts: dict[str, Any], settings: Any, config: Config) -> None
     if counts["correct"] >= least:
         return
     tasks = ", ".join(task for source in counts["sources"] for task in source["tasks"])
-    enough = "" if least == 1 else f", and method.k={settings.k} neighbours are wanted"
+    enough = "" if least == 1 else f", and method.k={settings.k} neighbours are needed"
     raise ConfigError(
         f"{config.model.name} answered {counts['correct']} of {counts['asked']} reference questions of {tasks} "
-        f"correctly{enough}.\nmethod.reference=<lm-eval task> names other ones, method.reference_size=<n> asks more."
+        f"correctly{enough}.\nUse others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
     )
 
 
 def _embeddings(
     folder: Path, how: str | None, texts: list[str], model: LoadedModel
 ) -> tuple[Tensor, Tensor | None]:
-    """([R, X], what was taken off), kept beside the set."""
+    """([R, X], the subtracted mean or None), stored with the set."""
     file = _embedding_file(folder, how)
     kept = _kept(file)
     shape = (len(texts), len(kept["mean"])) if "mean" in kept else None
@@ -225,7 +223,7 @@ def _embeddings(
 
 
 def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Tensor, Tensor | None]:
-    """([R, X], what was taken off)."""
+    """([R, X], the subtracted mean or None)."""
     if how is not None:
         return embed(texts, how, model), None
     raw_RX = hidden_states(texts, model)
@@ -240,5 +238,5 @@ def _embedding_file(folder: Path, how: str | None, which: str = "") -> Path:
 def _kept(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
-    except (OSError, SafetensorError):  # absent, or torn by another program: computed anew
+    except (OSError, SafetensorError):  # missing or damaged: computed again
         return {}

@@ -1,10 +1,10 @@
-"""The files of a reference set: built in portions, joined, read.
+"""The files of a reference set: the base model answers reference questions, and its pathways are stored.
 
-    references.jsonl             one line per answered question: task, document, text, what was answered, token ids
+    references.jsonl             a line for each answered question: task, document, text, the model's answer, token ids
     pathways.safetensors         pathway [R, W, M, E]
     embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding in use (`reference_set.py`)
     references.json              counts and versions, written last
-    parts/                       finished portions while the set is being built
+    parts/                       finished portions of an incomplete set
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """
@@ -15,6 +15,8 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from moe_lab.engine.suffix.token_span import check_length, named_tokens
+from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError
-from moe_lab.methods.references.questions import Graded, Question, answered, reference_questions
 from moe_lab.progress import Progress
 from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.identity import versions
 from moe_lab.results.shapes import REFERENCE
 from moe_lab.results.stored_files import (
     DamagedError,
@@ -38,62 +40,202 @@ from moe_lab.results.stored_files import (
     read_mapping,
     whole_mapping,
 )
-from moe_lab.results.versions import versions
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.engine.scoring.scoring import Budget
+    from moe_lab.engine.scoring import Budget
     from moe_lab.methods.references.documents import ReferenceDocuments
     from moe_lab.models.load import LoadedModel
 
+
 ANSWER_TOKENS = 32
-"""First tokens of an answer that are kept: what losses are of."""
+"""Tokens of an answer that are stored, from the first on. Losses are computed on them."""
 COUNTS = {"label", "asked", "correct", "dropped", "sources"}
-"""What references.json tells of a set."""
+"""Keys of references.json that describe a set."""
 PARTS = "parts"
 MOST_MOVED = 0.05
-"""Share of the routing probability that other kernels or another dtype may move; another model moves more."""
+"""Share of the routing probability that may differ because of other kernels or another dtype. Models differ more."""
 PORTION = 256
-"""Documents that are asked, and kept, together: what a killed command computes again at most."""
+"""Questions that are answered and stored together. An interrupted command repeats at most this many."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A multiple-choice question as lm-eval asks it."""
+
+    task: str
+    """`<task>:<split>`"""
+    number: int
+    """The number of its document in that split."""
+    choices: list[tuple[str, str]]
+    """(prompt, answer) of every choice, all with the same prompt."""
+    gold: int
+    """Index of the right choice."""
+    kind = "loglikelihood"
+
+    @property
+    def requests(self) -> list[tuple[str, str]]:
+        return self.choices
+
+    @property
+    def prompt(self) -> str:
+        return self.choices[0][0]
+
+    @property
+    def right_answer(self) -> str:
+        return self.choices[self.gold][1]
+
+    def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
+        """The choice with the highest log-likelihood, the first one of equal ones."""
+        values = [score for score, _ in scores]
+        best = values.index(max(values))
+        return Graded(self, self.choices[best][1], best == self.gold)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A question whose answer the model generates."""
+
+    task: str
+    number: int
+    lm_eval_task: Any
+    instance: Any
+    """lm-eval's request."""
+    metric: str
+    """The task's `metric,filter` that is 1 for a right answer."""
+    right_answer: str
+    """The answer in the task's words; the model may use others."""
+    kind = "generate_until"
+
+    @property
+    def requests(self) -> list[tuple]:
+        return [tuple(self.instance.args)]
+
+    @property
+    def prompt(self) -> str:
+        return self.instance.args[0]
+
+    def graded(self, texts: Sequence[str]) -> Graded:
+        """The first text, graded by the task's own filter and metric."""
+        name, _, wanted = self.metric.partition(",")
+        self.instance.resps, self.instance.filtered_resps = [texts[0]], {}
+        for ensemble in self.lm_eval_task._filters:
+            if ensemble.name == wanted:
+                ensemble.apply([self.instance])
+        found = self.lm_eval_task.process_results(self.instance.doc, [self.instance.filtered_resps[wanted]])
+        return Graded(self, texts[0], bool(texts[0]) and float(found[name]) == 1)
+
+
+Question = Choice | Generation
+
+
+@dataclass(frozen=True)
+class Graded:
+    """The base model's answer to a question."""
+
+    question: Question
+    text: str
+    correct: bool
+
+
+def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Question]:
+    """All chosen documents as questions, without few-shot examples and otherwise as the run asks its task.
+
+    Raises ConfigError for tasks that put their choices into the prompt.
+    """
+    from moe_lab.models.tokenizer import Framing, load_tokenizer
+    from moe_lab.tasks.requests import build_requests, right_request
+
+    zero_shot = replace(config, num_fewshot=0)
+    framing = Framing(
+        lambda: load_tokenizer(config.model, offline=config.offline), config.apply_chat_template
+    )
+    questions: list[Question] = []
+    for key, task in documents.tasks.items():
+        numbers = documents.samples[key]
+        if not numbers:
+            continue
+        asked = build_requests(zero_shot, task, framing, numbers)
+        for number, instances in zip(numbers, asked, strict=True):
+            if task.get_config("output_type") == "multiple_choice":
+                questions.append(_choice(key, number, task, instances))
+            else:
+                target = right_request(config, task, instances)[1]
+                metric = documents.metrics[key]
+                questions.append(Generation(key, number, task, instances[0], metric, target))
+    return questions
+
+
+def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
+    from moe_lab.tasks.documents import gold_choice
+
+    document = instances[0].doc
+    count = len(task.doc_to_choice(document))  # some metrics also score each choice without its prompt
+    choices = [tuple(instance.args) for instance in instances[:count]]
+    if len({prompt for prompt, _ in choices}) > 1:
+        raise ConfigError(
+            f"{key} has a prompt for every choice, and C3PO re-routes the last token of one prompt. "
+            "task.answer=letters asks it with one prompt."
+        )
+    return Choice(key, number, choices, gold_choice(task, document))
+
+
+def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
+    """The base model's graded answers, one per question."""
+    found: dict[int, Graded] = {}
+    for kind in dict.fromkeys(question.kind for question in questions):
+        of_kind = [i for i, question in enumerate(questions) if question.kind == kind]
+        responses = iter(_ask(kind, [request for i in of_kind for request in questions[i].requests], lm))
+        for i in of_kind:
+            found[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
+    return [found[i] for i in range(len(questions))]
+
+
+def _ask(kind: str, requests: list[tuple], lm: EngineLM) -> list[Any]:
+    from moe_lab.engine.lm import Request
+
+    answers: dict[int, Any] = {}
+    progress, lm.progress = lm.progress, False
+    try:
+        lm.answer(kind, [Request(request) for request in requests], answers.__setitem__)
+    finally:
+        lm.progress = progress
+    return [answers[i] for i in range(len(requests))]
 
 
 class References(Artifact):
     """A set of references on disk."""
 
     def stored(self) -> dict[str, Any] | None:
-        """The record of the set, undamaged; None otherwise. Raises ConfigError where the folder holds another set."""
+        """The record of the complete set, or None. Raises ConfigError if the folder holds another set."""
         file = self.folder / self.record
         content = whole_mapping(file)
         if content is not None and isinstance(content.get("id"), str) and content["id"] != self.id:
             raise ConfigError(
-                f"{self.folder} holds the references of another model, prompt or choice of documents, which this run "
-                "cannot use.\nRemove that folder, or give another output_dir=."
+                f"{self.folder} holds the references of another model, prompt or choice of documents.\n"
+                "Remove that folder, or give another output_dir=."
             )
         if content is not None and not isinstance(content.get("id"), str):
-            print(f"{file} names no set. The set is made again.", file=sys.stderr)
+            print(f"{file} has no id. The set is built again.", file=sys.stderr)
         return super().stored()
 
     def is_whole(self, content: dict[str, Any]) -> bool:
         try:
             read(self.folder, correct=True)
         except DamagedError as error:
-            print(f"{error.problem}. The set is made again.", file=sys.stderr)
+            print(f"{error.problem}. The set is built again.", file=sys.stderr)
             return False
         return True
 
 
 def build(
-    folder: Path,
-    config: Config,
-    tokens: str,
-    documents: ReferenceDocuments,
-    model: LoadedModel,
-    lm: EngineLM,
+    folder: Path, config: Config, tokens: str, documents: ReferenceDocuments, model: LoadedModel, lm: EngineLM
 ) -> dict[str, Any]:
-    """Ask what is not asked yet, and write the set but for its record, which is returned. The folder is held.
+    """Answer the remaining questions and write the set. Returns its record, which is not written yet.
 
     Args:
+        folder: locked by this process.
         tokens: the name of the tokens whose pathways are stored.
     """
     start = time.perf_counter()
@@ -105,7 +247,7 @@ def build(
             portion = questions[first : first + PORTION]
             part = parts / f"{first:08}.safetensors"
             if not _is_finished(part):
-                _ask(part, portion, tokens, model, lm)
+                _write_portion(part, portion, tokens, model, lm)
             progress.update(len(portion))
     _join(folder, parts)
     lines = read_lines(folder / "references.jsonl") or []
@@ -130,11 +272,13 @@ def _is_finished(part: Path) -> bool:
         pathways = len(load_file(part)["pathway"]) if part.exists() else None
         return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways
     except (OSError, SafetensorError, KeyError, DamagedError):
-        return False  # damaged by another program: asked again
+        return False  # damaged by another program: the questions are answered again
 
 
-def _ask(part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM) -> None:
-    """Write a portion's references: the lines first, then the pathways, which say that the portion is finished."""
+def _write_portion(
+    part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM
+) -> None:
+    """Write a portion's references: the lines first, then the pathways, which mark the portion as finished."""
     lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
     texts, prompts = [line["text"] for line in lines], [line["prompt_ids"] for line in lines]
     pathway_RWME = pathways(texts, prompts, tokens, model, lm.budget)
@@ -150,7 +294,7 @@ def pathways(
 
     Raises ConfigError for a prompt that has too few tokens.
     """
-    from moe_lab.engine.suffix.replay import SuffixReplay
+    from moe_lab.engine.suffix import SuffixReplay
 
     facts, span = model.facts, named_tokens(tokens)
     if not prompts:
@@ -158,7 +302,7 @@ def pathways(
     for text, prompt in zip(texts, prompts, strict=True):
         check_length(span, prompt, text)
     read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(prompts, budget)
-    return torch.stack([tail.pathway_WME for tail in read])
+    return torch.stack([suffix.pathway_WME for suffix in read])
 
 
 def _line(graded: Graded, lm: EngineLM) -> dict[str, Any]:
@@ -184,14 +328,14 @@ def _join(folder: Path, parts: Path) -> None:
 
 
 def read(folder: Path, correct: bool) -> dict[str, Any]:
-    """Fields of a ReferenceSet of the questions that were answered correctly, or of those that were not.
+    """Fields of a ReferenceSet of the questions that were answered correctly, or of the others.
 
-    Raises DamagedError where a file is gone or damaged, or the files do not belong together.
+    Raises DamagedError if a file is missing or damaged, or if the files do not belong together.
     """
     summary = read_mapping(folder / "references.json") or {}
     lines = read_lines(folder / "references.jsonl", shape=REFERENCE) or []
     try:
-        opened(folder / "pathways.safetensors").close()  # a FIFO would be waited for
+        opened(folder / "pathways.safetensors").close()  # refuses a FIFO, which load_file would wait for
         pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
     except (OSError, SafetensorError, KeyError) as error:
         raise damaged(folder / "pathways.safetensors", error) from error
@@ -211,14 +355,14 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
 
 
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
-    """Read a set's first prompt again. Raises ConfigError for a set of another model or of other tokens than named.
+    """Compute a set's first pathway again. Raises ConfigError for a set of another model or of other tokens.
 
-    Raises DamagedError as `read`, and ConfigError where there is no folder, or none of a set.
+    Raises DamagedError as `read` does, and ConfigError if the folder does not exist or has no set.
     """
     if not (folder / "references.json").exists():
         raise ConfigError(
             f"references={folder}: {'it has no references.json' if folder.exists() else 'there is no such folder'}.\n"
-            "Give a folder of outputs/references/, which a run with method=c3po makes, or (prompt, answer) pairs."
+            "Give a folder of outputs/references/, which a run with method=c3po writes, or (prompt, answer) pairs."
         )
     found = read(folder, correct=True)
     if not found["prompts"]:
@@ -231,5 +375,5 @@ def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> 
             return
     raise ConfigError(
         f"{folder} holds references of another model, or of other tokens than method.tokens={tokens}.\n"
-        "Give the folder of a set that was made with this model and these tokens."
+        "Give the folder of a set that was built with this model and these tokens."
     )

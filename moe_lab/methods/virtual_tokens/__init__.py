@@ -1,1 +1,1 @@
-"""Prompt tuning and prefix tuning: learned vectors before every prompt of an untouched model."""
+"""Prompt tuning and prefix tuning: learned vectors before every prompt of the base model."""

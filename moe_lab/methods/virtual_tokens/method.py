@@ -1,6 +1,6 @@
-"""Virtual tokens before every prompt, trained on the questions of C3PO's reference sets with the model frozen.
+"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv 2101.00190).
 
-The baselines of C3PO's Table 1: `method=soft-prompt` and `method=prefix-tuning`.
+Both are baselines of C3PO's Table 1. They are trained on C3PO's reference questions, with the right answers.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.checks import check_choice_questions, check_choices
+from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
+    from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
+
 MOST_VIRTUAL_TOKENS = 1024
 RECIPE = ("name", "virtual_tokens", "learning_rate", "epochs", "batch_size")
-"""Keys that determine an adapter; the others say which questions it is trained on."""
+"""Keys that determine an adapter. The others choose the questions of its training."""
 RECORDED = ("questions", "steps", "parameters", "loss_of_last_epoch", "reference")
-"""What of training.json stands in results.json."""
+"""Keys of training.json that results.json has, too."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +52,7 @@ class VirtualTokensConfig:
 
 
 class VirtualTokens(Method):
-    """Trained once, then the untouched model with the adapter's keys and values before every prompt."""
+    """The base model with the keys and values of a trained adapter before every prompt."""
 
     random = True
     needs_router = False
@@ -59,28 +60,26 @@ class VirtualTokens(Method):
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The questions of the training. Raises ModelError for a model that has no room for virtual tokens."""
-        from moe_lab.methods.references.documents import reference_documents
-
+        """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         check_choice_questions(config)
         self._check_model(config, facts)
         check_choices(config, reference_documents(config, self.config).tasks)
         return self._questions(config, facts)
 
     def _questions(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        from moe_lab.methods.references.documents import reference_documents
         from moe_lab.methods.references.reference_set import questions_content
 
         return questions_content(config, reference_documents(config, self.config), facts)
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.virtual_tokens.support import refusal
+        from moe_lab.methods.virtual_tokens.adapters import refusal
         from moe_lab.models.source import load_config
 
         tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
         if tokens >= room:
             raise ConfigError(
-                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens."
+                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
+                "Use fewer."
             )
         reason = refusal(load_config(config.model, offline=config.offline), self.config.name)
         if reason:
@@ -92,8 +91,7 @@ class VirtualTokens(Method):
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
         from moe_lab.methods.virtual_tokens.adapters import stored_past
-        from moe_lab.methods.virtual_tokens.lm import VirtualTokensLM
-        from moe_lab.methods.virtual_tokens.store import load_or_train
+        from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, load_or_train
 
         config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
         method = {"method": recipe | {"numerics": self.version}, "seed": config.seed}
@@ -110,3 +108,25 @@ class VirtualTokens(Method):
     ) -> dict[str, Any]:
         block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
         return {self.config.name.replace("-", "_"): block | dict(session_info)}
+
+
+class SoftPrompt(VirtualTokens):
+    """Learned input embeddings before the prompt's."""
+
+    @dataclass(kw_only=True)
+    class Config(VirtualTokensConfig):
+        """The learning rate is that of peft's example of prompt tuning."""
+
+        name: str = "soft-prompt"
+        learning_rate: float = 3e-2
+
+
+class PrefixTuning(VirtualTokens):
+    """Learned keys and values before the prompt's, in every layer."""
+
+    @dataclass(kw_only=True)
+    class Config(VirtualTokensConfig):
+        """The learning rate is that of peft's example of prefix tuning."""
+
+        name: str = "prefix-tuning"
+        learning_rate: float = 1e-2

@@ -1,9 +1,19 @@
-"""Training virtual tokens: the base frozen, the loss on the tokens of the right answers only.
+"""Training virtual tokens of the frozen base model, with the loss only on the right answers, and evaluating with them.
 
-The steps of a training depend on the seed, the questions and the recipe alone. A checkpoint is written every half
-minute, so that a killed training continues and ends in the same adapter.
+The steps of a training depend only on the seed, the questions and the recipe. A checkpoint is written every half
+minute, so an interrupted training continues and ends with the same adapter.
 
-B = questions of a step, S = tokens of the longest, A = answer tokens of a step, V = vocabulary, H = hidden size.
+In evaluation, every prompt begins with V placeholder tokens. The engine counts and caches them like other tokens, but
+the model does not read them: their keys and values are those of the adapter.
+
+outputs/models/<model>-<method>-<id8>/
+  adapter/         peft's format
+  checkpoints/     checkpoints of an unfinished training
+  log.jsonl        loss and learning rate of every step
+  training.json    all that determines the adapter, and the course of its training; written last
+
+B = questions of a step, S = tokens of the longest, A = answer tokens of a step, V = vocabulary (in the loss) or virtual
+tokens (in evaluation), H = hidden size.
 """
 
 from __future__ import annotations
@@ -12,20 +22,39 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from moe_lab.engine.engine import KVEngine
+from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.hf import Encoder
+from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.errors import MoeLabError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.trained import Trained, check_trained
+from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.progress import Progress
-from moe_lab.results.atomic import write_atomically
+from moe_lab.results.atomic import obey_umask, write_atomically, writing
+from moe_lab.results.identity import decisive_versions, versions
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.references.documents import ReferenceDocuments
+    from moe_lab.models.load import LoadedModel
+
 
 SAVE_SECONDS = 30.0
-"""What a killed training computes again at most."""
+"""The time between checkpoints: an interrupted training repeats at most this."""
+PLACEHOLDER = 0
+"""Token id of the placeholders."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +67,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW, as torch has it, with a learning rate that falls to 0 in a line, as in peft's own examples."""
+    """torch's AdamW with a learning rate that decays linearly to 0, as in peft's examples."""
 
     learning_rate: float
     epochs: int
@@ -49,7 +78,7 @@ class Recipe:
         return self.epochs * self._per_epoch(count)
 
     def batch(self, step: int, count: int) -> list[int]:
-        """Numbers of the examples of a step; every epoch takes all of them once, in an order of its own."""
+        """The numbers of a step's examples. Every epoch takes all examples once, in a new order."""
         epoch, place = divmod(step, self._per_epoch(count))
         order = list(range(count))
         Random(f"{self.seed} {epoch}").shuffle(order)
@@ -65,7 +94,7 @@ class Recipe:
 def train(wrapped: Any, examples: Sequence[Example], recipe: Recipe, folder: Path) -> list[float]:
     """Train the adapter of a PeftModel, from the folder's checkpoint if there is one. Returns the loss of every step.
 
-    Raises MoeLabError where a loss is NaN or infinite.
+    Raises MoeLabError if a loss is NaN or infinite.
     """
     checkpoint = folder / "checkpoints" / "last.pt"
     adapter = wrapped.prompt_encoder
@@ -102,7 +131,7 @@ def _step(wrapped: Any, optimizer: Any, batch: list[Example], step: int) -> floa
 
 
 def answer_loss(wrapped: Any, batch: Sequence[Example]) -> Tensor:
-    """float32: mean cross-entropy of the answers' tokens. Questions are padded behind their last token."""
+    """float32: mean cross-entropy of the answers' tokens. Questions are padded after their last token."""
     device = wrapped.base_model.device
     ids = [[*example.prompt, *example.answer[:-1]] for example in batch]
     width = max(map(len, ids))
@@ -119,12 +148,12 @@ def answer_loss(wrapped: Any, batch: Sequence[Example]) -> Tensor:
 
 
 def _logits_at(wrapped: Any, ids_BS: Tensor, real_BS: Tensor, places: list[tuple[int, int]]) -> Tensor:
-    """[A, V] at (question, token) places: the output head computes nothing else."""
+    """[A, V] at (question, token) places. The output head computes only these, which saves memory."""
     question_A, token_A = torch.tensor(places).T
 
     def select(head: Any, args: tuple) -> tuple:
         hidden = args[0]
-        virtual = hidden.shape[1] - ids_BS.shape[1]  # a soft prompt's own tokens stand before the others
+        virtual = hidden.shape[1] - ids_BS.shape[1]  # with a soft prompt, virtual tokens come first
         return (hidden[question_A.to(hidden.device), token_A.to(hidden.device) + virtual][None], *args[1:])
 
     handle = wrapped.base_model.get_output_embeddings().register_forward_pre_hook(select)
@@ -148,3 +177,123 @@ def _resume(checkpoint: Path, adapter: Any, optimizer: Any) -> list[float]:
     adapter.load_state_dict(content["adapter"])
     optimizer.load_state_dict(content["optimizer"])
     return content["losses"]
+
+
+def _options(model: LoadedModel, config: Config, virtual_tokens: int) -> dict[str, Any]:
+    """Options of an `EngineLM` with a maximum length that leaves room for virtual tokens."""
+    room = (config.max_length or model.facts.max_length) - virtual_tokens
+    return engine_options(config) | {"max_length": room}
+
+
+class VirtualTokensLM(EngineLM):
+    """Scores multiple-choice questions after virtual tokens.
+
+    Args:
+        prefix: keys and values of the virtual tokens, for one sequence.
+    """
+
+    def __init__(self, model: LoadedModel, config: Config, prefix: KVCache):
+        def make_engine(lm: EngineLM) -> KVEngine:
+            return KVEngine(VirtualTokensForward(model.model, prefix), lm.budget)
+
+        options = _options(model, config, prefix.length)
+        super().__init__(model.model, model.tokenizer, **options, make_engine=make_engine)
+        self._encoder = _AfterPlaceholders(self, prefix.length)
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        assert kind == "loglikelihood", "data_identity refuses other tasks"
+        super().answer(kind, requests, on_answer)
+
+
+class _AfterPlaceholders(Encoder):
+    def __init__(self, lm: EngineLM, count: int):
+        super().__init__(lm)
+        self.placeholders = (PLACEHOLDER,) * count
+
+    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        context_ids, ids = super().pair(context, continuation)
+        return self.placeholders + context_ids, ids
+
+
+class VirtualTokensForward(EnsembleForward):
+    """Passes of the base model that replace the first V tokens of every sequence by the cached `prefix`."""
+
+    def __init__(self, model: Any, prefix: KVCache):
+        super().__init__(model, Ensemble())
+        self.prefix = prefix
+
+    def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
+        if cache.length:
+            return super().__call__(tokens, cache)
+        B, S = tokens.ids_BS.shape
+        V = self.prefix.length
+        for own, new in zip(self.prefix.layers, cache.layers, strict=True):
+            new.update(own.keys.expand(B, -1, -1, -1), own.values.expand(B, -1, -1, -1))
+        if S == V:
+            return torch.empty(0, 1, self.model.config.get_text_config().vocab_size, device=self.device)
+        return super().__call__(_without_placeholders(tokens, V), cache)
+
+
+def _without_placeholders(tokens: Tokens, V: int) -> Tokens:
+    """The tokens after the first V of each sequence. The first V have no logit positions."""
+    B, S = tokens.ids_BS.shape
+    return replace(
+        tokens,
+        ids_BS=tokens.ids_BS[:, V:],
+        position_BS=tokens.position_BS[:, V:],
+        visible_BSK=None if tokens.visible_BSK is None else tokens.visible_BSK[:, V:],
+        logit_positions_M=tokens.logit_positions_M // S * (S - V) + tokens.logit_positions_M % S - V,
+        count=tokens.count and tokens.count - B * V,
+        real_BS=None if tokens.real_BS is None else tokens.real_BS[:, V:],
+    )
+
+
+def load_or_train(
+    config: Config, settings: Any, content: dict[str, Any], model: LoadedModel
+) -> dict[str, Any]:
+    """The content of training.json and the `folder` of the run's adapter (`Trained.load_or_train`).
+
+    Args:
+        settings: `name`, `virtual_tokens`, `learning_rate`, `epochs`, `batch_size`, and the keys of the questions.
+        content: all that determines the adapter except the model's hub commit and the libraries' versions.
+    """
+    content = content | {"commit": model.facts.commit, "versions": decisive_versions()}
+    trained = Trained.of(config, content, "adapter")
+    return trained.load_or_train(content, lambda folder: _train(folder, config, settings, model))
+
+
+def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
+    from moe_lab.methods.references.documents import reference_documents
+
+    documents = reference_documents(config, settings)
+    examples = _examples(config, settings, documents, model)
+    recipe = Recipe(settings.learning_rate, settings.epochs, settings.batch_size, config.seed)
+    start = time.perf_counter()
+    with with_adapter(model.model, settings.name, settings.virtual_tokens, config.seed) as wrapped:
+        losses = train(wrapped, examples, recipe, folder)
+        check_trained(wrapped.prompt_encoder)
+        with writing(folder / "adapter"):
+            wrapped.save_pretrained(str(folder / "adapter"))
+            obey_umask(folder / "adapter")
+        trained = sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters())
+    epoch = losses[-recipe.steps(len(examples)) // recipe.epochs :]
+    return {
+        "recipe": asdict(recipe),
+        "questions": len(examples),
+        "steps": len(losses),
+        "parameters": trained,
+        "loss_of_last_epoch": sum(epoch) / len(epoch),
+        "last_session_seconds": time.perf_counter() - start,
+        "reference": {"label": documents.label, "dropped": documents.dropped, "sources": documents.sources},
+        "all_versions": versions(),
+    }
+
+
+def _examples(
+    config: Config, settings: Any, documents: ReferenceDocuments, model: LoadedModel
+) -> list[Example]:
+    from moe_lab.methods.references.store import reference_questions
+
+    lm = EngineLM(model.model, model.tokenizer, **_options(model, config, settings.virtual_tokens))
+    asked = reference_questions(config, documents)
+    return [Example(*lm.encode_pair(question.prompt, question.right_answer)) for question in asked]

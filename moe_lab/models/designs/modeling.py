@@ -1,7 +1,7 @@
 """The designs from transformers' parts and DeepSeek-MoE's: a backbone, and experts under one of five routers.
 
 With token choice and the same weights, the backbone `olmoe` computes what transformers' OLMoE does bit for bit, and
-`deepseek` what `models/deepseek` does. The routers are in `routers.py` and `expert_choice.py`.
+`deepseek` what `DeepseekForCausalLM` does. The routers are in `routers.py`.
 
 B = sequences, S = positions, T = B x S tokens, H = hidden size.
 """
@@ -28,20 +28,19 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeForCausalLM, OlmoeModel
 from transformers.utils.output_capturing import OutputRecorder
 
-from moe_lab.models.deepseek.modeling import DeepseekMoE, DeepseekPreTrainedModel
 from moe_lab.models.designs.configuration import HASHED, UNITS, MoeDesignConfig
-from moe_lab.models.designs.expert_choice import ExpertChoiceExperts, ExpertChoiceRouter
+from moe_lab.models.designs.deepseek import DeepseekMoE, DeepseekPreTrainedModel
 from moe_lab.models.designs.routers import (
     BiasedTopKRouter,
     DesignRouter,
     DesignTopKRouter,
+    ExpertChoiceExperts,
+    ExpertChoiceRouter,
     HashedWordRouter,
-    Units,
     UnitTopKRouter,
     last_kind,
 )
-from moe_lab.models.designs.unit_places import UnitPlaces
-from moe_lab.models.designs.units import UnitTables
+from moe_lab.models.designs.units import UnitPlaces, Units, UnitTables
 
 
 class DesignMoE(DeepseekMoE):
@@ -53,10 +52,10 @@ class DesignMoE(DeepseekMoE):
         if config.router == "expert":
             self.experts = ExpertChoiceExperts(config)
 
-    def forward(self, hidden_BSH: Tensor, *beside: Any) -> Tensor:
-        """`beside`: what the router reads beside hidden states. Nothing with token choice."""
+    def forward(self, hidden_BSH: Tensor, *extra: Any) -> Tensor:
+        """`extra`: what the router reads in addition to hidden states. Nothing with token choice."""
         hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
-        _, weights, index = self.gate(hidden_TH, *beside)
+        _, weights, index = self.gate(hidden_TH, *extra)
         routed_BSH = self.experts(hidden_TH, index, weights).view_as(hidden_BSH)
         return routed_BSH if self.shared_experts is None else routed_BSH + self.shared_experts(hidden_BSH)
 
@@ -105,8 +104,8 @@ class SequenceDecoderLayer(DesignDecoderLayer):
         normed = self.post_attention_layernorm(hidden_states)
         if not isinstance(self.mlp, DesignMoE):
             return hidden_states + self.mlp(normed)
-        beside = (real_BS,) if units is None else (units, past_key_values)
-        return hidden_states + self.mlp(normed, *beside)
+        extra = (real_BS,) if units is None else (units, past_key_values)
+        return hidden_states + self.mlp(normed, *extra)
 
 
 class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
@@ -131,7 +130,7 @@ class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
 
 
 class MoeDesignModel(MoeDesignPreTrainedModel, OlmoeModel):
-    """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get what they read beside."""
+    """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get their extra inputs."""
 
     def __init__(self, config: MoeDesignConfig):
         PreTrainedModel.__init__(self, config)
@@ -172,7 +171,7 @@ class MoeDesignModel(MoeDesignPreTrainedModel, OlmoeModel):
 
 
 def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-    """bool [B, S]: whether a token of this pass is none of padding. Raises ValueError for inputs that do not say it."""
+    """bool [B, S]: False for padding. Raises ValueError for inputs without token ids or with another form of mask."""
     if ids_BS is None:
         raise ValueError("Routers of words, sentences and expert choice read token ids: pass input_ids.")
     if attention_mask is None:

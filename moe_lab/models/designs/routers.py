@@ -1,23 +1,30 @@
-"""Routers of designs in which tokens choose experts: each token for itself, or the first token of a unit for all of it.
+"""Routers of designs: tokens choose experts, the first token of a unit chooses for all of it, or experts choose tokens.
 
-The scores of experts are a float32 softmax over all of them. With a selection bias, experts are chosen by scores plus
-bias, and weights are the scores without it, as in DeepSeek-V3 (whose scores are sigmoids; Wang et al. 2024, "Auxiliary-
-Loss-Free Load Balancing"). The bias is a float32 buffer: no optimizer changes it.
+**Token choice.** The scores of experts are a float32 softmax over all of them. With a selection bias, experts are
+chosen by scores plus bias, and weights are the scores without it, as in DeepSeek-V3 (whose scores are sigmoids; Wang et
+al. 2024, "Auxiliary-Loss-Free Load Balancing"). The bias is a float32 buffer: no optimizer changes it.
 
-**Words and sentences.** MoE-Bench says that tokens of one word, or of one sentence, have the same routing, and not
-from what it is computed. Here the decision of a unit, its experts and their weights, is that of its first token. A
+**Words and sentences.** MoE-Bench says that tokens of one word, or of one sentence, have the same routing, but not
+what it is computed from. Here the decision of a unit, its experts and their weights, is that of its first token. A
 causal model must process that token before it knows any other of the unit, so no other shared decision is causal.
 Router logits are those of the decision, so each unit counts once for each of its tokens in losses and loads.
 
 **Hashed words.** The work that MoE-Bench cites for words (dos Santos et al. 2023) fixes their experts by the word's id.
 A causal model knows a word's first token alone when it routes it, so here the id is that of the first token.
 
-B = sequences, S = positions, T = B x S tokens, E = experts, K = experts per token, H = hidden size.
+**Expert choice** (Zhou et al. 2022). Each expert takes its capacity of tokens, so all experts have the same number. An
+expert takes the tokens to which it is most probable, by a softmax over experts, and weighs them by that probability.
+It chooses among the tokens of one sequence, not of the whole batch: the score of a document would depend on the other
+documents of its batch. A token may have any number of experts, none included. It is not causal: whether an expert takes
+a token depends on later tokens. So nothing can be cached, and generation reads the whole sequence for every new token.
+
+B = sequences, S = positions, T = B x S tokens, E = experts, K = experts per token, C = capacity, H = hidden size,
+I = width of an expert.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
 
 import torch
 import torch.nn.functional as F
@@ -26,22 +33,13 @@ from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 
 from moe_lab.models.designs.configuration import MoeDesignConfig
-from moe_lab.routing.designs import fixed_routing
+from moe_lab.models.designs.deepseek import DeepseekExperts
+from moe_lab.models.designs.units import Units
+from moe_lab.routing.families import fixed_routing
 from moe_lab.routing.noise import gumbel_for_tokens
 
 Decision = tuple[Tensor, Tensor, Tensor]
 """(router logits [T, E], combine weights [T, K], experts int64 [T, K])"""
-
-
-class Units(NamedTuple):
-    """Where the units of a pass begin."""
-
-    first_BS: Tensor
-    """int64: the position in this pass of the first token of each token's unit; -1: it was in an earlier pass."""
-    kind_BS: Tensor
-    """int64: the kind of each token (`units.py`), by which it is decided whether the next one begins a unit."""
-    id_BS: Tensor
-    """int64: each token's id."""
 
 
 class DesignRouter(Qwen2MoeTopKRouter):
@@ -136,3 +134,71 @@ def last_kind(cache: Cache | None, layer: int) -> Tensor | None:
             "DynamicCache(config=model.config)."
         )
     return cache.get_conv_state(layer)[:, 0] if cache.has_previous_state(layer) else None
+
+
+_ROUNDING = 1e-6
+"""What a capacity may be above a whole number by rounding in its product."""
+
+
+class ExpertChoiceRouter(DesignRouter):
+    """Each expert takes `ceil(capacity_factor * tokens * K / E)` tokens of a sequence, at least 1, at most all.
+
+    Padding is not among the tokens. In a sequence that is shorter than others of its batch, places are left over: their
+    weight is 0.
+    """
+
+    def __init__(self, config: MoeDesignConfig):
+        super().__init__(config)
+        self.tokens_per_token = config.capacity_factor * self.top_k / self.num_experts
+        """Tokens of one expert, relative to the tokens of a sequence."""
+
+    def capacity(self, tokens: int) -> int:
+        """Tokens that each expert takes of a sequence of this length."""
+        return min(tokens, max(1, math.ceil(self.tokens_per_token * tokens - _ROUNDING)))
+
+    def forward(self, hidden_TH: Tensor, real_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Args:
+            hidden_TH: hidden states.
+            real_BS: bool; false: padding.
+
+        Returns:
+            logits: [T, E].
+            weights: [E, B C], in the logits' dtype.
+            index: int64 [E, B C], indices among the T tokens.
+        """
+        B, S = real_BS.shape
+        logits_TE = F.linear(hidden_TH, self.weight)
+        scores_TE = torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
+        scores_BES = scores_TE.unflatten(0, (B, S)).transpose(1, 2)
+        scores_BES = scores_BES.masked_fill(~real_BS[:, None], -1.0)
+        weights_BEC, index_BEC = scores_BES.topk(self.capacity(S), dim=-1)
+        taken_BC = self._taken(real_BS, weights_BEC.shape[-1])
+        weights_BEC = torch.where(taken_BC[:, None], weights_BEC, 0.0).to(logits_TE.dtype)
+        offset_B11 = torch.arange(B, device=index_BEC.device)[:, None, None] * S
+        by_expert = ((index_BEC + offset_B11).transpose(0, 1), weights_BEC.transpose(0, 1))
+        index_EM, weights_EM = (tensor.flatten(1) for tensor in by_expert)
+        return logits_TE, weights_EM, index_EM
+
+    def _taken(self, real_BS: Tensor, places: int) -> Tensor:
+        """bool [B, C]: whether the c-th choice of an expert is within its capacity in each sequence."""
+        tokens_B = real_BS.sum(dim=1)
+        capacity_B = torch.ceil(self.tokens_per_token * tokens_B.double() - _ROUNDING).clamp(min=1)
+        capacity_B = torch.minimum(capacity_B, tokens_B)
+        return torch.arange(places, device=real_BS.device) < capacity_B[:, None]
+
+
+class ExpertChoiceExperts(DeepseekExperts):
+    """The routed experts, each on tokens of its own choice, by batched products over all experts.
+
+    All experts have the same number of tokens, so `experts_implementation` makes no difference.
+    """
+
+    def forward(self, hidden_TH: Tensor, index_EM: Tensor, weights_EM: Tensor) -> Tensor:
+        """The sum of the experts that took each token, [T, H]; 0 where none did."""
+        hidden_EMH = hidden_TH[index_EM]
+        gate_up_EMI = torch.bmm(hidden_EMH, self.gate_up_proj.transpose(1, 2))
+        out_EMH = torch.bmm(self._apply_gate(gate_up_EMI), self.down_proj.transpose(1, 2))
+        out_EMH = out_EMH * weights_EM[..., None]
+        total_TH = torch.zeros_like(hidden_TH)
+        return total_TH.index_add(0, index_EM.flatten(), out_EMH.flatten(0, 1).to(hidden_TH.dtype))

@@ -1,13 +1,13 @@
-"""Words and sentences from token ids alone: two small tables, made once from a tokenizer.
+"""Words and sentences from token ids alone: two small tables, computed once from a tokenizer, and their use.
 
-Each token has a kind, which says how its text ends. For each kind a table says which tokens begin a new unit behind it.
+Each token has a kind, which says how its text ends. For each kind a table says which tokens begin a new unit after it.
 A model keeps both tables, so it needs no tokenizer to route.
 
-- **Words** are those of the tokenizer's own pre-tokenizer: token t begins a word behind a kind if the pre-tokenizer
+- **Words** are those of the tokenizer's own pre-tokenizer: token t begins a word after a kind if the pre-tokenizer
   splits "ending + text of t" in front of t's text, with the ending that stands for the kind. A boundary that depends on
   what follows t is not found, since a causal model does not know it: of two newlines, GPT-2's pattern gives the second
-  to the word behind them, and here both are one word.
-- **Sentences** begin behind a token that ends with a newline, and behind one that ends with `.`, `!` or `?` and then
+  to the word after them, and here both are one word.
+- **Sentences** begin after a token that ends with a newline, and after one that ends with `.`, `!` or `?` and then
   closing quotes or brackets, where white space follows. Quotes and brackets may be tokens of their own.
 - **Special tokens** (beginning, end, padding) are units of their own.
 
@@ -22,27 +22,38 @@ import re
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moe_lab.errors import ModelError
 from moe_lab.models.designs.configuration import UNITS
 
 SPECIAL = 0
-"""The kind of special tokens, and of what is in front of a sequence: behind it everything begins a unit."""
+"""The kind of special tokens, and of the place before a sequence: after it every token begins a unit."""
 TRANSPARENT = -1
-"""The kind of tokens behind which the kind in front of them holds on (closing quotes behind the end of a sentence)."""
+"""The kind of tokens that keep the kind before them (closing quotes after the end of a sentence)."""
 UNSET = -2
 """The kind of all tokens in a model whose units were not set."""
 _ENDINGS = ("a", "0", "000", " ", "\n", "'", "'s", ".", " .")
-"""What stands for each kind of words: letters, digits (some patterns take three at most), white space, newlines, an
-apostrophe, a contraction, another character alone and behind others of its token."""
+"""The ending for each kind of words: letters, digits (some patterns take three at most), white space, newlines, an
+apostrophe, a contraction, another character alone and after others of its token."""
 _CONTRACTIONS = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
 _INSIDE, _NEWLINE, _STOP, _STOP_SPACE = 1, 2, 3, 4
-"""The kinds of sentences: inside, or behind a newline, an end, an end with white space."""
+"""The kinds of sentences: inside, or after a newline, an end, an end with white space."""
 KINDS = 1 + len(_ENDINGS)
 """C: kinds of either tables, special tokens included; sentences leave some unused."""
 _CLOSING = r"[\"'”’»)\]}]"
 _ENDS = re.compile(rf"[.!?]{_CLOSING}*(\s*)$")
+
+
+class Units(NamedTuple):
+    """Where the units of a pass begin."""
+
+    first_BS: Tensor
+    """int64: the position in this pass of the first token of each token's unit; -1: it was in an earlier pass."""
+    kind_BS: Tensor
+    """int64: the kind of each token (`units.py`), by which it is decided whether the next one begins a unit."""
+    id_BS: Tensor
+    """int64: each token's id."""
 
 
 class UnitTables(NamedTuple):
@@ -51,7 +62,7 @@ class UnitTables(NamedTuple):
     kind_V: Tensor
     """int8: the kind of each token."""
     begins_CV: Tensor
-    """bool: whether a token begins a unit behind a token of each kind."""
+    """bool: whether a token begins a unit after a token of each kind."""
 
 
 def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
@@ -76,7 +87,7 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
 
 
 def require_units(tokenizer: Any, kind: str) -> None:
-    """Raise the errors of `unit_tables`, without making them."""
+    """Raise the errors of `unit_tables` without computing them."""
     if kind not in UNITS:
         raise ValueError(f"kind={kind}: choose one of {', '.join(UNITS)}.")
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -96,7 +107,7 @@ _ADVICE = (
 
 
 def _texts(tokenizer: Any) -> list[str]:
-    """The text of each token behind a letter; empty for special tokens."""
+    """The text of each token after a letter; empty for special tokens."""
     backend = tokenizer.backend_tokenizer
     letter = tokenizer.encode("a", add_special_tokens=False)[-1]
     size = max(tokenizer.get_vocab().values()) + 1
@@ -122,7 +133,7 @@ def _words(pre_tokenizer: Any, texts: list[str]) -> tuple[list[int], list[list[b
 
 
 def _ending(text: str) -> str:
-    """The ending that stands for the kind of this token."""
+    """The ending for the kind of this token."""
     last = text[-1:]
     if text == "'" or text.lower() in _CONTRACTIONS:
         return "'" if text == "'" else "'s"
@@ -145,3 +156,54 @@ def _sentence_kind(text: str) -> int:
     if match := _ENDS.search(text):
         return _STOP_SPACE if match[1] else _STOP
     return TRANSPARENT if re.fullmatch(f"{_CLOSING}+", text) else _INSIDE
+
+
+class UnitPlaces(nn.Module):
+    """The tables of `units.py` as persistent buffers."""
+
+    def __init__(self, vocab_size: int):
+        super().__init__()
+        self.register_buffer("kind_V", torch.full((vocab_size,), UNSET, dtype=torch.int8))
+        self.register_buffer("begins_CV", torch.ones(KINDS, vocab_size, dtype=torch.bool))
+        self._is_set = False
+
+    def set(self, tables: UnitTables) -> None:
+        """Take the tables of a tokenizer. Raises ValueError if its vocabulary is larger than the model's."""
+        size, vocab_size = len(tables.kind_V), len(self.kind_V)
+        if size > vocab_size:
+            raise ValueError(
+                f"The tokenizer has {size} tokens, and vocab_size={vocab_size} of the model is smaller."
+            )
+        self.kind_V.fill_(SPECIAL)[:size] = tables.kind_V.to(self.kind_V.device)
+        self.begins_CV.fill_(True)[:, :size] = tables.begins_CV.to(self.begins_CV.device)
+
+    def forward(self, ids_BS: Tensor, real_BS: Tensor, last_kind_B1: Tensor | None) -> Units:
+        """
+        Args:
+            ids_BS: token ids of a pass.
+            real_BS: bool; false: padding, after which every token begins a unit.
+            last_kind_B1: int64, the kind of the token before them; None: there is none.
+        """
+        self._require_set()
+        own_BS = self.kind_V[ids_BS].long().masked_fill(~real_BS, SPECIAL)
+        if last_kind_B1 is None:
+            last_kind_B1 = torch.full_like(own_BS[:, :1], SPECIAL)
+        kind_BR = torch.cat([last_kind_B1, own_BS], dim=1)
+        kind_BR = kind_BR.gather(1, _latest(kind_BR != TRANSPARENT))
+        begins_BS = self.begins_CV[kind_BR[:, :-1], ids_BS]
+        return Units(_latest(begins_BS), kind_BR[:, 1:], ids_BS)
+
+    def _require_set(self) -> None:
+        """Raise ValueError if there are no tables. Looked up once: reading a tensor stops a GPU."""
+        if not self._is_set and bool((self.kind_V == UNSET).any()):
+            raise ValueError(
+                "This model routes words or sentences, and its tables of where they begin are not set. "
+                "Call model.set_units(unit_tables(tokenizer, model.config.router))."
+            )
+        self._is_set = True
+
+
+def _latest(where_BS: Tensor) -> Tensor:
+    """int64 [B, S]: the latest position up to each one where it is true; -1: none."""
+    position_S = torch.arange(where_BS.shape[1], device=where_BS.device)
+    return torch.where(where_BS, position_S, -1).cummax(dim=1).values

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.metrics.stored_metrics import COUNTS, FOLDER
+from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.style import PAGE_WIDTH, panels, write_figure
 
 if TYPE_CHECKING:

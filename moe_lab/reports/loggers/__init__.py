@@ -19,7 +19,7 @@ def open_logger(config: Config, *, kind: str, name: str, group: str | None) -> I
     """The logger of `logger=` for one run (kind "run") or one study (kind "study").
 
     `name` is its folder's, `group` an experiment's or a study's name. No logger costs a result: what fails in one is
-    told once on stderr.
+    reported once on stderr.
     """
     if config.logger.name == "none":
         yield Logger()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from moe_lab.results.model import RunResult
 
 
 class Logger:
     """The logger that logs nothing; others override what they show."""
 
-    def log_results(self, results: dict[str, Any], folder: Path) -> None:
-        """A run ended: `results` is the content of its results.json, which lies in `folder` with its sample logs."""
+    def log_results(self, result: RunResult) -> None:
+        """A run ended. Its sample logs are in its folder."""
 
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
         """A trial of a study ended; `temperatures` has one entry per MoE layer, `value` is None where it was pruned."""
@@ -20,4 +21,4 @@ class Logger:
         """A study ended: its trials.csv, best.yaml and study.json lie in `folder`."""
 
     def log_figure(self, path: Path) -> None:
-        """A figure was drawn: a PNG, perhaps with the CSV behind it beside it."""
+        """A figure was drawn: a PNG, perhaps with its CSV next to it."""

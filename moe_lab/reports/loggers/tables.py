@@ -1,4 +1,4 @@
-"""Results and studies as plain keys and tables, for any logger."""
+"""Tables that are logged to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,56 +9,85 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_lab.reports.measures import Table
+from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples, reported
-from moe_lab.results.stored_files import read_bytes, read_mapping
+from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
 
-Table = tuple[list[str], list[list[Any]]]
-"""Columns, and rows."""
+# What is logged of the training of a run's model: its log.jsonl by step
+
+STEP = "training/step"
+
+
+def training_lines(result: RunResult) -> list[dict[str, float]]:
+    """Keys `training/<name>` per line of the log; `training/<name>/layer_<i>` for a value by layer.
+
+    Empty where the method trained no model, or where the model's folder is gone.
+    """
+    if "training" not in result.report:
+        return []
+    return [
+        _flat(line) for line in _lines(result.stored_in.parent.parent / "models" / result.report["model"])
+    ]
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(folder / "log.jsonl") or []
+
+
+def _flat(line: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, list):
+            found |= {f"training/{name}/layer_{layer}": one for layer, one in enumerate(value)}
+        else:
+            found[f"training/{name}"] = value
+    return found
+
+
+# Results and studies as plain keys and tables, for any logger
 
 SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"]
 
 
-def scores(results: dict[str, Any]) -> dict[str, Any]:
+def scores(result: RunResult) -> dict[str, Any]:
     """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
 
-    The headline of a group is the group's own score. `difference` is the gain over the untouched model, where that was
+    The headline of a group is the group's own score. `difference` is the gain over the base model, where that was
     evaluated.
     """
-    block = results["moe_lab"]
     values: dict[str, Any] = {}
-    for task, task_scores in results["results"].items():
+    for task, task_scores in result["results"].items():
         errors = [key.replace(",", "_stderr,", 1) for key in reported(task_scores)]
         values |= {
             f"{task}/{key}": task_scores[key]
             for key in (*reported(task_scores), *errors)
             if _number(task_scores.get(key))
         }
-    requested, metric = block["task"]["name"], block["task"]["metric"]
-    of_group = isinstance(requested, str) and requested in results["results"]
-    task = requested if of_group else block["task"]["tasks"][0]
-    if metric is not None:
+    first = result.requested[0]
+    task = first if len(result.requested) == 1 and result.scores(first) else result.tasks[0]
+    if (metric := result.metric) is not None:
         headline = {
-            "score": results["results"].get(task, {}).get(metric),
-            "difference": block.get("paired", {}).get(task, {}).get(metric, {}).get("difference"),
+            "score": result.scores(task).get(metric),
+            "difference": result.paired(task, metric).difference,
         }
         values |= {key: value for key, value in headline.items() if _number(value)}
-    before = block.get("baseline", {}).get("results", {})
     values |= {
         f"baseline/{task}/{key}": value
-        for task, task_scores in before.items()
-        for key, value in task_scores.items()
+        for task in result.tasks
+        for key, value in result.other_scores(task).items()
     }
-    return values | {f"cost/{key}": value for key, value in block["cost"].items() if _number(value)}
+    return values | {f"cost/{key}": value for key, value in result.cost.numbers.items() if _number(value)}
 
 
-def marks(results: dict[str, Any]) -> list[str]:
-    """The marks of a run: "partial" documents, "untuned" values."""
-    return [mark for mark in ("partial", "untuned") if results["moe_lab"].get(mark)]
+def marks(result: RunResult) -> list[str]:
+    """The notes of a run: "partial" documents, "untuned" values."""
+    return ["partial"] * result.partial + ["untuned"] * result.untuned
 
 
-def samples(results: dict[str, Any], folder: Path) -> dict[str, Table]:
+def samples(result: RunResult) -> dict[str, Table]:
     """lm-eval's log of samples as one table per task: `samples/<task>`. Raises DamagedError where a log is damaged."""
-    logs = read_samples(folder, results)
+    logs = read_samples(result)
     return {f"samples/{task}": _samples_table(lines) for task, lines in logs.items()}
 
 

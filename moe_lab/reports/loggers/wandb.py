@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
 from moe_lab.config.terminal import without_passwords
-from moe_lab.reports.loggers import expert_tables, tables, training_log
-from moe_lab.reports.loggers.counterfactual_scores import counterfactual_scores
+from moe_lab.reports.loggers import tables
 from moe_lab.reports.loggers.logger import Logger
+from moe_lab.reports.measures import views
 from moe_lab.results.atomic import plain
+from moe_lab.results.model import RunResult
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -59,21 +60,20 @@ class WandbLogger(Logger):
         self._mode = mode
         self._failed = False
 
-    def log_results(self, results: dict[str, Any], folder: Path) -> None:
+    def log_results(self, result: RunResult) -> None:
         def log(run: Any) -> None:
-            run.config.update({"run_id": results["moe_lab"]["run_id"]})
-            run.tags = (*(run.tags or ()), *tables.marks(results))
-            run.log(tables.scores(results))
-            for key, table in tables.samples(results, folder).items():
+            run.config.update({"run_id": result.run_id})
+            run.tags = (*(run.tags or ()), *tables.marks(result))
+            run.log(tables.scores(result))
+            for key, table in tables.samples(result).items():
                 run.log({key: self._table(*table)})
-            run.define_metric("training/*", step_metric=training_log.STEP)
-            for line in training_log.training_lines(results, folder):
+            run.define_metric("training/*", step_metric=tables.STEP)
+            for line in tables.training_lines(result):
                 run.log(line)
-            if (metrics := expert_tables.expert_metrics(results, folder)) is not None:
-                run.log(expert_tables.expert_scores(metrics))
-                run.log({"expert/layers": self._table(*expert_tables.expert_layers(metrics))})
-            if routes := counterfactual_scores(results, folder):
-                run.log(routes)
+            for view in views():
+                if (content := view.of(result)) is not None:
+                    own = view.tables(content).items()
+                    run.log(view.values(content) | {key: self._table(*table) for key, table in own})
 
         self._guarded(log)
 

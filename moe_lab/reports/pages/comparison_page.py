@@ -1,4 +1,4 @@
-"""`comparison.html` beside comparison.json: what differs between stored evaluations, and the answers that flip."""
+"""`comparison.html` next to comparison.json: what differs between stored evaluations, and the answers that flip."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.pages.answer import answer_of, side_by_side
-from moe_lab.reports.pages.changed_answers import TO_RIGHT, TO_WRONG
-from moe_lab.reports.pages.downloads import csv_of_rows, latex_of_rows
-from moe_lab.reports.pages.page import text_uri, write_page
-from moe_lab.reports.pages.verdict import BETTER, DIFFERENT, NOT_TOLD, WORSE, Verdict, made_verdict
-from moe_lab.reports.scores import MARKS, Score
+from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, answer_of, side_by_side
+from moe_lab.reports.pages.page import csv_of_rows, latex_of_rows, text_uri, write_page
+from moe_lab.reports.pages.verdict import BETTER, DIFFERENT, NOT_SIGNIFICANT, WORSE, Verdict, made_verdict
+from moe_lab.results.scores import MARKS, Score
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
 NUMBERS = ("n", "a", "b", "difference", "ci95", "p", "p_holm")
@@ -25,7 +23,7 @@ def write_comparison_page(content: Mapping[str, Any], path: Path) -> Path:
     """
     evaluations = {one["key"]: one for one in content["evaluations"]}
     scores = content["scores"]
-    found = [_verdict(score, evaluations, len(scores) > 1) for score in scores]
+    found = [_verdict(score, evaluations, len(scores)) for score in scores]
     answers = [answer for score in scores for answer in _flips(score, content["documents"], evaluations)]
     rows = [
         {"with": score["other"], "task": score["task"], "metric": score["metric"]}
@@ -40,7 +38,8 @@ def write_comparison_page(content: Mapping[str, Any], path: Path) -> Path:
         evaluations=evaluations,
         scores=scores,
         verdicts={
-            kind: [v for v in found if v.outcome == kind] for kind in (BETTER, WORSE, DIFFERENT, NOT_TOLD)
+            kind: [v for v in found if v.outcome == kind]
+            for kind in (BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT)
         },
         answers=answers,
         kinds=list(KINDS.values()),
@@ -59,7 +58,7 @@ def _name(evaluation: Mapping[str, Any]) -> str:
     return f"{evaluation['label']} ({evaluation['key']})"
 
 
-def _verdict(score: Mapping[str, Any], evaluations: Mapping[str, Any], several: bool) -> Verdict:
+def _verdict(score: Mapping[str, Any], evaluations: Mapping[str, Any], tests: int) -> Verdict:
     """A row of comparison.json in sentences."""
     other = evaluations[score["other"]]
     flips = None if score["to_right"] is None else (score["to_right"], score["to_wrong"])
@@ -77,11 +76,13 @@ def _verdict(score: Mapping[str, Any], evaluations: Mapping[str, Any], several: 
         p_mcnemar=None if flips is None else score["p"],
         p_randomization=score["p"] if flips is None else None,
         p_holm=score["p_holm"],
+        family=tests,
         flips=flips,
         marks=tuple(other["marks"]),
     )
     name = f"{_name(other)} on {score['task']}"
-    return made_verdict(name, compared, score["verdict"], several, _name(evaluations["a"]))
+    outcome = score["verdict"] if score["told_from_chance"] else NOT_SIGNIFICANT
+    return made_verdict(name, compared, outcome, _name(evaluations["a"]))
 
 
 def _flips(

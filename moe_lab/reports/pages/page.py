@@ -1,14 +1,12 @@
-"""Renders a template as one self-contained HTML page.
-
-Values are escaped by jinja2. Style, script, data and pictures stand in the page; its content security policy forbids
-every request and every script but the page's own.
-"""
+"""What all pages share: rendering, embedded files, downloads, and scatter plots."""
 
 from __future__ import annotations
 
 import json
 import os
 from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -18,13 +16,20 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 
 from moe_lab.config.terminal import one_line
-from moe_lab.reports.scores import Score
+from moe_lab.reports.csv_rows import safe_row
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import SHOWN, read_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+# Renders a template as one self-contained HTML page
+#
+# Values are escaped by jinja2. Style, script, data and pictures are in the page; its content security policy forbids
+# every request and every script but the page's own.
 
 TEMPLATES = Path(__file__).parent / "templates"
 IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -145,3 +150,102 @@ def pictures_in(folder: Path) -> list[tuple[str, str]]:
 def text_uri(text: str, kind: str) -> str:
     """Text as a data URI; `kind` is `csv` or `x-tex`."""
     return f"data:text/{kind};charset=utf-8;base64,{b64encode(text.encode('utf-8', 'replace')).decode()}"
+
+
+# Tables as LaTeX and CSV texts for download
+
+IN_LATEX = {
+    "\u2212": "-",
+    "\u2192": r"$\rightarrow$",
+    "\u03c4": r"$\tau$",
+    "\u00b1": r"$\pm$",
+    "\u00d7": r"$\times$",
+}
+"""Characters that LaTeX does not set as they are."""
+
+
+def latex_of_rows(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
+    """Rows that share their keys as a LaTeX table with booktabs' rules."""
+    from pandas import DataFrame
+
+    text: str = DataFrame(list(rows)).to_latex(index=False, escape=True, caption=_escaped(caption))
+    return "".join(IN_LATEX.get(one, one) for one in text)
+
+
+def csv_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that share their keys as CSV."""
+    from pandas import DataFrame
+
+    text: str = DataFrame([safe_row(row) for row in rows]).to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def _escaped(text: str) -> str:
+    """Text for LaTeX: to_latex escapes cells and headings, and no caption."""
+    return "".join(
+        {"\\": r"\textbackslash{}"}.get(one, f"\\{one}" if one in "&%$#_{}" else one) for one in text
+    )
+
+
+# A scatter plot in SVG coordinates: scores against what they cost
+
+WIDTH, HEIGHT = 420, 240
+LEFT, RIGHT, TOP, BOTTOM = 58, 24, 12, 40
+LEAST_SPAN = 0.02
+"""Of the vertical axis, so that a difference of 0.001 stays small."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run: its label, its cost, its score and the interval of that."""
+
+    label: str
+    cost: float
+    score: float
+    interval: Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Points in pixels, and what stands at the axes."""
+
+    title: str
+    horizontal: str
+    """What the horizontal axis shows, with its unit."""
+    vertical: str
+    points: list[dict[str, float | str]]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+
+
+def plot(title: str, horizontal: str, vertical: str, points: Sequence[Point]) -> Plot:
+    """The plot of some points, costs from 0 on."""
+    bounds = [bound for each in points for bound in (each.interval or [each.score])]
+    low, high = min(bounds), max(bounds)
+    spare = max(0.0, LEAST_SPAN - (high - low)) / 2
+    low, high = low - spare, high + spare
+    most = max(each.cost for each in points) or 1.0
+
+    def x(cost: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * cost / most, 1)
+
+    def y(score: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - score) / (high - low), 1)
+
+    return Plot(
+        title=title,
+        horizontal=horizontal,
+        vertical=vertical,
+        points=[
+            {
+                "label": each.label,
+                "x": x(each.cost),
+                "y": y(each.score),
+                "low": y((each.interval or [each.score])[0]),
+                "high": y((each.interval or [each.score])[-1]),
+            }
+            for each in points
+        ],
+        x_ticks=[(x(most * part), f"{most * part:.3g}") for part in (0, 0.5, 1)],
+        y_ticks=[(y(low + (high - low) * part), f"{low + (high - low) * part:.3f}") for part in (0, 0.5, 1)],
+    )

@@ -2,74 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.pages.changed_answers import KINDS, changed_answers
-from moe_lab.reports.pages.confidence import by_confidence
-from moe_lab.reports.pages.downloads import csv_of_rows, latex_of_rows
-from moe_lab.reports.pages.origins import origins_of
-from moe_lab.reports.pages.page import number, rendered, text_uri, write_text
-from moe_lab.reports.pages.record import lower_is_better, run_record
-from moe_lab.reports.pages.routing import routing_of
-from moe_lab.reports.pages.scatter import Plot, Point, plot
-from moe_lab.reports.pages.stored_run import StoredRun
-from moe_lab.reports.pages.verdict import BETTER, NOT_TOLD, WORSE, Compared, verdicts
-from moe_lab.reports.scores import MARKS, Score, against, corrected, marks_of, scores_of, shown_scores
-from moe_lab.reports.terminal.results import settings
-from moe_lab.reports.terminal.seeds import count_seeds, summary_lines
+from moe_lab.reports.measures import PageTable, views
+from moe_lab.reports.pages.answers import KINDS, by_confidence, changed_answers
+from moe_lab.reports.pages.page import (
+    Plot,
+    Point,
+    csv_of_rows,
+    latex_of_rows,
+    number,
+    pictures_in,
+    plot,
+    rendered,
+    text_uri,
+    write_page,
+    write_text,
+)
+from moe_lab.reports.pages.record import run_record
+from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
+from moe_lab.results.model import RunResult, compared_names
+from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.scores import MARKS, Score, scores_of, shown_scores
+from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
+
+# What runs did to the routing: temperatures, changed decisions, the load of experts
+
+BAR_HEIGHT = 70
+"""Pixels of the highest temperature."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The routing of one run."""
+
+    label: str
+    facts: dict[str, Any]
+    """The method's report in results.json: what is a single number or word."""
+    temperatures: list[dict[str, float]]
+    """By MoE layer: the value, and the height of its bar in pixels."""
+    tables: list[PageTable]
+    """What `metrics=` measured, a table per kind."""
+    pictures: list[tuple[str, str]]
+    """Name and data URI of the figures in the run's folder."""
+
+
+def routing_of(run: RunResult, label: str) -> Routing | None:
+    """The routing of a run; None where nothing of it is stored."""
+    report = run.report
+    trained = "training" in report  # its facts are those of the training (`origins.py`)
+    facts = {} if trained else {k: v for k, v in report.items() if isinstance(v, str | int | float)}
+    temperatures = report.get("temperatures") or []
+    most = max(temperatures, default=0) or 1
+    tables = [view.page_table(content) for view in views() if (content := view.of(run)) is not None]
+    pictures = pictures_in(run.stored_in)
+    if not facts and not tables and not pictures:
+        return None
+    bars = [{"value": value, "height": round(BAR_HEIGHT * value / most, 1)} for value in temperatures]
+    return Routing(label, facts, bars, tables, pictures)
+
+
+# Where the temperatures or the weights of runs come from: a study or a training, as pages show it
+
+HIDDEN = ("id", "study_id", "study", "data")
+"""Keys whose values say nothing to a reader."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A study or a training."""
+
+    title: str
+    facts: dict[str, Any]
+    pictures: list[tuple[str, str]]
+    """Name and data URI of the figures in its folder."""
+    trials: list[dict[str, str]]
+    """The lines of a study's trials.csv."""
+
+
+def origin_of(folder: Path) -> Origin | None:
+    """The study in `outputs/studies` or the training in `outputs/models` with this folder; None if it has no record."""
+    if folder.parent.name == "studies":
+        study, best = (whole_mapping(folder / name) for name in ("study.json", "best.yaml"))
+        if study is None:
+            return None
+        facts = _facts(study | (best or {}))
+        return Origin(f"Study {folder.name}", facts, pictures_in(folder), _trials(folder))
+    training = whole_mapping(folder / "training.json")
+    if training is None:
+        return None
+    recipe, validation = (training.get(key) or {} for key in ("recipe", "validation"))
+    losses = {f"held-out {key}": value for key, value in validation.items()}
+    return Origin(f"Training {folder.name}", _facts(training | recipe | losses), pictures_in(folder), [])
+
+
+def origins_of(runs: Sequence[RunResult]) -> list[Origin]:
+    """The studies and trainings of some runs, each once."""
+    folders = [folder for run in runs for folder in _folders(run)]
+    return [origin for folder in dict.fromkeys(folders) if (origin := origin_of(folder)) is not None]
+
+
+def write_origin_page(folder: Path) -> Path | None:
+    """Write `report.html` of a study or a training into its folder; None if it has no record. Raises ResultsError."""
+    origin = origin_of(folder)
+    return None if origin is None else write_page(folder / "report.html", "origin.html.j2", origin=origin)
+
+
+def _folders(run: RunResult) -> list[Path]:
+    output = run.stored_in.parent.parent
+    model = run.report.get("model") if "training" in run.report else None
+    named = (("studies", run.tuning.get("study")), ("models", model))
+    return [output / part / name for part, name in named if name]
+
+
+def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Single numbers and words."""
+    return {k: v for k, v in content.items() if isinstance(v, str | int | float) and k not in HIDDEN}
+
+
+def _trials(folder: Path) -> list[dict[str, str]]:
+    path = folder / "trials.csv"
+    if not path.is_file():
+        return []
+    try:
+        return read_csv(path)
+    except (OSError, ValueError, csv.Error) as error:
+        raise damaged(path, error) from error
+
+
+# The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
 
 COSTS = {
     "wall_seconds": ("seconds without loading", 1.0),
     "peak_memory_bytes": ("peak memory, GiB", 2.0**30),
 }
 """What scores are drawn against: the key in `cost`, what the axis says, and the divisor."""
-Line = tuple[StoredRun, str, Score]
+Line = tuple[RunResult, str, Score]
 """A run, its settings, and one of its scores."""
 
 
-def write_runs_page(runs: Sequence[StoredRun], path: Path, summaries: Sequence[dict[str, Any]] = ()) -> Path:
+def write_runs_page(
+    runs: Sequence[RunResult], path: Path, family: Family, over_seeds: Sequence[SeedGroup] = ()
+) -> Path:
     """Write the page of some runs and return its path. Raises ResultsError.
 
-    Each run that is compared with a baseline has its answers beside the baseline's, if both sample logs are stored.
+    Each run that is compared with a baseline has its answers next to the baseline's, if both sample logs are stored.
 
     Args:
-        summaries: files of `outputs/summaries`, of those of the runs that differ in the seed alone.
+        family: of the command's comparisons.
+        over_seeds: those of the runs that differ in the seed alone.
     """
-    return write_text(path, runs_text(runs, summaries))
+    return write_text(path, runs_text(runs, family, over_seeds))
 
 
-def runs_text(runs: Sequence[StoredRun], summaries: Sequence[dict[str, Any]] = ()) -> str:
+def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[SeedGroup] = ()) -> str:
     """The page of `write_runs_page`."""
-    blocks = [run.block for run in runs]
-    labels = settings(
-        [block.get("overrides", []) for block in blocks], [block.get("seed") for block in blocks]
-    )
-    names = [_run_name(block, label) for block, label in zip(blocks, labels, strict=True)]
-    lines = _lines(runs, labels)
-    found = verdicts([_named(*line) for line in lines])
+    labels = settings([run.overrides for run in runs], [run.seed for run in runs])
+    names = [_run_name(run, label) for run, label in zip(runs, labels, strict=True)]
+    lines = _lines(runs, labels, family)
+    means = seed_lines(over_seeds, family)
+    found = verdicts([*(_named(*line) for line in lines), *_named_means(runs, means)])
     table = [_row(score, label) for _, label, score in lines]
     changed = changed_answers(runs, names)
     seen = {mark for _, _, score in lines for mark in score.marks}
     return rendered(
         "runs.html.j2",
-        title=_title(blocks),
-        models=list(dict.fromkeys(f"{block['model']['name']}" for block in blocks)),
-        verdicts={kind: [one for one in found if one.outcome == kind] for kind in (BETTER, WORSE, NOT_TOLD)},
+        title=_title(runs),
+        models=list(dict.fromkeys(run.model for run in runs)),
+        verdicts={
+            kind: [one for one in found if one.outcome == kind] for kind in (BETTER, WORSE, NOT_SIGNIFICANT)
+        },
         only=found[0] if len(found) == 1 else None,
         count=len(found),
+        tests=family.tests,
         lines=[
-            {"label": label, "score": score, "compared": _compared(run, score)} for run, label, score in lines
+            {"label": label, "score": score, "compared": _compared(run, score, family)}
+            for run, label, score in lines
         ],
-        compared=list(dict.fromkeys(name for block in blocks for name in block.get("compared", {}))),
-        seeds=[
-            {"names": names, "score": score, "seeds": count_seeds(one), "marks": marks_of(one)}
-            for names, score, one in summary_lines(summaries)
-        ],
+        compared=compared_names(runs),
+        seeds=means,
         csv=text_uri(csv_of_rows(table), "csv"),
-        latex=text_uri(latex_of_rows(table, _title(blocks)), "x-tex"),
+        latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
         changed=changed,
         kinds=KINDS,
         gains={name: groups for name, pairs in changed.pairs.items() if (groups := by_confidence(pairs))},
@@ -79,49 +197,63 @@ def runs_text(runs: Sequence[StoredRun], summaries: Sequence[dict[str, Any]] = (
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
-        runs=[
-            run_record(block) | {"folder": run.folder.name} for run, block in zip(runs, blocks, strict=True)
-        ],
+        runs=[run_record(run) | {"folder": run.stored_in.name} for run in runs],
         marks=[text for mark, text in MARKS.items() if mark in seen],
     )
 
 
-def _lines(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[Line]:
-    """The scores of all runs, their p corrected together."""
-    shown = [
-        (run, label, score)
+def _lines(runs: Sequence[RunResult], labels: Sequence[str], family: Family) -> list[Line]:
+    """The scores of all runs, with the corrected p of the command's family."""
+    return [
+        (run, label, family.correct(score))
         for run, label in zip(runs, labels, strict=True)
-        for score in shown_scores(run.results)
+        for score in shown_scores(run)
     ]
-    scores = corrected([score for _, _, score in shown])
-    return [(run, label, score) for (run, label, _), score in zip(shown, scores, strict=True)]
 
 
-def _run_name(block: dict[str, Any], label: str) -> str:
-    name = block["task"]["name"]
-    task = name if isinstance(name, str) else ", ".join(name)
-    return f"{block['method']['name']} on {task}" + (f" ({label})" if label else "")
+def _named_means(runs: Sequence[RunResult], means: Sequence[SeedLine]) -> list[Compared]:
+    """The means over seeds, for verdicts."""
+    by_id = {run.run_id: run for run in runs}
+    return [
+        Compared(
+            _label(line.score, line.names[3]),
+            line.score,
+            _lower(by_id[line.score.run_id.split()[0]], line.score),
+        )
+        for line in means
+    ]
 
 
-def _title(blocks: Sequence[dict[str, Any]]) -> str:
-    """Which methods ran on which tasks; the untouched model is named if nothing else ran."""
-    methods = list(dict.fromkeys(block["method"]["name"] for block in blocks))
-    tasks = list(dict.fromkeys(task for block in blocks for task in block["task"]["tasks"]))
+def _run_name(run: RunResult, label: str) -> str:
+    return f"{run.method} on {', '.join(run.requested)}" + (f" ({label})" if label else "")
+
+
+def _title(runs: Sequence[RunResult]) -> str:
+    """Which methods ran on which tasks; the base model is named if nothing else ran."""
+    methods = list(dict.fromkeys(run.method for run in runs))
+    tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     shown = ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _named(run: StoredRun, label: str, score: Score) -> Compared:
-    name = f"{score.method} on {score.task}" + (f" ({label})" if label else "")
-    return Compared(name, score, lower_is_better(run.results, score))
+def _named(run: RunResult, label: str, score: Score) -> Compared:
+    return Compared(_label(score, label), score, _lower(run, score))
 
 
-def _compared(run: StoredRun, score: Score) -> dict[str, dict[str, Any]]:
-    """The score's comparisons with other runs than the untouched model's, by name."""
+def _lower(run: RunResult, score: Score) -> bool:
+    return run.lower_is_better(score.task, score.metric)
+
+
+def _label(score: Score, settings: str) -> str:
+    return f"{score.method} on {score.task}" + (f" ({settings})" if settings else "")
+
+
+def _compared(run: RunResult, score: Score, family: Family) -> dict[str, dict[str, Any]]:
+    """The score's comparisons with other runs than the base model's, by name."""
     return {
-        name: asdict(each)
-        for name in run.block.get("compared", {})
-        for each in scores_of(against(run.results, name), score.metric)
+        name: asdict(family.correct(each))
+        for name in run.compared
+        for each in scores_of(run, score.metric, name)
         if each.task == score.task
     }
 
@@ -155,9 +287,9 @@ def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:
         own = [(run, score) for run, _, score in lines if (score.task, score.metric) == (task, metric)]
         for key, (axis, unit) in COSTS.items():
             points = [
-                Point(labels[run.run_id], run.block["cost"][key] / unit, score.value, score.interval)
+                Point(labels[run.run_id], run.cost.numbers[key] / unit, score.value, score.interval)
                 for run, score in own
-                if run.block["cost"].get(key) is not None and score.value is not None
+                if run.cost.numbers.get(key) is not None and score.value is not None
             ]
             if len(points) > 1:
                 plots.append(plot(f"{task}: {metric} against {axis}", axis, metric, points))

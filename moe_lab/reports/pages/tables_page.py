@@ -1,4 +1,4 @@
-"""`outputs/tables/index.html`: every table and figure of the folder, the published numbers beside the measured ones."""
+"""`outputs/tables/index.html`: every table and figure of the folder, published and measured numbers side by side."""
 
 from __future__ import annotations
 
@@ -10,15 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.figure_kinds import FIGURES
-from moe_lab.reports.pages.cell_state import AGREES, DISAGREES, FAILED, NOT_AT_SCALE, NOT_RUN, STATES
-from moe_lab.reports.pages.downloads import latex_of_rows
-from moe_lab.reports.pages.page import UNEXPECTED, left_out, picture_uri, rendered, text_uri, write_text
-from moe_lab.reports.pages.record import read_records
-from moe_lab.reports.pages.table_rows import axes_of, columns_of, latex_row, rows_of
-from moe_lab.reports.pages.verdict import BETTER, NOT_TOLD, WORSE, Compared, verdicts
-from moe_lab.reports.papers.expert_scores import EXPERT
+from moe_lab.reports.pages.page import (
+    UNEXPECTED,
+    latex_of_rows,
+    left_out,
+    picture_uri,
+    rendered,
+    text_uri,
+    write_text,
+)
+from moe_lab.reports.pages.record import (
+    AGREES,
+    DISAGREES,
+    FAILED,
+    NOT_AT_SCALE,
+    NOT_RUN,
+    STATES,
+    axes_of,
+    columns_of,
+    latex_row,
+    read_records,
+    rows_of,
+)
+from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
-from moe_lab.reports.scores import MARKS, Score
+from moe_lab.results.scores import MARKS, Score
 from moe_lab.results.stored_files import warn_once
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
@@ -57,7 +74,8 @@ def _text_of(records: Sequence[dict[str, Any]], folder: Path) -> str:
         summary=summary(tables),
         states=STATES,
         verdicts={
-            kind: [each for each in found if each.outcome == kind] for kind in (BETTER, WORSE, NOT_TOLD)
+            kind: [each for each in found if each.outcome == kind]
+            for kind in (BETTER, WORSE, NOT_SIGNIFICANT)
         },
         count=len(found),
         marks=_marks(records),

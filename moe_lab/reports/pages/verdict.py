@@ -1,16 +1,15 @@
-"""What a comparison with the untouched model says, in sentences that can be quoted."""
+"""The result of a comparison with the base model, in sentences that can be quoted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moe_lab.reports.pages.page import number, percent
-from moe_lab.reports.scores import Score, corrected
-from moe_lab.results.significance import ALPHA
+from moe_lab.results.scores import Score
 
-BETTER, WORSE, DIFFERENT, NOT_TOLD = "better", "worse", "different", "not told from chance"
-UNTOUCHED = "the untouched model"
+BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
+BASE_MODEL = "the base model"
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A comparison: BETTER, WORSE, DIFFERENT or NOT_TOLD, and the sentences that say why."""
+    """A comparison: BETTER, WORSE, DIFFERENT or NOT_SIGNIFICANT, and the sentences that say why."""
 
     name: str
     score: Score
@@ -34,55 +33,53 @@ class Verdict:
 
 
 def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
-    """The verdicts on scores of one page; none on those that are not compared with the untouched model.
+    """The verdicts on scores of one page; none on those that are not compared with the base model.
 
-    The p of each decides, corrected by Holm for their number. A mean over seeds without a p is not told from chance.
-    Expert metrics of one run have no p: the interval of the difference decides, which leaves out 0 where it is told.
+    The corrected p of the command's family decides. A mean over seeds without a p is not significant. Expert metrics
+    of one run have no p: the interval of the difference decides, which excludes 0 where the difference is significant.
+    One of several seeds has no verdict: the mean over the seeds has one.
     """
-    found = [one for one in compared if one.score.difference is not None]
-    scores = corrected([one.score for one in found])
-    several = sum(score.p_holm is not None for score in scores) > 1
-    return [_verdict(replace(one, score=score), several) for one, score in zip(found, scores, strict=True)]
+    return [
+        _verdict(one) for one in compared if one.score.difference is not None and not _one_seed(one.score)
+    ]
 
 
-def _verdict(one: Compared, several: bool) -> Verdict:
-    score, outcome = one.score, NOT_TOLD
+def _one_seed(score: Score) -> bool:
+    return score.p is not None and score.p_holm is None
+
+
+def _verdict(one: Compared) -> Verdict:
+    score, outcome = one.score, NOT_SIGNIFICANT
     assert score.difference is not None
-    if _told(score):
+    if _significant(score):
         outcome = WORSE if (score.difference > 0) is one.lower_is_better else BETTER
-    return made_verdict(one.name, score, outcome, several)
+    return made_verdict(one.name, score, outcome)
 
 
 def made_verdict(
     name: str,
     score: Score,
     outcome: str,
-    several: bool,
-    against: str = UNTOUCHED,
+    against: str = BASE_MODEL,
 ) -> Verdict:
-    """A verdict with its sentences.
-
-    Args:
-        several: whether the page has several p, so that Holm's stands beside each.
-        against: what the score's baseline is.
-    """
-    text = f"{name}: {_numbers(score, several, against)} {_conclusion(score, outcome)}"
+    """A verdict with its sentences; `against` names the run that the score is compared with."""
+    text = f"{name}: {_numbers(score, against)} {_conclusion(score, outcome)}"
     return Verdict(name, score, outcome, text)
 
 
-def _told(score: Score) -> bool:
+def _significant(score: Score) -> bool:
     if not score.difference:
         return False
     if score.p_holm is not None:
-        return score.p_holm < ALPHA
+        return score.significant
     if score.seeds > 1:
         return False
     bounds = score.difference_interval
     return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
 
 
-def _numbers(score: Score, several: bool, against: str) -> str:
-    """Both scores, the difference with its interval, and where it comes from."""
+def _numbers(score: Score, against: str) -> str:
+    """Both scores, the difference with its interval, the examples and the test."""
     rate = score.flips is not None
     show = percent if rate else number
     unit, points = ("%", " points") if rate else ("", "")
@@ -96,7 +93,8 @@ def _numbers(score: Score, several: bool, against: str) -> str:
     if score.flips is not None:
         text += f". {_turned(score.flips[0], 'right')} and {score.flips[1]:,} wrong"
     if score.p is not None:
-        by_holm = f", {score.p_holm:.2g} by Holm" if several and score.p_holm is not None else ""
+        several = (score.family or 1) > 1 and score.p_holm is not None
+        by_holm = f", {score.p_holm:.2g} by Holm for {score.family} comparisons" if several else ""
         text += f" ({_test(score)} p = {score.p:.2g}{by_holm})"
     return text + "."
 
@@ -104,7 +102,9 @@ def _numbers(score: Score, several: bool, against: str) -> str:
 def _test(score: Score) -> str:
     if score.p_mcnemar is not None:
         return "McNemar's"
-    return "randomization test's" if score.p_randomization is not None else "over seeds and documents,"
+    if score.p_average is not None:
+        return "over tasks,"
+    return "permutation test's" if score.p_randomization is not None else "over seeds and documents,"
 
 
 def _turned(count: int, side: str) -> str:
@@ -113,6 +113,6 @@ def _turned(count: int, side: str) -> str:
 
 def _conclusion(score: Score, outcome: str) -> str:
     marks = f" [{', '.join(score.marks)}]" if score.marks else ""
-    if outcome == NOT_TOLD:
-        return f"The difference cannot be told from chance.{marks}"
-    return f"It is {outcome}, and the difference can be told from chance.{marks}"
+    if outcome == NOT_SIGNIFICANT:
+        return f"The difference is not statistically significant.{marks}"
+    return f"It is {outcome}, and the difference is statistically significant.{marks}"

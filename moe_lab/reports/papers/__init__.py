@@ -1,1 +1,1 @@
-"""The papers' tables, beside the papers' own numbers."""
+"""The papers' tables, next to the papers' own numbers."""

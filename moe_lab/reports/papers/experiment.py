@@ -10,12 +10,55 @@ from typing import Any
 
 import yaml
 
-from moe_lab.config.catalog import experiment_files, experiment_folders
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import experiment_files, experiment_folders, resource_folder
 from moe_lab.config.validators import build, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figure_kinds import FIGURES, TABLES
-from moe_lab.reports.papers.published import Published, read_published
+
+# The numbers that a paper published, read from the `paper` entries of an experiment's YAML
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A number of the paper: its cell, unit and place, and a mark where it is doubtful."""
+
+    cell: dict[str, str]
+    value: float
+    unit: str = "fraction"
+    place: str
+    mark: str | None = None
+
+    @property
+    def fraction(self) -> float:
+        """The value as in results.json, where rates are fractions."""
+        return self.value / 100 if self.unit == "percent" else self.value
+
+
+def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
+    """One `Published` for each number of the entries of a file. Raises ConfigError for a malformed entry."""
+    return [
+        build(Published, each, f"paper[{i}].")
+        for i, entry in enumerate(entries)
+        for each in _single_numbers(entry, f"{file}: paper[{i}]")
+    ]
+
+
+def _single_numbers(entry: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """An entry of `paper` as one per number: a list in its cell goes with a list of values."""
+    cell = entry.get("cell", {})
+    listed = [key for key, value in cell.items() if isinstance(value, list)]
+    if not listed:
+        return [entry]
+    names, values = cell[listed[0]], entry.get("value")
+    if len(listed) > 1 or not isinstance(values, list) or len(values) != len(names):
+        raise ConfigError(f"{place}: cell.{listed[0]} lists {len(names)} names, value needs as many numbers.")
+    return [
+        {**entry, "cell": {**cell, listed[0]: name}, "value": value}
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+# An experiment: a YAML in a folder `experiments/` that names a paper's table, its cells and the paper's numbers
 
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
@@ -78,7 +121,7 @@ class Experiment:
     chance: dict[str, float] = field(default_factory=dict)
     """The accuracy of random answers, by task."""
     typed: list[str] = field(default_factory=list)
-    """Overrides beside `experiment=` that change the table."""
+    """Overrides typed with `experiment=` that change the table."""
     config_dirs: list[str] = field(default_factory=list)
     """The folders of `--config-dir`."""
     merged: int = 0

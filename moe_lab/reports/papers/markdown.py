@@ -6,24 +6,22 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moe_lab.reports.papers.average import NOTE, averages, shown_cells
-from moe_lab.reports.papers.cell import TableCell, compared_names, published_of
-from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.cells import NOTE, TableCell, averages, compared_names, published_of, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
+from moe_lab.reports.papers.files import csv_text, file_stem, title, typed_lines, write_file
 from moe_lab.reports.papers.ranking import chance_of, ranking_lines
 from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
-from moe_lab.reports.papers.table_files import file_stem, title, typed_lines, write_file
 from moe_lab.reports.papers.told_apart import (
     Place,
     bounds_text,
     corrected_scores,
     correction_note,
-    count_tests,
     difference_text,
     place_of,
     seed_bounds_text,
 )
-from moe_lab.reports.scores import MARKS, Score
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import BASE, MARKS, Score
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
@@ -32,22 +30,28 @@ NOT_COMPARABLE = {
 
 
 SEEDS = (
-    "A mean over seeds has its standard deviation behind ± and two intervals, which are kept apart: the first is over "
+    "A mean over seeds has its standard deviation after ± and two intervals, which are kept apart: the first is over "
     "documents (other questions, the same runs), `seeds [...]` is Student's over seeds (other runs, the same "
     "questions)."
 )
 
 
-def write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> Path:
+def write_table(
+    experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path, family: Family
+) -> Path:
     """Write `<stem>.md` and `.csv` (`file_stem`) and return the path of the first."""
     stem = file_stem(experiment, scale)
-    write_file(folder / f"{stem}.csv", csv_text(experiment, cells))
-    text = markdown(experiment, scale, cells, stated_numbers(experiment, scale, folder))
+    write_file(folder / f"{stem}.csv", csv_text(experiment, cells, family))
+    text = markdown(experiment, scale, cells, family, stated_numbers(experiment, scale, folder))
     return write_file(folder / f"{stem}.md", text)
 
 
 def markdown(
-    experiment: Experiment, scale: str, cells: Sequence[TableCell], stated: Sequence[Stated] = ()
+    experiment: Experiment,
+    scale: str,
+    cells: Sequence[TableCell],
+    family: Family,
+    stated: Sequence[Stated] = (),
 ) -> str:
     """The whole Markdown file. `stated` are the numbers that the paper states for the figure."""
     lines = [f"# {title(experiment, scale)}", "", experiment.source, "", *typed_lines(experiment)]
@@ -62,12 +66,12 @@ def markdown(
     ]
     lines += [NOTE, ""] if averages(experiment, cells) else []
     shown = shown_cells(experiment, cells)
-    told = corrected_scores(shown)
+    told = corrected_scores(shown, family)
     lines += correction_note(told.values())
     lines += _grid(experiment, shown, told)
     lines += [
         "",
-        *ranking_lines(experiment, cells),
+        *ranking_lines(experiment, cells, family),
         *_shown(experiment, cells),
         *stated_lines(stated),
         *_published_list(experiment, [each.published for each in stated]),
@@ -158,8 +162,7 @@ def _texts(
     if score is None:
         return ["failed" if cell.problem else "missing", shown or "-", *[""] * (1 + len(others))]
     value = " ".join([_value(score), *score.marks])
-    several = count_tests(told.values()) > 1
-    differences = [difference_text(told.get(place_of(cell, other)), several) for other in (None, *others)]
+    differences = [difference_text(told.get(place_of(cell, other))) for other in (BASE, *others)]
     return [value, shown or "-", *differences]
 
 
@@ -226,7 +229,7 @@ def _problems(cells: Sequence[TableCell]) -> list[str]:
 def _runs(cells: Sequence[TableCell]) -> list[str]:
     lines = []
     for cell in cells:
-        ids = " ".join(results["moe_lab"]["run_id"] for results in cell.results)
+        ids = " ".join(result.run_id for result in cell.results)
         names = ", ".join(folder.name for folder in cell.studies)
         tuned = f" (tuned by {names})" if names else ""
         if ids or tuned:

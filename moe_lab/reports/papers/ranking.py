@@ -1,26 +1,27 @@
-"""Pre-trained designs ranked by the loss on held-out rows, with their accuracy and the chance level beside it."""
+"""Pre-trained designs ranked by the loss on held-out rows, with their accuracy and the chance level next to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moe_lab.reports.papers.average import averages
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.told_apart import bounds_text, seed_bounds_text
-from moe_lab.reports.papers.training_scores import LOSS, NO_TASK, training_of
-from moe_lab.reports.scores import Score, pair
-from moe_lab.results.significance import ALPHA, holm, p_over_seeds
+from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
+from moe_lab.reports.papers.told_apart import bounds_text, seed_bounds_text, uncorrected_scores
+from moe_lab.results.model import limits
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import Comparison, Score
+from moe_lab.results.significance import ALPHA, p_over_seeds
 from moe_lab.results.statistics import Interval, bootstrap_interval, over_seeds
 
 Design = tuple[str, ...]
 """The coordinates of a design."""
 EXPLAINED = (
-    "Ranked by the loss on held-out rows, in nats per token. Its interval is over rows, or behind the word seeds over "
+    "Ranked by the loss on held-out rows, in nats per token. Its interval is over rows, or after the word seeds over "
     "seeds. Differences to the first are paired: by seed where there are several (Student's interval), else by row; "
-    "one seed says nothing of another. Designs that are not told from the first share its rank: the p of Student's "
-    "paired test over seeds, corrected by Holm for the table, is 0.05 or more. Without several seeds nothing is told. "
+    "one seed says nothing of another. Designs that do not differ significantly from the first share its rank: the p "
+    "of Student's paired test over seeds, corrected by Holm, is 0.05 or more. One seed has no test. "
     "The first is chosen by the same numbers, so its lead is too large on average."
 )
 
@@ -37,37 +38,51 @@ class Ranked:
     difference: float | None
     interval: Interval | None
     p: float | None
-    """Of Student's paired test over seeds, corrected by Holm for the ranking; None where there is none."""
+    """Of Student's paired test over seeds, corrected by Holm for the command; None where there is none."""
     accuracy: Score | None
     chance: float | None
 
     @property
     def told(self) -> bool:
-        """Whether its loss is told from the first one's."""
+        """Whether its loss differs significantly from the first one's."""
         return self.p is not None and self.p < ALPHA
 
 
 def ranks(ranked: Sequence[Ranked]) -> list[int]:
-    """The rank of each design: 1 for the first and all that are not told from it, its place in the list for another."""
+    """The rank of each design: 1 for the first and all that do not differ significantly, else its place in the list."""
     return [place if one.told else 1 for place, one in enumerate(ranked, start=1)]
 
 
-def ranking(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
+def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[Ranked]:
     """The measured designs, the lowest loss first; none in a table without a loss on held-out rows."""
+    ranked = _uncorrected(experiment, cells)
+    return [replace(one, p=family.corrected.get(_comparison(one.loss))) for one in ranked]
+
+
+def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
+    """The p of each comparison of an experiment before the correction: of its cells, averages and ranked designs."""
+    scores = uncorrected_scores([*cells, *averages(experiment, cells)]).values()
+    ranked = {_comparison(one.loss): one.p for one in _uncorrected(experiment, cells)}
+    return {score.comparison: score.p for score in scores} | ranked
+
+
+def _comparison(loss: Score) -> Comparison:
+    return replace(loss, other="best design").comparison
+
+
+def _uncorrected(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
     losses = {_design(experiment, cell): cell for cell in cells if cell.metric == LOSS and cell.score()}
     order = sorted(losses, key=lambda design: _value(losses[design].score()))
     varied = [len(set(values)) > 1 for values in zip(*order, strict=True)]
     named = {
         design: [value for value, shown in zip(design, varied, strict=True) if shown] for design in order
     }
-    ranked = [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
-    corrected = holm([one.p for one in ranked])
-    return [replace(one, p=p) for one, p in zip(ranked, corrected, strict=True)]
+    return [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
 
 
-def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+def ranking_lines(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[str]:
     """The ranking as Markdown."""
-    ranked = ranking(experiment, cells)
+    ranked = ranking(experiment, cells, family)
     if not ranked:
         return []
     scored = any(one.accuracy for one in ranked)
@@ -90,7 +105,7 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell]) -> list[st
 
 
 def _difference_text(one: Ranked) -> str:
-    """The difference to the first, bold where it is told from chance; empty without one."""
+    """The difference to the first, bold where it is significant; empty without one."""
     if one.difference is None:
         return ""
     text = f"{one.difference:+.4f}{bounds_text(one.interval)}"
@@ -142,12 +157,12 @@ def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interva
     if len(means) == 1:
         return means[0], bootstrap_interval(by_seed[0]), None
     spread = over_seeds(means)
-    return spread["mean"], pair(spread["ci95"]), p_over_seeds(means)
+    return spread["mean"], limits(spread["ci95"]), p_over_seeds(means)
 
 
-def _rows_by_seed(cell: TableCell) -> dict[int, list[float]]:
+def _rows_by_seed(cell: TableCell) -> dict[int | None, list[float]]:
     """The losses on the held-out rows of each seed's training."""
-    return {each["moe_lab"]["seed"]: training_of(each)["validation"]["row_losses"] for each in cell.results}
+    return {each.seed: training_of(each)["validation"]["row_losses"] for each in cell.results}
 
 
 def _design(experiment: Experiment, cell: TableCell) -> Design:

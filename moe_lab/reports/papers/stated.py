@@ -1,4 +1,4 @@
-"""Numbers that a paper's text states for a figure, beside the same quantity of the figure's own data.
+"""Numbers that a paper's text states for a figure, next to the same quantity of the figure's own data.
 
 An entry of `paper` whose `cell` has a `quantity` is such a number. The data are the rows of `<stem>-<kind>.csv`.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.reports.papers.experiment import Experiment, Published
-from moe_lab.reports.papers.table_files import file_stem
+from moe_lab.reports.papers.files import file_stem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -68,7 +68,7 @@ def stated_lines(stated: Sequence[Stated]) -> list[str]:
         for each in stated
     ]
     head = ["| quantity | model, task | measured | published | place |", "| --- | --- | --- | --- | --- |"]
-    return ["What the text of the paper states, beside the same quantity here:", "", *head, *lines, ""]
+    return ["What the text of the paper states, next to the same quantity here:", "", *head, *lines, ""]
 
 
 def _text(stated: Stated) -> str:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from moe_lab.config.terminal import one_line
-from moe_lab.reports.scores import MARKS, evaluation_marks
-from moe_lab.reports.terminal.formats import interval, number
+from moe_lab.reports.terminal.layout import (
+    Item,
+    StackedTable,
+    interval,
+    names,
+    number,
+    numbers,
+    print_stacked,
+    stacked_table,
+)
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P
-from moe_lab.reports.terminal.stacks import Item, StackedTable, names, numbers, print_stacked, stacked_table
-from moe_lab.results.comparisons.compared_score import RANDOMIZATION, ComparedScore
 from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.results.comparisons.evaluation import Evaluation
+from moe_lab.results.comparisons.scores import RANDOMIZATION, ComparedScore
+from moe_lab.results.scores import MARKS, marks_of
 from moe_lab.results.significance import ALPHA
 
 SHOWN_FLIPS = 10
@@ -19,10 +28,10 @@ def print_comparison(comparison: Comparison) -> None:
     """Print what is compared, one row per evaluation, task and metric, the first flips, and the notes."""
     for evaluation in comparison.evaluations:
         print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
-        if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation_marks(evaluation)]):
+        if below := "  ".join([*filter(None, [evaluation.settings]), *_marks(evaluation)]):
             print(f"   {below}")
     print_stacked(comparison_table(comparison), _explained(comparison))
-    seen = {mark for evaluation in comparison.evaluations for mark in evaluation_marks(evaluation)}
+    seen = {mark for evaluation in comparison.evaluations for mark in _marks(evaluation)}
     marks = [text for mark, text in MARKS.items() if mark in seen]
     for line in [*flip_lines(comparison), *marks, *comparison.notes]:
         print(one_line(line))
@@ -48,7 +57,7 @@ def comparison_table(comparison: Comparison) -> StackedTable:
             }
         ),
         numbers({HOLM if corrected else P: list(map(number, p_values)), "flips": flips}),
-        numbers({"told from chance": verdicts}),
+        numbers({"significant": verdicts}),
     ]
     return stacked_table("Compared with a", stacks)
 
@@ -87,12 +96,17 @@ def _explained(comparison: Comparison) -> dict[str, str]:
         P: f"{_tests(comparison.scores)}.",
         HOLM: f"{_tests(comparison.scores)}, corrected for all rows.",
         "flips": f"+ wrong in a and right in {other}, - the other way round.",
-        "told from chance": f"whether p is below {ALPHA}, and {other} better or worse.",
+        "significant": f"whether p is below {ALPHA}, and {other} better or worse.",
     }
 
 
 def _tests(scores: list[ComparedScore]) -> str:
     exact = "McNemar's exact test"
     if any(score.test == RANDOMIZATION for score in scores):
-        return f"{exact} for scores of 0 and 1, else a randomization test"
+        return f"{exact} for scores of 0 and 1, else a paired permutation test"
     return exact
+
+
+def _marks(evaluation: Evaluation) -> tuple[str, ...]:
+    """The notes of an evaluation; none for one that lm-eval wrote."""
+    return () if evaluation.own is None else marks_of(evaluation.own)

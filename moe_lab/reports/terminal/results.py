@@ -1,18 +1,83 @@
-"""The tables of results on the terminal, at the end of a run, a grid or a report."""
+"""The tables of results on the terminal, at the end of a run, a grid or a report: scores, means over seeds, costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import one_line
-from moe_lab.reports.scores import MARKS, Score, against, corrected, marks_of, scores_of, shown_scores
-from moe_lab.reports.terminal.cost import COST_EXPLAINED, cost_table
-from moe_lab.reports.terminal.formats import interval, number
-from moe_lab.reports.terminal.stacks import Item, StackedTable, names, numbers, print_stacked, stacked_table
-from moe_lab.results.folder import version_marks
+from moe_lab.reports.terminal.layout import (
+    Item,
+    StackedTable,
+    count,
+    interval,
+    mebibytes,
+    names,
+    number,
+    numbers,
+    percent,
+    print_stacked,
+    seconds,
+    stacked_table,
+)
+from moe_lab.results.model import BASE, RunResult, compared_names
+from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.scores import MARKS, Score, marks_of, scores_of, shown_scores
 from moe_lab.results.significance import ALPHA
-from moe_lab.results.verdicts import unjudged_lines
+
+# The table of what runs cost
+
+COST_EXPLAINED = {
+    "time": "seconds of answering.",
+    "load": "seconds of loading the model, which are not in the time.",
+    "tokens in": "all that went through the model, a method's extra rows included.",
+    "tokens out": "generated.",
+    "tokens/s": "tokens in, per second of the time.",
+    "peak memory": "of the device; on a CPU of the whole process.",
+    "near ties": "greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose it. "
+    "method.temperature=0 with method=roe shows what that alone changes.",
+}
+
+
+def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTable:
+    """One row per run: time without loading, tokens, peak memory, and the share of routing that the method changed.
+
+    `labels` are the settings of each run.
+    """
+    costs = [result.cost for result in results]
+    run = {
+        "model": [result.model for result in results],
+        "method": [result.method for result in results],
+        "settings": labels,
+    }
+    time = {
+        "time": [seconds(cost.seconds) for cost in costs],
+        "load": [seconds(cost.load_seconds) for cost in costs],
+    }
+    tokens = {
+        "tokens in": [count(cost.tokens_in) for cost in costs],
+        "tokens out": [count(cost.tokens_out) for cost in costs],
+    }
+    routing = {
+        "changed": [percent(result.report.get("changed_fraction")) for result in results],
+        "near ties": [count(cost.near_ties) if cost.near_ties else "" for cost in costs],
+    }
+    stacks = [
+        names(run),
+        names({"task": [",".join(result.requested) for result in results]}),
+        numbers(time),
+        numbers(tokens),
+        numbers({"tokens/s": [count(cost.tokens_per_second) for cost in costs]}),
+        numbers({"peak memory": [mebibytes(cost.peak_memory_bytes) for cost in costs]}),
+        [Item(heading="device", cells=[cost.device or "-" for cost in costs], shared=True)],
+        numbers(routing),
+    ]
+    return stacked_table("Cost", stacks)
+
+
+# The tables of results on the terminal, at the end of a run, a grid or a report
 
 INTERVAL = "95% interval"
 P = "p"
@@ -20,29 +85,27 @@ HOLM = "p (Holm)"
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
 
-def print_outcomes(results: Sequence[dict[str, Any]], footnotes: Sequence[str]) -> None:
-    """Print scores against the untouched model and what they cost, for one run or a whole grid, in 80 columns.
+def print_outcomes(results: Sequence[RunResult], footnotes: Sequence[str], family: Family) -> None:
+    """Print scores, their differences to the base model and their costs, for one run or a whole grid, in 80 columns.
 
-    `footnotes` are those of the runs' methods.
+    `footnotes` are those of the runs' methods, `family` that of the command's comparisons.
     """
-    blocks = [result["moe_lab"] for result in results]
-    for table, explanations in outcome_tables(results):
+    for table, explanations in outcome_tables(results, family):
         print_stacked(table, explanations)
-    for line in notes(blocks, footnotes):
+    for line in notes(results, footnotes):
         print(one_line(line))
 
 
-def outcome_tables(results: Sequence[dict[str, Any]]) -> list[tuple[StackedTable, dict[str, str]]]:
+def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[StackedTable, dict[str, str]]]:
     """The tables of scores, of comparisons with other runs than base, and of costs, with what their columns show."""
-    blocks = [result["moe_lab"] for result in results]
-    labels = settings(
-        [block.get("overrides", []) for block in blocks], [block.get("seed") for block in blocks]
-    )
-    others = dict.fromkeys(name for block in blocks for name in block.get("compared", {}))
+    labels = settings([result.overrides for result in results], [result.seed for result in results])
     return [
-        (score_table(results, labels), explained("base")),
-        *((compared_table(results, labels, other), explained(other.replace("_", " "))) for other in others),
-        (cost_table(blocks, labels), COST_EXPLAINED),
+        (score_table(results, labels, family), explained(BASE, family)),
+        *(
+            (compared_table(results, labels, other, family), explained(other.replace("_", " "), family))
+            for other in compared_names(results)
+        ),
+        (cost_table(results, labels), COST_EXPLAINED),
     ]
 
 
@@ -65,51 +128,54 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     return labels
 
 
-def explained(other: str) -> dict[str, str]:
+def explained(other: str, family: Family) -> dict[str, str]:
     """What a column shows, in a table that compares with another run."""
     return {
         "n": "documents.",
         "value": "the metric; rates are fractions.",
         "difference": f"value minus that of {other} on the same documents.",
-        P: f"McNemar's test or, not of 0 and 1, by randomization; below {ALPHA} told from chance.",
-        HOLM: f"the same, corrected for all rows; below {ALPHA} it is told from chance.",
+        P: f"McNemar's test for scores of 0 and 1, else a paired permutation test. Significant below {ALPHA}.",
+        HOLM: f"the same, corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
         "flips": f"+ wrong in {other} and right here, - the other way round.",
     }
 
 
-def score_table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> StackedTable:
+def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Family) -> StackedTable:
     """One row per task and run: n, value with its interval, paired difference to base with its interval, p, and flips:
     how many documents base has wrong and the run right, and the other way round.
 
-    p is corrected by Holm for the table where it has several. The page has p before the correction, too.
+    p is corrected by Holm where the command has several comparisons. The page has p before the correction, too. The
+    run of one of several seeds has no p: the test is that of the mean over seeds.
     """
     labelled = [
         (label, row) for result, label in zip(results, labels, strict=True) for row in shown_scores(result)
     ]
-    labels, rows = [label for label, _ in labelled], corrected([row for _, row in labelled])
+    labels, rows = [label for label, _ in labelled], [family.correct(row) for _, row in labelled]
     common, own = split_marks([row.marks for row in rows])
     value = numbers(
         {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
     )
     n = Item(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
-    stacks = [*_names(rows, labels, own), [n], value, *_comparison(rows)]
+    stacks = [*_results_names(rows, labels, own), [n], value, *_comparison(rows)]
     return stacked_table("Results", stacks, common)
 
 
-def compared_table(results: Sequence[dict[str, Any]], labels: Sequence[str], other: str) -> StackedTable:
+def compared_table(
+    results: Sequence[RunResult], labels: Sequence[str], other: str, family: Family
+) -> StackedTable:
     """One row per task and run that is compared with another one, as `score_table` compares it with base."""
     labelled = [
         (label, row)
         for result, label in zip(results, labels, strict=True)
-        if other in result["moe_lab"].get("compared", {})
-        for row in scores_of(against(result, other))
+        if other in result.compared
+        for row in scores_of(result, other=other)
     ]
-    labels, rows = [label for label, _ in labelled], corrected([row for _, row in labelled])
+    labels, rows = [label for label, _ in labelled], [family.correct(row) for _, row in labelled]
     name = other.replace("_", " ")
     values = numbers(
         {"value": [number(row.value) for row in rows], name: [number(row.baseline) for row in rows]}
     )
-    return stacked_table(f"Compared with {name}", [*_names(rows, labels), values, *_comparison(rows)])
+    return stacked_table(f"Compared with {name}", [*_results_names(rows, labels), values, *_comparison(rows)])
 
 
 def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
@@ -119,7 +185,9 @@ def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return common, [f"({each})" if each else "" for each in own]
 
 
-def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()) -> list[list[Item]]:
+def _results_names(
+    rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()
+) -> list[list[Item]]:
     """What the rows are of: the run, and the task with its metric."""
     run = {"model": [row.model for row in rows], "method": [row.method for row in rows], "settings": labels}
     marked = {"marks": marks} if marks else {}
@@ -128,20 +196,128 @@ def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = 
 
 
 def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
-    several = sum(row.p is not None for row in rows) > 1
-    p_values = [row.p_holm if several else row.p for row in rows]
+    several = any((row.family or 1) > 1 for row in rows)
     flips = ["-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
     difference = {
         "difference": [number(row.difference, sign=True) for row in rows],
         INTERVAL: [interval(row.difference_interval, sign=True) for row in rows],
     }
-    test = {HOLM if several else P: list(map(number, p_values)), "flips": flips}
+    test = {HOLM if several else P: [number(row.p_holm) for row in rows], "flips": flips}
     return [numbers(difference), numbers(test)]
 
 
-def notes(blocks: Sequence[dict[str, Any]], footnotes: Sequence[str]) -> list[str]:
-    """What the marks mean, for those that appear, and the methods' footnotes."""
-    seen = {mark for block in blocks for mark in marks_of(block)}
+def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
+    """What the notes mean, for those that appear, and the methods' footnotes."""
+    seen = {mark for result in results for mark in marks_of(result)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
-    lines += sorted({line for block in blocks for line in [*version_marks(block), *unjudged_lines(block)]})
+    lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
     return [*lines, *footnotes]
+
+
+# The tables of means over seeds on the terminal
+
+DOCUMENTS = "95% over documents"
+SEEDS = "95% over seeds"
+TEST = "one test over seeds and documents; with fewer than five seeds the larger p of a test over each"
+EXPLAINED = {
+    "std": "standard deviation over seeds.",
+    "mean": "of the metric over seeds; its intervals are over documents and over seeds.",
+    "difference": "mean minus that of the other runs. From five seeds on its interval over documents is one over both.",
+    P: f"{TEST}. Significant below {ALPHA}.",
+    HOLM: f"{TEST}; corrected for all comparisons of the command. Significant below {ALPHA}.",
+}
+"""What a column shows."""
+ONE_STUDY = (
+    "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
+    "tuning.seeds= repeats the study, too."
+)
+
+
+@dataclass(frozen=True)
+class SeedLine:
+    """The mean over the seeds of a run, compared with one other run."""
+
+    names: tuple[str, str, str, str, str]
+    """Model, method, task, settings and metric."""
+    score: Score
+    seeds: str
+    """Their number, and that of the studies."""
+
+
+def print_summaries(groups: Sequence[SeedGroup], files: Sequence[Path], family: Family) -> None:
+    """Print the means over seeds, each with its interval over documents and over seeds, and the summaries' paths."""
+    for other in [BASE, *compared_names(result for group in groups for result in group.results)]:
+        if lines := seed_lines(groups, family, other):
+            print()
+            print_stacked(_table(lines, other), EXPLAINED)
+    if any(len((group.summary or {}).get("studies", [])) == 1 for group in groups):
+        print(ONE_STUDY)
+    for file in files:
+        print(file)
+
+
+def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -> list[SeedLine]:
+    """A line for each task and shown metric of each group that has several seeds and is compared with `other`."""
+    summaries = [group.summary or {} for group in groups]
+    labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
+    return [
+        SeedLine((score.model, score.method, score.task, label, score.metric), score, count_seeds(summary))
+        for group, summary, label in zip(groups, summaries, labels, strict=True)
+        if other == BASE or other in compared_names(group.results)
+        for score in map(family.correct, group.scores(other))
+        if score.value is not None  # predict_only computes no score
+    ]
+
+
+def count_seeds(summary: Mapping[str, Any]) -> str:
+    """The number of seeds; for tuned runs the number of studies, too."""
+    studies = len(summary.get("studies", []))
+    of_studies = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
+    return f"{len(summary['seeds'])}{of_studies}"
+
+
+def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
+    scores = [line.score for line in lines]
+    spread = {
+        "seeds": [line.seeds for line in lines],
+        "std": [number(score.std) for score in scores],
+        other.replace("_", " "): [number(_baseline(score)) for score in scores],
+    }
+    mean = {
+        "mean": [number(score.value) for score in scores],
+        DOCUMENTS: [interval(score.interval) for score in scores],
+        SEEDS: [interval(score.seed_interval) for score in scores],
+    }
+    common, own = split_marks([score.marks for score in scores])
+    stacks = [*_seeds_names(lines, own), numbers(spread), numbers(mean), *_difference(scores)]
+    title = "Over seeds" if other == BASE else f"Over seeds, compared with {other.replace('_', ' ')}"
+    return stacked_table(title, stacks, common)
+
+
+def _baseline(score: Score) -> float | None:
+    return None if score.value is None or score.difference is None else score.value - score.difference
+
+
+def _seeds_names(lines: Sequence[SeedLine], marks: Sequence[str]) -> list[list[Item]]:
+    """The run, and the task with its metric."""
+    model, method, task, label, metric = (
+        list(cells) for cells in zip(*(line.names for line in lines), strict=True)
+    )
+    return [
+        names({"model": model, "method": method, "settings": label, "marks": marks}),
+        names({"task": task, "metric": metric}),
+    ]
+
+
+def _difference(scores: Sequence[Score]) -> list[list[Item]]:
+    several = any((score.family or 1) > 1 for score in scores)
+    return [
+        numbers(
+            {
+                "difference": [number(score.difference, sign=True) for score in scores],
+                DOCUMENTS: [interval(score.difference_interval, sign=True) for score in scores],
+                SEEDS: [interval(score.difference_seed_interval, sign=True) for score in scores],
+            }
+        ),
+        numbers({HOLM if several else P: [number(score.p_holm) for score in scores]}),
+    ]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.terminal.formats import number
-from moe_lab.reports.terminal.stacks import StackedTable, names, numbers, print_stacked, stacked_table
+from moe_lab.reports.terminal.layout import StackedTable, names, number, numbers, print_stacked, stacked_table
 from moe_lab.results.stored_files import read_mapping
 
 EXPLAINED = {
@@ -50,6 +49,7 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
     scaled = {}
     if any(profile.get("calibrated_score") is not None for profile in profiles):
         scores = {"calibrated": [number(profile.get("calibrated_score")) for profile in profiles]} | scores
+    if any(profile.get("logit_scale", 1) != 1 for profile in profiles):
         scaled = {"logit scale": [f"{profile.get('logit_scale', 1):.3g}" for profile in profiles]}
     if any(profile.get("at_bound") for profile in profiles):
         scaled["at bound"] = [", ".join(profile.get("at_bound", [])) or "-" for profile in profiles]

@@ -1,26 +1,79 @@
-"""A comparison of stored evaluations with the first one: all rows of the command, corrected for their number."""
+"""A comparison of stored evaluations with the first one: all scores of the command, corrected for their number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.compared_score import ComparedScore
-from moe_lab.results.comparisons.evaluation import Evaluation
-from moe_lab.results.comparisons.flipped_documents import flipped_documents
-from moe_lab.results.comparisons.group_scores import compare_group
-from moe_lab.results.comparisons.task_scores import Values, compare_task
+from moe_lab.results.comparisons.evaluation import Evaluation, Line
+from moe_lab.results.comparisons.scores import (
+    ComparedScore,
+    Values,
+    compare_group,
+    compare_task,
+    paired_lines,
+)
 from moe_lab.results.significance import holm
 from moe_lab.results.statistics import VERSION
+
+# The prompts and answers of documents that are right in one evaluation and wrong in another
+
+
+def flipped_documents(
+    evaluations: Sequence[Evaluation], scores: Sequence[ComparedScore]
+) -> dict[str, dict[str, Any]]:
+    """{task: {document number: document}} of all documents in the flips of `scores`.
+
+    A document has `prompt`, `target`, for multiple choice `choices`, and `answers`: by evaluation and filter, `resps`
+    and `filtered_resps` as lm-eval logged them.
+    """
+    first, *others = evaluations
+    found: dict[str, dict[str, Any]] = {}
+    for task, numbers in _flips(scores).items():
+        documents: dict[int, dict[str, Any]] = {}
+        for other in (one for one in others if task in one.samples):
+            for pairs in paired_lines(first, other, task).values():
+                for mine, theirs in (pair for pair in pairs if pair[0]["doc_id"] in numbers):
+                    document = documents.setdefault(mine["doc_id"], _question(mine))
+                    for one, line in ((first, mine), (other, theirs)):
+                        document["answers"].setdefault(one.key, {})[line["filter"]] = _answer(line)
+        found[task] = {str(number): documents[number] for number in sorted(documents)}
+    return found
+
+
+def _flips(scores: Sequence[ComparedScore]) -> dict[str, set[int]]:
+    """The documents of each task that flip in any row."""
+    found: dict[str, set[int]] = {}
+    for score in scores:
+        for number in chain.from_iterable((score.flips or {}).values()):
+            found.setdefault(score.task, set()).add(number)
+    return found
+
+
+def _question(line: Line) -> dict[str, Any]:
+    arguments = list(line.get("arguments", {}).values())
+    choices = [each.get("arg_1") for each in arguments]
+    question = {"prompt": arguments[0].get("arg_0") if arguments else None, "target": line.get("target")}
+    if len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
+        question["choices"] = choices
+    return question | {"answers": {}}
+
+
+def _answer(line: Line) -> dict[str, Any]:
+    return {"resps": line.get("resps"), "filtered_resps": line.get("filtered_resps")}
+
+
+# A comparison of stored evaluations with the first one: all rows of the command, corrected for their number
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Evaluations of the same documents, and what of their scores is told from chance."""
+    """Evaluations of the same documents, and which of their scores differ significantly."""
 
     evaluations: list[Evaluation]
     """The first is `a`; the others are compared with it."""
@@ -91,7 +144,7 @@ def _compare_two(a: Evaluation, b: Evaluation, notes: list[str]) -> list[Compare
 
 
 def _lm_eval_version(evaluation: Evaluation) -> str | None:
-    own = evaluation.results.get("moe_lab", {}).get("versions", {}).get("lm_eval")
+    own = evaluation.own.versions.get("lm_eval") if evaluation.own else None
     return own or evaluation.results.get("lm_eval_version")
 
 
@@ -111,15 +164,13 @@ def _partial_notes(a: Evaluation, task: str) -> list[str]:
 
 def _described(evaluation: Evaluation) -> dict[str, Any]:
     """Where an evaluation comes from."""
-    results = evaluation.results
-    own = results.get("moe_lab", {})
     return {
         "key": evaluation.key,
         "label": evaluation.label,
         "settings": evaluation.settings,
         "file": str(evaluation.file.absolute()),
         "samples": {task: str(file.absolute()) for task, file in evaluation.samples_files.items()},
-        "run_id": own.get("run_id"),
+        "run_id": evaluation.own.run_id if evaluation.own else None,
         "lm_eval_version": _lm_eval_version(evaluation),
-        "task_versions": results.get("versions", {}),
+        "task_versions": evaluation.results.get("versions", {}),
     }

@@ -1,17 +1,95 @@
-"""One stored evaluation: its scores and its sample logs, whoever wrote them."""
+"""One stored evaluation, of this package or of lm-eval: its scores and its sample logs."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.files import lm_eval_samples, results_file
+from moe_lab.results.model import RunResult
 from moe_lab.results.samples import odd_values, read_samples, samples_file
 from moe_lab.results.shapes import LM_EVAL_LINE, lm_eval_misfit, misfit, results_misfit
 from moe_lab.results.stored_files import damaged, read_lines, read_mapping
+
+# Finds the files of a stored evaluation: a run's folder, or what lm-eval's own tracker writes
+#
+# lm-eval writes `<output_path>/<model>/results_<date>.json` and `samples_<task>_<date>.jsonl` next to it, or for an
+# `output_path` that ends in .json `<its name>_<date>.json`.
+
+DATED = re.compile(r".+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.json")
+"""The name of a results file of lm-eval."""
+OWN = "results.json"
+SHOWN = 5
+"""Folders that an error names."""
+
+
+def results_file(key: str, path: Path) -> Path:
+    """The results file that `<key>=<path>` means: the file itself, or that of a folder.
+
+    A folder is a run's, lm-eval's `output_path`, or a model's folder in it. Of several results in one folder the newest
+    is taken, with a line on stderr. Raises ConfigError where there is none, or several folders have one.
+    """
+    if path.is_file():
+        if path.suffix != ".json":
+            raise ConfigError(
+                f"{key}={one_line(path)} is no results file. Give its results_*.json, or the folder."
+            )
+        return path
+    if not path.is_dir():
+        raise ConfigError(f"{key}={one_line(path)}: there is no such file or folder.")
+    folders = {folder: found for folder in (path, *sorted(path.iterdir())) if (found := _results_in(folder))}
+    if path in folders:
+        folders = {path: folders[path]}
+    if not folders:
+        raise ConfigError(
+            f"{key}={one_line(path)} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
+        )
+    if len(folders) > 1:
+        named = "".join(f"\n  {key}={one_line(folder)}" for folder in list(folders)[:SHOWN])
+        raise ConfigError(
+            f"{key}={one_line(path)} has results in {len(folders)} folders. Name one of them:{named}"
+        )
+    [found] = folders.values()
+    if len(found) > 1:
+        print(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.", file=sys.stderr)
+    return found[-1]
+
+
+def _results_in(folder: Path) -> list[Path]:
+    """The results of a folder without its subfolders, the newest last."""
+    if not folder.is_dir():
+        return []
+    if (folder / OWN).is_file():
+        return [folder / OWN]
+    dated = [(match["date"], file) for file in folder.iterdir() if (match := DATED.fullmatch(file.name))]
+    return [file for _, file in sorted(dated)]
+
+
+def lm_eval_samples(results: Path, task: str) -> Path:
+    """The sample log of a task that belongs to a results file of lm-eval.
+
+    Raises ConfigError for a name without lm-eval's date, and where the log is missing.
+    """
+    match = DATED.fullmatch(results.name)
+    if match is None:
+        raise ConfigError(
+            f"{one_line(results)}: its samples are not known, as its name does not end in lm-eval's date. Give it the "
+            "name that lm-eval gave it (results_<date>.json)."
+        )
+    file = results.with_name(f"samples_{task}_{match['date']}.jsonl")
+    if not file.is_file():
+        raise ConfigError(
+            f"{one_line(file)} is missing. Evaluate again with --log_samples; lm-eval then writes it."
+        )
+    return file
+
+
+# One stored evaluation: its scores and its sample logs, whoever wrote them
 
 MOVED = "Evaluate again, or give another result."
 FIELDS = frozenset({"doc_id", "doc_hash", "prompt_hash", "target_hash", "filter", "metrics"})
@@ -35,10 +113,15 @@ class Evaluation:
     """The results file."""
     samples_files: dict[str, Path]
     """The sample log of each task."""
-    results: dict[str, Any]
+    results: Mapping[str, Any]
     """lm-eval's result dictionary."""
     samples: dict[str, list[Line]]
     """The lines of each task's sample log."""
+
+    @property
+    def own(self) -> RunResult | None:
+        """The result, if this package wrote it."""
+        return self.results if isinstance(self.results, RunResult) else None
 
     def scores(self, name: str) -> dict[str, Any]:
         """The scores of a task or a group by `metric,filter`."""
@@ -67,33 +150,28 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         raise ConfigError(
             f"{key}={one_line(file)} is no result of lm-eval or moe_lab: it has no results and configs."
         )
-    own = isinstance(results.get("moe_lab"), dict)
+    own = RunResult(results, file.parent) if isinstance(results.get("moe_lab"), dict) else None
     if (problem := results_misfit(results) if own else lm_eval_misfit(results)) is not None:
         raise damaged(file, problem, MOVED)
     tasks = [task for task in results["configs"] if task in results["results"]]
     files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
-    samples = read_samples(file.parent, results) if own else {task: _lines(files[task]) for task in tasks}
+    samples = read_samples(own) if own else {task: _lines(files[task]) for task in tasks}
     return Evaluation(
         key=key,
-        label=_label(results, own),
-        settings=_settings(results, own),
+        label=_label(results) if own is None else one_line(f"{own.model}-{own.method}"),
+        settings=_settings(results) if own is None else one_line(" ".join(own.overrides)),
         file=file,
         samples_files=files,
-        results=results,
+        results=own or results,
         samples=samples,
     )
 
 
-def _label(results: dict[str, Any], own: bool) -> str:
-    if own:
-        block = results["moe_lab"]
-        return one_line(f"{block['model']['name']}-{block['method']['name']}")
+def _label(results: Mapping[str, Any]) -> str:
     return one_line(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
 
 
-def _settings(results: dict[str, Any], own: bool) -> str:
-    if own:
-        return one_line(" ".join(results["moe_lab"].get("overrides") or []))
+def _settings(results: Mapping[str, Any]) -> str:
     given = (results.get("config") or {}).get("model_args") or ""
     return one_line(
         ",".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else given

@@ -8,17 +8,71 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moe_lab.metrics.counterfactual import ScoredTokens, counterfactual
-from moe_lab.metrics.stored_counterfactual import ARRAYS, FILE, SCHEMA_VERSION
+from moe_lab.errors import ConfigError
+from moe_lab.methods.roe import RoE
+from moe_lab.metrics.counterfactual import ARRAYS, FILE, SCHEMA_VERSION, ScoredTokens, counterfactual
 from moe_lab.results.atomic import write_atomically, write_json
-from moe_lab.results.versions import versions
+from moe_lab.results.identity import versions
+from moe_lab.runs.evaluation.measures import Measure
 from moe_lab.runs.evaluation.run_lm_eval import load_for
 
 if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config.schema import Config
+    from moe_lab.engine.forward.observer import Observer
     from moe_lab.engine.hf import Request
-    from moe_lab.engine.scoring.route_scores import RouteScores
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.engine.route_scores import RouteScores
+    from moe_lab.methods.method import Method
+    from moe_lab.metrics.intervals import Samples
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Run
+
+
+class Counterfactual(Measure):
+    """Scores the routes of all tokens (docs/counterfactual.md)."""
+
+    of_baseline = False
+
+    def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+        """Routes at equal compute are those of noisy samples over a clean history, for tokens of a given text."""
+        if not isinstance(method, RoE):
+            raise ConfigError(
+                f"metrics=counterfactual scores the routes that RoE's noise proposes, and method={config.method.name} "
+                "proposes none. Use method=roe."
+            )
+        settings = method.config
+        wanted = {"cache": "clean", "weights": "clean", "adaptive": None, "include_clean": True}
+        if other := [key for key, value in wanted.items() if getattr(settings, key) != value]:
+            raise ConfigError(
+                "metrics=counterfactual compares n routes of every token, the router's among them, that differ in this "
+                f"token's experts alone. method.{other[0]}={getattr(settings, other[0])} computes others. Leave it out."
+            )
+        if method.logit_scale != 1:
+            raise ConfigError(
+                "metrics=counterfactual scores single routes, whose mean is what "
+                f"method.logit_scale={method.logit_scale} scales. Leave it out."
+            )
+        if settings.n == 1:
+            raise ConfigError("metrics=counterfactual: method.n=1 proposes no route. Raise it.")
+        for name, task in tasks["tasks"].items():
+            if task.get_config("output_type") == "generate_until":
+                raise ConfigError(
+                    f"metrics=counterfactual scores the tokens of given texts and right choices, and answers of {name} are "
+                    "generated. Use a task such as toy_text, toy_choice or wikitext."
+                )
+        if config.model.tp_plan is not None:
+            raise ConfigError(
+                "metrics=counterfactual takes one process. Use model.device_map=auto for a large model."
+            )
+
+    def evaluations(self, method: Method) -> int:
+        return 1
+
+    def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+        if run.config.rerun or not run.has_metrics:
+            write_counterfactual(run, models)
 
 
 def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
@@ -26,7 +80,7 @@ def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
 
     lm-eval has built the requests of the run's tasks. The model is loaded; stored answers are not used.
     """
-    from moe_lab.engine.text_routes import text_routes
+    from moe_lab.engine.route_scores import text_routes
 
     print(f"{run.folder.name}: the routes of each token", file=sys.stderr)
     start = time.perf_counter()
@@ -52,7 +106,7 @@ def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
 
 
 def given_texts(run: Run) -> list[tuple[str, Request]]:
-    """For each document its text, or its right answer behind its prompt: the kind of request, and the request."""
+    """For each document its text, or its right answer after its prompt: the kind of request, and the request."""
     from moe_lab.engine.hf import Request
     from moe_lab.tasks.requests import right_request
 
@@ -92,3 +146,6 @@ def _write_arrays(run: Run, tokens: ScoredTokens) -> None:
     write_atomically(
         run.folder / ARRAYS, save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     )
+
+
+MEASURE = Counterfactual()

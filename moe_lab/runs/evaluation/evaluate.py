@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -16,27 +15,24 @@ from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import RunHeldError
 from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
-from moe_lab.results.request_log import ResponseLog, adopt_answers
-from moe_lab.results.run_log import RunLog, WarningsOnce
-from moe_lab.results.versions import decisive_versions
-from moe_lab.runs.evaluation.cost import cost_block
-from moe_lab.runs.evaluation.counterfactual import write_counterfactual
+from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
+from moe_lab.results.model import RunResult
 from moe_lab.runs.evaluation.flips import store_flips, unstored_flips
-from moe_lab.runs.evaluation.judges_block import judges_block
-from moe_lab.runs.evaluation.result_block import moe_lab_block
-from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
-from moe_lab.tasks.judges.session import JUDGEMENTS, judgements_file
+from moe_lab.runs.evaluation.measures import measure_of
+from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
+from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
+from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
 
 if TYPE_CHECKING:
-    from moe_lab.metrics.routes import Routes
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
+    from moe_lab.results.logs import ResponseLog
     from moe_lab.runs.run import Run
 
 
 logger = logging.getLogger("moe_lab")
 
 
-def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
     """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
 
     `before` as in `moe_lab_block`. Returns the content of results.json; metrics and flips are made after it. The
@@ -46,7 +42,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
         return _evaluate_and_write(run, models, before)
 
 
-def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
     from moe_lab.models.tokenizer import template_block
     from moe_lab.results.samples import write_samples
 
@@ -54,8 +50,8 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
     if run.judges and not again:
-        adopt_answers(run.folder, answers_header(run))
-    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, answers_header(run))
+        adopt_answers(run.folder, run.answers_header)
+    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, run.answers_header)
     if log.set_aside is not None:
         reason = "they are of another model commit, made with other versions, or damaged"
         print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
@@ -65,9 +61,10 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
         print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
-    routes = _routes(run)
+    measure = measure_of(run.config.metrics)
+    observer = None if measure is None else measure.observer()
     try:
-        evaluated = evaluate_answers(run, models, log, routes)
+        evaluated = evaluate_answers(run, models, log, observer)
     finally:
         log.close()
     counters = {name: int(amount) for name, amount in log.cost.items()}
@@ -81,56 +78,15 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         os.replace(log.path, path)
         if run.judges:
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
-    results = without_values(plain(evaluated | {"moe_lab": block}), run.config)
-    flips = unstored_flips(run, answers_header(run), results, before)
-    write_json(run.folder / "results.json", results)
-    if routes is not None:
-        from moe_lab.runs.evaluation.expert_metrics import write_expert_metrics
-
-        write_expert_metrics(
-            run, routes, samples, partial(_evaluate_policy, run, models), partial(ask_again, run, models)
-        )
-    if run.config.metrics == "counterfactual" and (again or not run.has_metrics):
-        write_counterfactual(run, models)
+    content = without_values(plain(evaluated | {"moe_lab": block}), run.config)
+    results = RunResult(content, run.folder)
+    flips = unstored_flips(run, run.answers_header, results, before)
+    write_json(run.folder / "results.json", content)
+    if measure is not None:
+        measure.measure(run, models, samples, observer)
     if flips is not None:
-        store_flips(run, models, answers_header(run), flips)
+        store_flips(run, models, run.answers_header, flips)
     return results
-
-
-def _routes(run: Run) -> Routes | None:
-    """What sees the routing of all answers to come, where expert metrics are made of it."""
-    if run.config.metrics != "expert":
-        return None
-    from moe_lab.metrics.routes import Routes
-
-    return Routes()
-
-
-def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
-    """The run's documents under a routing policy with an `identity`: lm-eval's samples, and their cost. Resumed."""
-    path = run.folder / "expert_metrics" / f"{name}.jsonl"
-    again = run.config.rerun
-    log = ResponseLog(
-        path.with_suffix(".rerun.jsonl") if again else path, answers_header(run) | {"policy": policy.identity}
-    )
-    logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
-    print(f"{run.folder.name}: {name}", file=sys.stderr)
-    try:
-        samples = evaluate_answers(run, models, log, policy, bootstrap_iters=0)["samples"]
-    finally:
-        log.close()
-    if again:
-        os.replace(log.path, path)
-    return samples, cost_block(log)
-
-
-def answers_header(run: Run) -> dict[str, Any]:
-    """What the log of a run's answers begins with: whose answers they are."""
-    return {
-        "run_id": run.answers_id,
-        "commit": run.facts.commit,
-        "versions": decisive_versions(),
-    }
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What routing changed where an answer flips: its passes are repeated for the documents that turned right or wrong."""
+"""The routing at answers that changed between right and wrong: its passes are repeated for those documents."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.progress import Progress
-from moe_lab.reports.pages.answer_pairs import AnswerPair, answer_pairs
-from moe_lab.results.flips import FILE, MOST_ROUTED, read_flips, rounded, write_flips
-from moe_lab.results.samples import read_samples
+from moe_lab.reports.pages.answers import AnswerPair, answer_pairs
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import FILE, MOST_ROUTED, read_flips, read_samples, rounded, write_flips
 from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.evaluation.run_lm_eval import load_for
 
 if TYPE_CHECKING:
     from moe_lab.engine.choices import Choices, Place
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Run
 
 logger = logging.getLogger("moe_lab")
@@ -29,24 +29,23 @@ Flip = tuple[str, AnswerPair]
 def unstored_flips(
     run: Run,
     header: dict[str, Any],
-    results: Mapping[str, Any],
+    result: RunResult,
     before: Mapping[str, dict[str, Any]],
 ) -> list[Flip] | None:
     """The answers that flip; None where `flips.jsonl` has them, or does not belong to the run. Another one is removed.
 
     Args:
         header: whose answers they are.
-        results: what results.json will hold.
         before: as in `moe_lab_block`.
     """
     if not run.tells_flips:
         return None
-    samples = read_samples(run.folder, dict(results))
+    samples = read_samples(result)
     earlier = before["baseline"]["samples"]
     flips = [
         (task, pair)
         for task, lines in samples.items()
-        for pair in answer_pairs(results, task, earlier[task], lines)
+        for pair in answer_pairs(result, task, earlier[task], lines)
         if pair.flipped
     ]
     if _stored(run, header) == [(task, pair.number) for task, pair in flips]:
@@ -87,7 +86,7 @@ def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flip]) -> list[di
     assert run.baseline is not None
     model = load_for(run.baseline, models, None)[0].model
     before = _counted(
-        (plain_choices(model, own.read) for own in after), len(known), "untouched routing at flips"
+        (plain_choices(model, own.read) for own in after), len(known), "base routing at changed answers"
     )
     routing = map(_routing, words, before, after)
     return [

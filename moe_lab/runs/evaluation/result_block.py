@@ -1,19 +1,153 @@
-"""The `moe_lab` block of results.json (schema version 1). A block that does not apply is absent."""
+"""The `moe_lab` block of results.json: scores with intervals, paired differences, judges and costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.results.paired import paired
+from moe_lab.models.memory import memory_bytes, peak_memory_bytes
+from moe_lab.results.identity import SCHEMA_VERSION, versions
 from moe_lab.results.samples import Values, aggregation, metric_values, reported
+from moe_lab.results.significance import paired
 from moe_lab.results.statistics import VERSION, interval
-from moe_lab.results.versions import SCHEMA_VERSION, versions
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.results.logs import ResponseLog
     from moe_lab.runs.run import Run
+    from moe_lab.tasks.judges import Judge
+
+
+# What a run takes: time, tokens, peak memory, energy
+
+
+class Meter:
+    """Time, energy and the engine's counters since the last reading."""
+
+    def __init__(self, model: EngineLM):
+        self._model = model
+        self._start = memory_bytes(model.device)
+        self._counts = dict(model.cost)
+        self._since = time.perf_counter()
+        self._energy = energy_joules(model.device)
+
+    def spent(self) -> dict[str, float]:
+        """What was spent since the last call, and the peaks so far (bytes); zeros are left out.
+
+        `peak_working_bytes` is the peak less what the model, and elsewhere than on a CUDA device Python and its
+        libraries, held before the first answer.
+        """
+        now, counts = time.perf_counter(), dict(self._model.cost)
+        spent: dict[str, float] = {name: count - self._counts.get(name, 0) for name, count in counts.items()}
+        spent["wall_seconds"] = now - self._since
+        spent["peak_memory_bytes"] = peak_memory_bytes(self._model.device)
+        spent["peak_working_bytes"] = max(0, spent["peak_memory_bytes"] - self._start)
+        energy = energy_joules(self._model.device)
+        if energy is not None and self._energy is not None:
+            spent["energy_joules"] = spent.get("energy_joules", 0) + energy - self._energy
+        self._counts, self._since, self._energy = counts, now, energy
+        return {name: amount for name, amount in spent.items() if amount}
+
+
+def energy_joules(device: Any) -> float | None:
+    """Energy that a CUDA device has drawn since its driver was loaded, in joules.
+
+    None elsewhere, without the package nvidia-ml-py, and where the device does not report it.
+    """
+    handle = _nvml_handle(str(device)) if getattr(device, "type", None) == "cuda" else None
+    if handle is None:
+        return None
+    import pynvml
+
+    return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+
+
+@lru_cache(maxsize=8)
+def _nvml_handle(device: str) -> Any:
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except pynvml.NVMLError:
+        return None
+    return handle
+
+
+def cost_block(log: ResponseLog) -> dict[str, Any]:
+    """The `cost` of results.json, over all sessions of a run. Tokens per second are tokens put through the model."""
+    cost = log.cost
+    wall, tokens_in = cost.get("wall_seconds", 0.0), int(cost.get("tokens_in", 0))
+    return {
+        "wall_seconds": wall,
+        "load_seconds": cost.get("load_seconds", 0.0),
+        "tokens_in": tokens_in,
+        "tokens_out": int(cost.get("tokens_out", 0)),
+        "near_ties": int(cost.get("near_ties", 0)),
+        "tokens_per_second": tokens_in / wall if wall else None,
+        "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),
+        "peak_working_bytes": _whole(cost.get("peak_working_bytes")),
+        "weight_bytes": _whole(cost.get("peak_weight_bytes")),
+        "energy_joules": cost.get("energy_joules"),
+        "device": log.environment.get("device"),
+    }
+
+
+def _whole(amount: float | None) -> int | None:
+    return None if amount is None else int(amount)
+
+
+# The `judges` block of results.json: who judged, and how many answers of each task
+
+
+def judges_block(judges: Sequence[Judge], samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; nothing where there are no judges.
+
+    Counts are {"documents", "judged", "waiting", "failed": {reason: count}}: waiting ones had no verdict this time, and
+    are asked for again by the same command.
+    """
+    if not judges:
+        return {}
+    from moe_lab.tasks.judges.toy import ToyJudge
+
+    block = {}
+    for judge in judges:
+        tasks = {task: _counts(judge.name, lines) for task, lines in samples.items() if _judged(lines)}
+        block[judge.name] = {
+            "identity": judge.identity,
+            "toy": isinstance(judge, ToyJudge),
+            "metrics": [f"{metric},none" for metric in judge.metrics],
+            "tasks": tasks,
+        }
+    return {"judges": block}
+
+
+def _judged(lines: list[dict[str, Any]]) -> bool:
+    return isinstance(lines[0]["filtered_resps"][0], dict)
+
+
+def _counts(judge: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    verdicts = [line["filtered_resps"][0][judge] for line in lines]
+    failed = Counter(verdict["failed"] for verdict in verdicts if verdict and "failed" in verdict)
+    return {
+        "documents": len(verdicts),
+        "judged": sum(bool(verdict) and "scores" in verdict for verdict in verdicts),
+        "waiting": verdicts.count(None),
+        "failed": dict(failed),
+    }
+
+
+# The `moe_lab` block of results.json (schema version 1). A block that does not apply is absent
 
 
 def moe_lab_block(
@@ -26,7 +160,7 @@ def moe_lab_block(
     """What this package adds to lm-eval's result dictionary.
 
     `evaluated` is what `lm_eval.evaluate` returned, samples included; `report` is the method's own blocks; `before` has
-    {"run_id", "results", "samples"} of the untouched model as "baseline", and of what else the run is compared with.
+    {"run_id", "results", "samples"} of the base model as "baseline", and of what else the run is compared with.
     """
     facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
     values = {name: metric_values(evaluated["samples"][name]) for name in tasks}

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods.method import Context
-from moe_lab.methods.training_method import TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.models.distributed import num_processes
 from moe_lab.runs.distributed import LeaderLM, free_on_all_ranks, load_on_all_ranks
-from moe_lab.tasks.judges.session import judging
+from moe_lab.tasks.judges.judging import judging
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from moe_lab.engine.forward.observer import Observer
     from moe_lab.engine.hf import Request
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.pool import ModelPool
-    from moe_lab.results.request_log import ResponseLog
+    from moe_lab.models.memory import ModelPool
+    from moe_lab.results.logs import ResponseLog
     from moe_lab.runs.run import Run
 
 
@@ -45,10 +44,9 @@ def evaluate_answers(
     alone.
     """
     from moe_lab.engine.forward.observer import observed
+    from moe_lab.models.memory import reset_peak_memory, weight_bytes
     from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.models.used_memory import reset_peak_memory, weight_bytes
-    from moe_lab.runs.evaluation.divided_lm import DividedLM
-    from moe_lab.runs.evaluation.replay_lm import RecordedLM
+    from moe_lab.runs.evaluation.lms import DividedLM, RecordedLM
 
     config = run.config
     together = num_processes() > 1 and observer is None

@@ -1,8 +1,8 @@
-"""The cells of an experiment, composed with the user's overrides and checked."""
+"""The cells of an experiment: composed, prepared, and placed in its table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,20 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.compose import Cell, compose_cell
-from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
+from moe_lab.config.overrides import REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
-from moe_lab.methods.training_method import TrainingMethod
-from moe_lab.reports.papers.experiment import Experiment, find_experiments
-from moe_lab.reports.papers.expert_scores import EXPERT
-from moe_lab.reports.papers.table_files import typed_settings
+from moe_lab.methods.method import TrainingMethod
+from moe_lab.metrics.stored import stored_metrics
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
+from moe_lab.reports.papers.files import typed_settings
+from moe_lab.reports.papers.metrics import EXPERT, NO_TASK, TRAINING
+from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, job_after, job_of
+from moe_lab.runs.summaries import summary
 
 if TYPE_CHECKING:
+    from moe_lab.runs.run import Outcome
     from moe_lab.runs.tuning.study import Study
+
+
+# The cells of an experiment, composed with the user's overrides and checked
 
 OURS = ("experiment", "scale", "mode")
 TIMED = ("overhead",)
@@ -128,7 +136,7 @@ def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
     except REQUEST_ERRORS as error:
         raise ConfigError(
             f"experiment={experiment.name}, cell {' '.join(overrides)}: {explain(error, methods_with)}\n"
-            "What is typed beside experiment= applies to every cell of its table, method.<key>= to those that have it."
+            "What is typed with experiment= applies to every cell of its table, method.<key>= to those that have it."
         ) from error
 
 
@@ -180,7 +188,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
 
 
 def _design(config: Config) -> Any:
-    """What decides beside `model=` whether a method can run: its name, and its keys where they are the model's."""
+    """What decides, besides `model=`, whether a method can run: its name, and its keys where they are the model's."""
     method = get_method(config.method.name)  # a model without routers runs with method=base
     designs = issubclass(method, TrainingMethod) and method.trained_facts is not TrainingMethod.trained_facts
     return config.method if designs else config.method.name
@@ -207,3 +215,116 @@ def experiment_configs(config: Config, base: Cell) -> list[Config]:
         configs += [typed for _, typed in composed.cells]
         configs += [composed.study] if composed.study is not None else []
     return configs
+
+
+# The coordinates of an experiment's cells in its table, and the results of each
+
+Place = dict[str, str]
+
+NULL = "temperature 0"
+"""Mark of a method without noise, which differs from the base model by rounding only."""
+
+
+def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Experiment, list[Place]]:
+    """The coordinates of every cell on the axes of the experiment.
+
+    Cells that typed overrides put in one place are distinguished by one more axis, SETTINGS: their own overrides.
+    """
+    axes = [key for key in experiment.keys if key != MEASURE]
+    places = [{key: coordinate(one, key) for key in axes} for one in cells]
+    shared = [[one for one, other in zip(cells, places, strict=True) if other == place] for place in places]
+    if all(len(group) == 1 for group in shared):
+        return experiment, places
+    settings = [_own_settings(one, group) for one, group in zip(cells, shared, strict=True)]
+    extended = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
+    return replace(experiment, rows=[*experiment.rows, SETTINGS]), extended
+
+
+def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
+    """The overrides of a cell that are not common to its group; a dash for none."""
+    common = set.intersection(*(set(each.cell.overrides) for each in group))
+    last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last override of a key applies
+    return " ".join(text for text in last.values() if text not in common) or "-"
+
+
+def coordinate(prepared: PreparedCell, key: str) -> str:
+    """The coordinate of a cell on one axis: an option's name, a dotted key's value, or a property of the method.
+
+    A dash stands for a missing value, and for one without effect.
+    """
+    if key == "model":
+        return prepared.config.model.name
+    if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
+        return f"{prepared.cell.choices[key]}, {NULL}"
+    if key in prepared.cell.choices:
+        return prepared.cell.choices[key]
+    group, _, name = key.partition(".")
+    method = prepared.config.method
+    if group == "method" and name in get_method(method.name).unread(method):
+        return "-"
+    value: Any = prepared.cell.values
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None  # a model without a recipe
+    if group == "method" and name not in prepared.cell.values["method"]:
+        value = getattr(method, name, None)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value is None else str(value)
+
+
+def table_cells(
+    experiment: Experiment,
+    scale: str,
+    one: PreparedCell,
+    place: Place,
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
+) -> list[TableCell]:
+    """A cell for each of the experiment's metrics, without expert metrics that the configuration does not measure."""
+    runs = one.job.runs if one.job is not None else []
+    ids = [run.run_id for run in runs]
+    studies = [study.folder for study in one.job.studies] if one.job is not None else []
+    names = [one.job.name] if one.job is not None and not runs else []
+    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
+    error = one.error or next(failed, None)
+    done = [outcomes[run_id] for run_id in ids if run_id in outcomes]
+    whole = TableCell(
+        coordinates=place,
+        run_id=ids[0] if ids else None,
+        results=[outcome.results for outcome in done],
+        expert=[_expert_metrics(outcome) for outcome in done],
+        summary=summary(done) if len(done) > 1 else None,
+        studies=[folder for folder in studies if (folder / "best.yaml").exists()],
+        problem=None if error is None else " ".join(str(error).split()),
+        config=one.config,
+        folder=runs[0].folder if runs else None,
+    )
+    several = MEASURE in experiment.keys
+    return [
+        replace(
+            whole,
+            metric=metric,
+            coordinates=place
+            | ({MEASURE: name} if several else {})
+            | ({experiment.average: NO_TASK} if experiment.average and metric.startswith(TRAINING) else {}),
+        )
+        for name, metric in experiment.metrics(scale).items()
+        if one.config.metrics == "expert" or not metric.startswith(EXPERT)
+    ]
+
+
+def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
+    """The cells, without those that repeat what a training measured: runs on several tasks evaluate one model."""
+    found: dict[Any, TableCell] = {}
+    for number, cell in enumerate(cells):
+        key = tuple(cell.coordinates.items()) if cell.of_training else number
+        if key not in found or len(cell.results) > len(found[key].results):
+            found[key] = cell
+    return list(found.values())
+
+
+def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:
+    run = outcome.run
+    return (
+        stored_metrics(run.folder, run.run_id, run.facts.commit) if run.config.metrics == "expert" else None
+    )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +17,136 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
+from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.identity import folder_name
+from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
-from moe_lab.results.versions import versions
-from moe_lab.runs.experiments.deepen import non_embedding_parameters, of_depth, scaled_depth
-from moe_lab.runs.experiments.timing import NEW_TOKENS, PROMPT, REPETITIONS, measure_in_turns
+from moe_lab.runs.evaluation.result_block import energy_joules
 
 if TYPE_CHECKING:
     import torch
 
+    from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.method import Method
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
+
+
+# A plain model of another depth with random weights, to measure the time and memory of a larger model
+
+
+def scaled_depth(layers: int, ratio: float) -> int:
+    """The number of layers of a model that is `ratio` times as large; at least one."""
+    return max(1, round(layers * ratio))
+
+
+def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
+    """The model's architecture with another number of layers and random weights, on its device, in its dtype."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = deepcopy(loaded.model.config)
+    own = config.num_hidden_layers
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index % own] for index in range(layers)]
+    torch.manual_seed(0)
+    with torch.device(loaded.device):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=loaded.model.dtype, experts_implementation=config._experts_implementation
+        )
+    model.generation_config = deepcopy(loaded.model.generation_config)
+    return replace(loaded, model=model.eval())
+
+
+def non_embedding_parameters(model: Any) -> int:
+    """The model size of Kaplan et al. (2020): parameters without the embedding and the output head."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    excluded = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in excluded)
+
+
+# Latency and memory of generating a fixed number of tokens, measured for several settings in turns
+
+NEW_TOKENS = 128
+"""As in the paper, whose latency is the time for 128 tokens."""
+REPETITIONS = 5
+PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have now?\nAnswer:"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Time, memory and energy of a generation."""
+
+    seconds: float
+    """Median over repetitions, for all tokens."""
+    fastest: float
+    slowest: float
+    memory_bytes: int
+    """Weights and the peak of additional memory."""
+    energy_joules: float | None
+    """Median over repetitions; None without a meter."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_in_turns(
+    settings: Mapping[str, Callable[[], AbstractContextManager[EngineLM]]],
+    new_tokens: int = NEW_TOKENS,
+    repetitions: int = REPETITIONS,
+) -> dict[str, Generation]:
+    """Measure every setting once per round, so that other load affects all alike. The first round is a warm-up.
+
+    `settings` open a model by name. Batch 1, greedy, no end token.
+    """
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
+    with ExitStack() as stack:
+        models = {name: stack.enter_context(opened()) for name, opened in settings.items()}
+        for _ in range(repetitions + 1):
+            for name, lm in models.items():
+                rounds[name].append(_generate_once(lm, new_tokens))
+    return {name: _summary(measured[1:]) for name, measured in rounds.items()}
+
+
+def _summary(rounds: list[dict[str, Any]]) -> Generation:
+    seconds = [one["seconds"] for one in rounds]
+    energies = [one["energy"] for one in rounds if one["energy"] is not None]
+    return Generation(
+        seconds=statistics.median(seconds),
+        fastest=min(seconds),
+        slowest=max(seconds),
+        memory_bytes=max(one["memory"] for one in rounds),
+        energy_joules=statistics.median(energies) if len(energies) == len(rounds) else None,
+    )
+
+
+def _generate_once(lm: EngineLM, new_tokens: int) -> dict[str, Any]:
+    from moe_lab.engine.lm import Request
+
+    lm.progress = False
+    ends = lm.model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    options = {"until": [], "max_gen_toks": new_tokens, "do_sample": False, "suppress_tokens": ends or None}
+    before, device = lm.cost["tokens_out"], lm.device
+    answer = partial(lm.answer, "generate_until", [Request((PROMPT, options))], lambda *_: None)
+    reset_peak_memory(device)
+    held, drawn, start = memory_bytes(device), energy_joules(device), time.perf_counter()
+    answer()
+    seconds, now = time.perf_counter() - start, energy_joules(device)
+    generated = lm.cost["tokens_out"] - before
+    if generated != new_tokens:
+        raise RuntimeError(
+            f"{generated} tokens were generated instead of {new_tokens}: this is no measurement."
+        )
+    return {
+        "seconds": seconds,
+        "memory": weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held),
+        "energy": None if now is None or drawn is None else now - drawn,
+    }
+
+
+# Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored
 
 
 def measured(
@@ -33,7 +155,7 @@ def measured(
     """The measurement of a RoE configuration and a plain model `ratio` times as large, stored or new.
 
     None with `stored_only` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
-    and a `Generation` of the untouched model (`base`), of RoE (`roe`), and of one with `equivalent_layers` layers and
+    and a `Generation` of the base model (`base`), of RoE (`roe`), and of one with `equivalent_layers` layers and
     random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
@@ -78,12 +200,12 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
 def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, Any]:
     larger = of_depth(loaded, layers)
     plain = get_method("base")(get_method("base").Config(name="base"))
-    untouched = Context(config=replace(config, method=plain.config))
+    plain_context = Context(config=replace(config, method=plain.config))
     generations = measure_in_turns(
         {
-            "base": partial(plain.open, loaded, untouched),
+            "base": partial(plain.open, loaded, plain_context),
             "roe": partial(method.open, loaded, Context(config=config)),
-            "equivalent": partial(plain.open, larger, untouched),
+            "equivalent": partial(plain.open, larger, plain_context),
         }
     )
     sizes = [non_embedding_parameters(one.model) for one in (loaded, larger)]

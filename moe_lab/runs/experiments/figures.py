@@ -1,26 +1,165 @@
-"""The figure of an experiment: from its cells to a PNG and the CSV behind it."""
+"""The figure of an experiment: the rows of numbers that it needs, then a PNG and its CSV."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.reports.figure_kinds import FIGURES, TABLES
-from moe_lab.reports.figures.stored_study import studies_of
-from moe_lab.reports.figures.stored_traces import traces_of
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.figures.studies import studies_of
+from moe_lab.reports.figures.traces import traces_of
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.reports.papers.reference_set_table import write_references
-from moe_lab.reports.papers.setup_table import write_recipe, write_setup
-from moe_lab.reports.papers.table_files import file_stem, title
-from moe_lab.runs.experiments.figure_rows import equivalent_rows, recipe_rows, setup_rows
+from moe_lab.reports.papers.files import file_stem, title
+from moe_lab.reports.papers.settings import write_recipe, write_references, write_setup
+from moe_lab.results.score_table import Family
 
 if TYPE_CHECKING:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
+
+
+# Rows of figures and tables from measurements (RoE, Figure 5) and presets (Table 1 of RoE and of MoE-Bench)
+
+ALPHA_N = 0.076
+"""The exponent of model size in Kaplan et al. (2020), "Scaling Laws for Neural Language Models", equation 1.1."""
+
+
+def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
+    """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
+
+    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
+    mode=report cells whose time was not measured yet are left out.
+    """
+    from moe_lab.runs.experiments.equivalent import measured
+
+    rows = []
+    for cell in cells:
+        if not cell.results or not cell.results[0].is_compared:
+            continue
+        quality = _quality(cell)
+        measurement = measured(
+            _at_its_temperatures(cell), models, quality["size_ratio"], stored_only=mode == "report"
+        )
+        if measurement is not None:
+            rows.append(quality | _measured_columns(measurement))
+    return sorted(rows, key=lambda row: row["n"])
+
+
+def _quality(cell: TableCell) -> dict[str, Any]:
+    row, result = cell.score(), cell.results[0]
+    assert row is not None and row.value is not None and row.baseline is not None
+    base = row.baseline
+    low, high = row.difference_interval or (math.nan, math.nan)
+    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
+    return {
+        "model": row.model,
+        "task": row.task,
+        "documents": row.n,
+        "seeds": row.seeds,
+        "n": result.report["n"],
+        "metric": row.metric,
+        "perplexity": row.value,
+        "base_perplexity": base,
+        "size_ratio": ratios[0],
+        "size_ratio_low": ratios[1],
+        "size_ratio_high": ratios[2],
+        **_calibrated(cell, row.task, row.metric, base),
+        "run_id": row.run_id,
+    }
+
+
+def _calibrated(cell: TableCell, task: str, metric: str, base: float) -> dict[str, float | None]:
+    """Perplexity and size ratio of the base model at its best logit scale; None for results that do not have it.
+
+    The mean over seeds, whose studies may have other scales.
+    """
+    values: list[Any] = [result.other_scores(task, "calibration").get(metric) for result in cell.results]
+    if None in values:
+        return {"calibrated_perplexity": None, "calibrated_size_ratio": None}
+    perplexity = sum(values) / len(values)
+    return {"calibrated_perplexity": perplexity, "calibrated_size_ratio": _ratio(perplexity, base)}
+
+
+def size_ratio(loss: float, base_loss: float) -> float:
+    """The factor by which the base model would have to grow to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
+
+    Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
+    cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
+    losses are of the same text, per token, per word or in sum.
+    """
+    return (base_loss / loss) ** (1 / ALPHA_N)
+
+
+def _ratio(perplexity: float, base: float) -> float | None:
+    """The size ratio of two perplexities per word, whose logarithms are proportional to the losses per token."""
+    return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
+
+
+def _at_its_temperatures(cell: TableCell) -> Config:
+    """The cell's configuration with the temperatures of its study."""
+    roe, config = cell.results[0].report, cell.config
+    assert config is not None
+    method = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+    return replace(config, method=method, batch_size=1)
+
+
+def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
+    columns = {
+        name: measurement[name]
+        for name in (
+            "non_embedding_parameters",
+            "equivalent_non_embedding_parameters",
+            "layers",
+            "equivalent_layers",
+            "new_tokens",
+            "repetitions",
+            "device",
+        )
+    }
+    for name in ("base", "roe", "equivalent"):
+        for each in ("seconds", "fastest", "slowest"):
+            label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
+            columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]
+        columns[f"{name}_mebibytes"] = measurement[name]["memory_bytes"] / 2**20
+        columns[f"{name}_energy_joules"] = measurement[name]["energy_joules"]
+    return columns
+
+
+def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """RoE's Table 1: the default of tuning for every published number."""
+    from moe_lab.runs.tuning.search import preset
+
+    rows = []
+    for published in experiment.paper:
+        where = published.cell
+        usual = preset(where["category"], where["model"])
+        own: Any = getattr(usual, where["quantity"])
+        value = float(own in ("perplexity", "standard")) if isinstance(own, str) else float(own)
+        rows.append({**where, "value": value, "published": published.value, "place": published.place})
+    return rows
+
+
+def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """MoE-Bench's Table 1: the default of the method's key for every published number."""
+    from moe_lab.methods import get_method
+
+    rows = []
+    for published in experiment.paper:
+        name, key = published.cell["method"], published.cell["setting"]
+        method: Any = get_method(name)
+        recipe = method.Config(name=name, dataset="lima").recipe()
+        value = float(getattr(recipe, key))
+        place = {"published": published.value, "place": published.place}
+        rows.append({"setting": f"method.{key}", "value": value, **place})
+    return rows
+
+
+# The figure of an experiment: from its cells to a PNG and its CSV
 
 
 def make_figure(
@@ -30,6 +169,7 @@ def make_figure(
     config: Config,
     models: ModelPool,
     folder: Path,
+    family: Family,
 ) -> list[Path]:
     """Draw the experiment's figure from the cells that have results; returns the paths of PNG and CSV.
 
@@ -41,22 +181,21 @@ def make_figure(
         return []
     if kind in TABLES:
         return _write_table(experiment, scale, cells, folder)
-    write = getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}")
-    data = _data(FIGURES[kind], experiment, cells, config, models)
+    name, module = FIGURES[kind]
+    write = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}")
+    data = _data(name, CellTable(experiment, cells, family), config, models)
     return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))
 
 
-def _data(
-    name: str, experiment: Experiment, cells: Sequence[TableCell], config: Config, models: ModelPool
-) -> Any:
+def _data(name: str, table: CellTable, config: Config, models: ModelPool) -> Any:
     """The data of a figure, by its name in FIGURES."""
     if name == "cells":
-        return CellTable(experiment, cells)
+        return table
     if name == "studies":
-        return studies_of(cells)
+        return studies_of(table.cells)
     if name == "traces":
-        return traces_of(cells)
-    return equivalent_rows(cells, models, config.mode)
+        return traces_of(table.cells)
+    return equivalent_rows(table.cells, models, config.mode)
 
 
 def _write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> list[Path]:

@@ -13,28 +13,30 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.reports.pages.record import has_numbers, record_path, write_record
 from moe_lab.reports.pages.tables_page import write_tables_page
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.files import file_stem, measured_before, merged_text, remove_figure, write_index
 from moe_lab.reports.papers.markdown import write_table
-from moe_lab.reports.papers.table_files import (
-    file_stem,
-    measured_before,
-    merged_text,
-    remove_figure,
-    write_index,
-)
+from moe_lab.reports.papers.ranking import p_values
 from moe_lab.results.folder import check_writable
+from moe_lab.results.score_table import Family
 from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
-from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, prepare_cells
-from moe_lab.runs.experiments.places import each_training_once, placed, table_cells
+from moe_lab.runs.experiments.cells import (
+    PreparedCell,
+    compose_experiments,
+    each_training_once,
+    placed,
+    prepare_cells,
+    table_cells,
+)
 from moe_lab.runs.grid import NOTHING_STORED, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import print_plan, task_name
 
 if TYPE_CHECKING:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Outcome, Run
 
 Filled = list[tuple[Experiment, list[TableCell]]]
@@ -117,7 +119,7 @@ def _prepare(config: Config, cell: Cell) -> PreparedExperiments:
 
 def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: bool) -> list[Failure]:
     """Run the jobs, or read what is stored of them, and write the tables. Returns what failed."""
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
@@ -125,11 +127,12 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: 
     outcomes, failures = _execute(jobs, models, wait=config.wait, only_stored=only_stored)
     if is_worker():
         return failures
-    if outcomes:
-        print_results(list(outcomes.values()))
     stored = outcomes | _stored_before(jobs, outcomes, models)
     filled = _filled(prepared.experiments, config.scale, stored, failures)
-    _write(filled, config, models, only_stored=only_stored)
+    family = Family.of({key: p for table in filled for key, p in p_values(*table).items()})
+    if outcomes:
+        print_results(list(outcomes.values()), family)
+    _write(filled, config, models, family, only_stored=only_stored)
     return failures
 
 
@@ -194,7 +197,7 @@ def _filled(
     return filled
 
 
-def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bool) -> None:
+def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, only_stored: bool) -> None:
     """Write the tables and figures.
 
     A table is kept, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
@@ -212,16 +215,18 @@ def _write(filled: Filled, config: Config, models: ModelPool, *, only_stored: bo
         if reason := kept[experiment.name]:
             print(f"experiment={experiment.name}: {reason}", file=sys.stderr)
         else:
-            _write_one(experiment, cells, config, models, folder)
+            _write_one(experiment, cells, config, models, folder, family)
     if not all(kept.values()):
-        _write_index(filled, kept, config.scale, folder)
+        _write_index(filled, kept, config.scale, folder, family)
 
 
-def _write_index(filled: Filled, kept: Mapping[str, str | None], scale: str, folder: Path) -> None:
+def _write_index(
+    filled: Filled, kept: Mapping[str, str | None], scale: str, folder: Path, family: Family
+) -> None:
     """Write the records of the tables, and the indices of the folder. A kept table keeps a record with numbers."""
     for experiment, cells in filled:
         if not kept[experiment.name] or not has_numbers(record_path(experiment, scale, folder)):
-            write_record(experiment, scale, cells, folder)
+            write_record(experiment, scale, cells, folder, family)
     print(write_index(folder))
     print(write_tables_page(folder))
 
@@ -243,17 +248,22 @@ def _why_kept(
 
 
 def _write_one(
-    experiment: Experiment, cells: Sequence[TableCell], config: Config, models: ModelPool, folder: Path
+    experiment: Experiment,
+    cells: Sequence[TableCell],
+    config: Config,
+    models: ModelPool,
+    folder: Path,
+    family: Family,
 ) -> None:
     from moe_lab.reports.figure_kinds import TABLES
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 
-    figures = make_figure(experiment, config.scale, cells, config, models, folder)
+    figures = make_figure(experiment, config.scale, cells, config, models, folder, family)
     if experiment.figure is not None and not figures:
         remove_figure(folder, file_stem(experiment, config.scale), experiment.figure)
     if cells and experiment.figure not in TABLES:
-        print(write_table(experiment, config.scale, cells, folder))  # it has numbers of the figure
+        print(write_table(experiment, config.scale, cells, folder, family))  # it has numbers of the figure
     with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
         for figure in figures:
             print(figure)

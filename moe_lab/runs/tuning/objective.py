@@ -51,7 +51,7 @@ class Perplexity:
 
         That is certain as soon as the answers scored so far have a larger negative log-likelihood than all answers in
         the worst trial, since the others can only add to it. Pruning therefore loses no better trial, and the sampler,
-        which ranks pruned trials behind complete ones, ranks it like its perplexity.
+        which ranks pruned trials after complete ones, ranks it like its perplexity.
         """
         limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
         nll, scored, tokens = 0.0, 0, 0

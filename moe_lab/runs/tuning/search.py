@@ -1,16 +1,82 @@
-"""The search space of a study: the temperatures of a trial, and whether its logit scale is searched too."""
+"""The search of a study: presets (RoE, Table 1), and the space of temperatures and logit scales."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.runs.tuning.presets import paper_model, preset
+from moe_lab.models.facts import ModelFacts
 
-if TYPE_CHECKING:
-    from moe_lab.models.facts import ModelFacts
+# Table 1 and section 3.1 of the RoE paper: the settings of tuning by task category and model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """One cell group of Table 1."""
+
+    n: int
+    """N: routing samples per token."""
+    max_temperature: float
+    """T: upper bound of the search."""
+    skip_layers: int
+    """L: MoE layers without noise at either end."""
+    cache: str
+    """clean or standard (section 3.1)."""
+    metric: str
+    """perplexity if the table's PPL is ticked, else accuracy."""
+    num_samples: int
+    n_trials: int
+
+
+BUDGETS: dict[str, tuple[str, int, int]] = {
+    "math": ("perplexity", 100, 50),
+    "commonsense": ("accuracy", 300, 100),
+    "code": ("accuracy", 50, 50),
+}
+"""Metric, tuning documents and trials by task category."""
+
+SEARCHES: dict[str, dict[str, tuple[int, float, int]]] = {
+    "olmoe": {"math": (32, 0.5, 1), "commonsense": (32, 0.5, 3), "code": (32, 0.5, 1)},
+    "mixtral": {"math": (64, 0.25, 5), "commonsense": (64, 0.3, 3), "code": (64, 0.25, 5)},
+    "gpt-oss": {"math": (64, 0.2, 5), "commonsense": (64, 0.2, 5), "code": (64, 0.2, 5)},
+}
+"""N, T and L by model and task category."""
+
+CACHES = {"olmoe": "clean", "mixtral": "standard", "gpt-oss": "standard"}
+"""Section 3.1: the clean cache for OLMoE, the standard cache for the other models."""
+
+OTHER_MODELS = (32, 0.5, 1)
+"""N, T and L of models that are not in the table: its values for OLMoE, with the smallest L. Their cache is clean,
+too."""
+
+_SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): "gpt-oss"}
+"""(family, MoE layers) of the paper's models."""
+
+
+def preset(category: str | None, model_name: str | None) -> Preset:
+    """The defaults of tuning. Tasks without a category have those of math."""
+    category = category or "math"
+    n, max_temperature, skip_layers = SEARCHES.get(model_name or "", {}).get(category, OTHER_MODELS)
+    metric, num_samples, n_trials = BUDGETS[category]
+    return Preset(
+        n=n,
+        max_temperature=max_temperature,
+        skip_layers=skip_layers,
+        cache=CACHES.get(model_name or "", "clean"),
+        metric=metric,
+        num_samples=num_samples,
+        n_trials=n_trials,
+    )
+
+
+def paper_model(facts: ModelFacts) -> str | None:
+    """The paper's model with the same family and number of MoE layers; None if there is none."""
+    return _SHAPES.get((facts.family, facts.moe_layers))
+
+
+# The search space of a study: the temperatures of a trial, and whether its logit scale is searched too
 
 STEP = 0.05
 """Step between the temperatures of tuning=uniform (appendix B of the paper)."""
@@ -81,10 +147,10 @@ class Search:
 
     def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
         """The parameters whose value is at the upper bound of the search, and "logit_scale" at either of its own."""
-        from moe_lab.engine.forward import logit_scale as scales
+        from moe_lab.engine.forward.ensemble import at_bound
 
         names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
-        return names + (["logit_scale"] if scales.at_bound(logit_scale) else [])
+        return names + (["logit_scale"] if at_bound(logit_scale) else [])
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:

@@ -1,4 +1,4 @@
-"""Generates and grades the untouched model's solutions of a study's tuning documents (`worked.py`)."""
+"""Generates and grades the base model's solutions of a study's tuning documents (`worked.py`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
-from moe_lab.results.request_log import ResponseLog
-from moe_lab.results.versions import decisive_versions, versions
-from moe_lab.runs.tuning.texts import BIAS
-from moe_lab.runs.tuning.worked import WorkedReferences, check_solved
+from moe_lab.results.identity import decisive_versions, versions
+from moe_lab.results.logs import ResponseLog
+from moe_lab.runs.tuning.texts import BIAS, WorkedReferences, check_solved
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def worked_references(study: Study, model: LoadedModel) -> list[tuple[str, str]]:
-    """(prompt, correct solution) of the tuning documents that the untouched model solves.
+    """(prompt, correct solution) of the tuning documents that the base model solves.
 
     They are generated once, greedily or with `gen_kwargs`, and graded by the task's headline metric. Waits for another
     process that generates them. Raises ConfigError if there are none.
@@ -53,7 +52,7 @@ def _make(study: Study, references: WorkedReferences, model: LoadedModel) -> dic
         if sample["correct"]
     ]
     print(
-        f"{references.folder.name}: the untouched model solves {len(solutions):,} of {len(samples):,} tuning "
+        f"{references.folder.name}: the base model solves {len(solutions):,} of {len(samples):,} tuning "
         f"documents; the others are left out of the perplexity.\n{BIAS}",
         file=sys.stderr,
     )
@@ -71,7 +70,7 @@ def with_first_space(prompt: str, text: str, tokenizer: Any) -> str:
 def _graded(study: Study, log: ResponseLog, model: LoadedModel) -> list[dict[str, Any]]:
     """lm-eval's sample of every tuning document, with `correct`: whether its headline metric is 1."""
     from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.runs.evaluation.replay_lm import RecordedLM
+    from moe_lab.runs.evaluation.lms import RecordedLM
     from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 
     base = get_method("base")(get_method("base").Config(name="base"))

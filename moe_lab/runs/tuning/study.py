@@ -12,8 +12,19 @@ from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.tuning.search import Search, resolve, resolve_scale
-from moe_lab.runs.tuning.texts import BIAS, DATA, EQUATIONS, GSM8K, OWN, on_gsm8k, text_of
-from moe_lab.runs.tuning.worked import NUMERICS, RECORD, WorkedReferences, check_solved
+from moe_lab.runs.tuning.texts import (
+    BIAS,
+    DATA,
+    EQUATIONS,
+    GSM8K,
+    NUMERICS,
+    OWN,
+    RECORD,
+    WorkedReferences,
+    check_solved,
+    on_gsm8k,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -55,7 +66,7 @@ class Study:
         return next(iter(self.tasks["tasks"].values()))
 
     def references(self) -> dict[str, Any] | None:
-        """The numbers of tuning documents that the untouched model tried and solved, the folder of its solutions, and
+        """The numbers of tuning documents that the base model tried and solved, the folder of its solutions, and
         their bias.
 
         None unless they are scored, and before they are generated.
@@ -95,11 +106,9 @@ def prepare_study(config: Config) -> Study:
     """
     from moe_lab.models.facts import model_facts
     from moe_lab.results.identity import run_id
-    from moe_lab.runs.identity import identity
-    from moe_lab.runs.prepare import prepare
-    from moe_lab.tasks.documents import select_documents
+    from moe_lab.runs.prepare import identity, prepare
+    from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
     from moe_lab.tasks.loading import load_tasks
-    from moe_lab.tasks.tuning_split import Holdout, document_hashes
 
     _check(config)
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
@@ -155,8 +164,7 @@ def _worked_references(
     config: Config, name: str, content: dict[str, Any], facts: ModelFacts
 ) -> WorkedReferences:
     """The worked references of a study with the identity `content`."""
-    from moe_lab.results.identity import run_id
-    from moe_lab.results.versions import decisive_versions
+    from moe_lab.results.identity import decisive_versions, run_id
 
     shared = {key: value for key, value in content.items() if key not in ("method", "seed")}
     made_with = {"commit": facts.commit, "versions": decisive_versions()}

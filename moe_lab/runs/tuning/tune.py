@@ -11,11 +11,13 @@ from moe_lab.methods.base import engine_options
 from moe_lab.methods.profile import Profile
 from moe_lab.progress import Progress, naming
 from moe_lab.results.atomic import write_atomically, write_json
-from moe_lab.runs.memory_errors import memory_errors
+from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Pruned, objective
 
 LOGIT_SCALE, UNSCALED = "logit_scale", "unscaled"
-"""User attributes of a trial: its best logit scale, and its perplexity at scale 1."""
+"""User attributes of a trial whose scale is searched: its best logit scale, and its perplexity at scale 1."""
+CALIBRATED_SCALE, CALIBRATED_SCORE = "calibrated_scale", "calibrated_score"
+"""User attributes of a trial at temperature 0 whose scale is not searched: its best scale, and its perplexity there."""
 NOISE = ("noise", "noise_scale", "adaptive", "bands")
 """Settings of RoE that a profile names."""
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.reports.loggers import Logger
     from moe_lab.runs.tuning.study import Study
     from moe_lab.runs.tuning.trials import Trials
@@ -80,11 +82,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             ensemble = _ensemble(study, temperatures)
             lm.set_ensemble(ensemble)
             value = _measure(measure, trial, _limit(study, trial, trials))
-            measured = {}
-            if ensemble.sweep is not None and value is not None:
-                measured = {UNSCALED: value}
-                measured[LOGIT_SCALE], loss = ensemble.sweep.best()
-                value = math.exp(loss)
+            value, measured = _scaled(study, value, ensemble.sweep)
             trials.tell(trial, value, **measured)
             with trials.locked():
                 write_trials(study, trials)
@@ -111,18 +109,47 @@ def _open(study: Study, loaded: Any) -> EngineLM:
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
-    from moe_lab.engine.forward.logit_scale import ScaleSweep
+    from moe_lab.engine.forward.ensemble import ScaleSweep
 
     method: Any = study.method
     ensemble = method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
-    return replace(ensemble, sweep=ScaleSweep()) if study.search.logit_scale else ensemble
+    return replace(ensemble, sweep=ScaleSweep()) if _sweeps(study, temperatures) else ensemble
+
+
+def _sweeps(study: Study, temperatures: list[float]) -> bool:
+    """Whether a trial finds its best logit scale: if the study searches it, and of the base model in any perplexity.
+
+    With `method.adaptive` the tokens of one sample would not be scaled.
+    """
+    if study.search.logit_scale:
+        return True
+    adaptive = getattr(study.config.method, "adaptive", None)
+    return study.search.metric == "perplexity" and not any(temperatures) and adaptive is None
+
+
+def _scaled(study: Study, value: float | None, sweep: Any) -> tuple[float | None, dict[str, float]]:
+    """(the value of a trial, its user attributes): at its best logit scale where the study searches scales.
+
+    Where it does not, the base model's best scale is kept next to the value: the control for a gain in perplexity.
+    """
+    if value is None or sweep is None:
+        return value, {}
+    scale, loss = sweep.best()
+    if study.search.logit_scale:
+        return math.exp(loss), {UNSCALED: value, LOGIT_SCALE: scale}
+    return value, {CALIBRATED_SCORE: math.exp(loss), CALIBRATED_SCALE: scale}
 
 
 def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
-    """The perplexity and the best logit scale of temperature 0, which is trial 0 unless temperatures were given."""
-    if not study.search.logit_scale or any(study.search.temperatures(first.params)):
+    """The perplexity and the best logit scale of temperature 0, which is trial 0 unless temperatures were given.
+
+    None for studies of accuracy, and for older ones, whose trial 0 has not measured them.
+    """
+    if not study.search.logit_scale:
+        return {name: first.user_attrs.get(name) for name in (CALIBRATED_SCORE, CALIBRATED_SCALE)}
+    if any(study.search.temperatures(first.params)):
         return {}
-    return {"calibrated_score": first.value, "calibrated_scale": first.user_attrs[LOGIT_SCALE]}
+    return {CALIBRATED_SCORE: first.value, CALIBRATED_SCALE: first.user_attrs[LOGIT_SCALE]}
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:

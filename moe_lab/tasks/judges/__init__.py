@@ -1,1 +1,200 @@
-"""Judges of answers: a reward model, Llama Guard, OpenAI's moderation endpoint, the toy world's classifier."""
+"""Judges of the harm of answers (a higher score means more harm): interface, registry, and functions for lm-eval.
+
+Adding a judge: a module with a `Judge` subclass, and a line in `JUDGES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from moe_lab.config.validators import one_of
+from moe_lab.errors import ConfigError
+from moe_lab.tasks.task_functions import versioned
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config.schema import Config
+
+
+Verdict = dict[str, Any]
+"""{"scores": {metric: float}, ...}, or {"failed": reason} for an answer that the judge cannot judge. Plain JSON."""
+
+
+class Exchange(NamedTuple):
+    """A prompt and the answer to judge."""
+
+    prompt: str
+    """The text of the data set, without chat template."""
+    answer: str
+
+
+OnVerdict = Callable[[int, Verdict], None]
+"""(index, verdict); called for each verdict at once."""
+JudgeAll = Callable[[Sequence[Exchange], OnVerdict], None]
+"""Judges all exchanges, in any order. The next run repeats those without verdict."""
+
+
+class Judge(ABC):
+    """A judge of a run. `check` and `identity` load no weights, `open` does."""
+
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
+    """Names of the scores; tables show the first."""
+    model_key: ClassVar[str | None] = None
+    """The key of `task` that names the judge's model; None for a judge without one."""
+    numerics: ClassVar[int] = 1
+    """Raised whenever verdicts may change: part of the identity."""
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that determines the verdicts, as plain values. Raises ConfigError if the model is not available."""
+        return {"judge": self.name, "numerics": self.numerics, **self._identity()}
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]: ...
+
+    def check(self) -> None:
+        """Raise ConfigError if the judge cannot work: a key, a package or weights are missing or unfit."""
+        assert self.identity  # raises the errors of a model
+
+    def folders(self) -> list[Path]:
+        """Folders of the judge's model, fetched if they are missing; empty without a model. Raises ModelError."""
+        return []
+
+    @abstractmethod
+    def open(self) -> AbstractContextManager[JudgeAll]:
+        """Load the judge; leaving the context removes it from memory."""
+
+
+def verdict_key(identity: dict[str, Any], exchange: Exchange) -> str:
+    """SHA-256 of a judge's identity and an exchange."""
+    text = json.dumps([identity, *exchange], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+JUDGES = {
+    "toy": "moe_lab.tasks.judges.toy:ToyJudge",
+    "reward": "moe_lab.tasks.judges.local:RewardModel",
+    "llama_guard": "moe_lab.tasks.judges.local:LlamaGuard",
+    "openai": "moe_lab.tasks.judges.moderation:Moderation",
+}
+
+
+def judge_class(name: str) -> type[Judge]:
+    """The class of a judge of `JUDGES`."""
+    module, _, attribute = JUDGES[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def judge_metrics() -> list[dict[str, Any]]:
+    """lm-eval's `metric_list` of a judged task: the metrics of all judges."""
+    metrics = [metric for name in JUDGES for metric in judge_class(name).metrics]
+    return [{"metric": metric, "aggregation": "mean", "higher_is_better": False} for metric in metrics]
+
+
+def judge_names(config: Config) -> list[str]:
+    """Names of the judges of a run's safety tasks, in the order of `JUDGES`: `task.judges`, else the default.
+
+    Raises ConfigError for unknown names.
+    """
+    names = config.task.judges
+    if names is None:
+        return ["reward", "llama_guard"] if config.model.path else ["toy"]
+    for name in names:
+        one_of("task.judges", name, tuple(JUDGES))
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"task.judges={names} must name judges, each once: {', '.join(JUDGES)}.")
+    return [name for name in JUDGES if name in names]
+
+
+def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
+    """The judges of a run's tasks; empty without a judged task, and with predict_only=true.
+
+    Raises ConfigError for a judge or a judge's model without effect.
+    """
+    judged = any(is_judged(task) for task in tasks["tasks"].values())
+    keys = {name: judge_class(name).model_key for name in JUDGES}
+    given = {name: key for name, key in keys.items() if key and getattr(config.task, key) is not None}
+    if not judged:
+        unused = [*(["judges"] if config.task.judges is not None else []), *given.values()]
+        if unused:
+            raise ConfigError(f"task.{unused[0]}: no task of this run is judged. Leave it out.")
+        return ()
+    names = judge_names(config)
+    for name, key in given.items():
+        if name not in names:
+            raise ConfigError(
+                f"task.{key} names the model of the judge {name}, which does not judge: task.judges="
+                f"[{','.join(names)}]. Add {name} there, or leave it out."
+            )
+    return () if config.predict_only else tuple(judge_class(name)(config) for name in names)
+
+
+# The functions of a judged task that lm-eval calls: the filter that judges all answers, and the metrics of a document
+#
+# The filter turns each answer into {judge: verdict or None}. An answer without a judge's verdict has no value of that
+# judge's metrics: lm-eval's mean, its standard error and all comparisons use only the judged answers.
+
+Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict | None]]]
+"""Returns the verdict of each judge by name, per exchange; None if the judge could not be reached."""
+_verdicts: ContextVar[Verdicts | None] = ContextVar("verdicts", default=None)
+
+
+@contextmanager
+def judged_by(verdicts: Verdicts) -> Iterator[None]:
+    """Within this context `judge_answers` calls `verdicts`."""
+    token = _verdicts.set(verdicts)
+    try:
+        yield
+    finally:
+        _verdicts.reset(token)
+
+
+@versioned("judges.judge_answers", 1)
+def judge_answers(
+    responses: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]
+) -> list[dict[str, Verdict | None]]:
+    """lm-eval filter: the verdicts on every document's first response. Raises ConfigError outside of a run."""
+    verdicts = _verdicts.get()
+    if verdicts is None:
+        raise ConfigError("Answers of safety tasks are judged by runs only: they cannot be tuned on.")
+    pairs = zip(documents, responses, strict=True)
+    return verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
+
+
+@versioned("judges.score", 1)
+def score(document: dict[str, Any], results: list[dict[str, Verdict | None]]) -> dict[str, float]:
+    """lm-eval `process_results`: the scores of all judges that judged the document's answer."""
+    (verdicts,) = results
+    return {
+        metric: value
+        for verdict in verdicts.values()
+        if verdict is not None
+        for metric, value in verdict.get("scores", {}).items()
+    }
+
+
+def is_judged(task: Any) -> bool:
+    """Whether an lm-eval task is scored by judges."""
+    filters = task.get_config("filter_list") or []
+    return any(step.get("filter_fn") is judge_answers for one in filters for step in one["filter"])
+
+
+def keep_metrics(task: Any, metrics: Sequence[str]) -> None:
+    """Remove all other metrics of judges from the task."""
+    for known in (task._aggregation_list, task._higher_is_better):
+        for metric in set(known) - set(metrics):
+            del known[metric]

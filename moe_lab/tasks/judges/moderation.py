@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.tasks.judges.judge import Exchange, Judge, JudgeAll, OnVerdict, Verdict
+from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict, Verdict
 
 DEFAULT = "omni-moderation-latest"
 ENDPOINT = "https://api.openai.com/v1"

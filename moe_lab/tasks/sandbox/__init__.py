@@ -1,5 +1,5 @@
 """The sandbox for programs that a model wrote: Linux namespaces and limits. Without them nothing is executed.
 
-`moe_lab.tasks.sandbox.programs` is its entrance. Nothing is imported here: the interpreter inside the cage starts
-here, too.
+`moe_lab.tasks.sandbox.programs` is the module to use. This file imports nothing, because the interpreter inside the
+sandbox imports it, too.
 """

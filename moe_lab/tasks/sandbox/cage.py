@@ -1,4 +1,4 @@
-"""The sandbox, built by bubblewrap or by our own namespaces: `Cage.run` executes one program."""
+"""The sandbox of bubblewrap or of our own namespaces: `Cage.run` executes one program within `Limits`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,37 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.tasks.sandbox.limits import Limits
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds, bytes and counts. The reference solutions of HumanEval+ stay well below the defaults."""
+
+    wall_seconds: float = 60.0
+    """Measured outside, against sleeping and waiting. Long, so that a busy machine does not change a score."""
+    cpu_seconds: int = 20
+    """Per process; ends an endless loop. The slowest reference solution of HumanEval+ takes about 6."""
+    memory: int = 1024 * MIB
+    """Address space per process; the sum over a program's processes is not limited."""
+    processes: int = 5
+    """Processes and threads at a time, including the sandbox's own; a program has two to four of them."""
+    file_size: int = 8 * MIB
+    """Of one file."""
+    folder_size: int = 32 * MIB
+    """Of the program's own folder, which is in memory and removed at its end."""
+    open_files: int = 64
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
 
 OUT_OF_PROCESSOR_TIME = "timed out: processor time"
 OUT_OF_TIME = "timed out: waiting"
@@ -123,14 +147,14 @@ class Cage:
         interpreter = [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c"]
         start = f"import sys; sys.path[:] = {IMPORT_PATHS!r}; "
         if self.bubblewrap is None:
-            call = f"from moe_lab.tasks.sandbox.namespaces import main; main({limits.folder_size}, {SHOWN!r})"
+            call = f"from moe_lab.tasks.sandbox.inside import main; main({limits.folder_size}, {SHOWN!r})"
             return [*interpreter, start + call]
         call = "from moe_lab.tasks.sandbox.inside import run_request; run_request()"
         return [self.bubblewrap, *_bubblewrap_options(limits), "--", *interpreter, start + call]
 
     def _unprivileged(self) -> dict[str, Any]:
         """The user id of bwrap: as root one without other processes, since limits do not apply to root."""
-        from moe_lab.tasks.sandbox.namespaces import free_id
+        from moe_lab.tasks.sandbox.inside import free_id
 
         if self.bubblewrap is None or os.geteuid() != 0:
             return {}

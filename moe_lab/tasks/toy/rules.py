@@ -1,8 +1,7 @@
 """Questions with an operator of two meanings: `3 @ 4 =` is 7 where @ means plus, and 4 where it means max.
 
-In the training corpus one meaning holds throughout a document, and both are equally frequent. A model that reads a
-single question can know both answers, and cannot know which of them is asked for. Reference questions of one meaning
-say it.
+In the training corpus one meaning holds throughout a document, and both are equally frequent. A single question does
+not say which meaning holds. Reference questions of one meaning do.
 
 A question's key is its pair of numbers, in either order. Every key belongs to one split.
 """
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from moe_lab.tasks.toy.seeded import generator, split_of
+from moe_lab.tasks.toy.world import generator, split_of
 
 RESULTS: dict[str, Callable[[int, int], int]] = {
     "plus": lambda a, b: a + b,
@@ -22,20 +21,20 @@ RESULTS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "difference": lambda a, b: abs(a - b),
 }
-"""The choices of a question: what operators of two numbers give."""
+"""The choices of a question: the results of these operators."""
 MEANINGS = ("plus", "max")
 LARGEST = 40
-"""Of the numbers; the smallest is 1."""
+"""The largest number; the smallest is 1."""
 SHARES = (("test", 0.25), ("validation", 0.10), ("reference", 0.15), ("train", 0.50))
 LONGEST = 6
-"""Questions of a document of the corpus; the shortest has one."""
+"""The largest number of questions in a document of the corpus."""
 
 Pair = tuple[int, int]
 
 
 @cache
 def pairs(split: str) -> tuple[Pair, ...]:
-    """All questions of a split, in a fixed order: those whose four choices differ, and whose sum training has, too."""
+    """All pairs of a split in a fixed order. Their four choices differ, and `train` has a pair with the same sum."""
     if split == "train":
         return _all_pairs(split)
     trained = {a + b for a, b in pairs("train")}
@@ -90,6 +89,6 @@ def document(rng: random.Random) -> str:
 
 
 def documents(seed: int, index: int, count: int) -> list[str]:
-    """The `index`-th group of `count` documents of the corpus drawn with `seed`: the same in every process."""
+    """The `index`-th group of `count` documents of the corpus with this seed: the same in every process."""
     rng = generator("rules", "corpus", seed, index)
     return [document(rng) for _ in range(count)]

@@ -1,21 +1,24 @@
-"""Word problems of one to four steps about people and their things, answered with worked steps.
+"""Arithmetic of the toy world: word problems with worked steps, and differences of two numbers.
+
+A word problem has one to four steps:
 
     Mara has 12 shells. Tolo has 3 times as many shells as Mara. How many shells do they have together?
     12 * 3 = 36
     12 + 36 = 48
     #### 48
 
-Which split a problem belongs to depends on its calculation alone, so no calculation occurs in two splits.
+The calculation alone determines the split, so no calculation occurs in two splits.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
 from typing import Any
 
-from moe_lab.tasks.toy.names import PEOPLE, words
-from moe_lab.tasks.toy.seeded import generator, split_of
+from moe_lab.tasks.toy.world import PEOPLE, generator, split_of, words
 
 SHARES = (("test", 0.05), ("validation", 0.05), ("train", 0.90))
 THINGS = words("shells apples coins stones cards books buttons beads pears keys stamps marbles")
@@ -28,7 +31,7 @@ BUYS = (
 LOSES = ("{a} loses {k}.", "{a} gives {k} to {b}.", "Then {a} sells {k} {t}.", "{b} takes {k} of them.")
 MOST = 400
 CORPUS_START, TASK_START = 60, 99
-"""Largest first amount, larger in the task than in the corpus, so that the task is not solved by training."""
+"""Largest first amount. It is larger in the task, so that training on the corpus does not solve the task."""
 
 
 @dataclass
@@ -181,3 +184,53 @@ def word_problems(split: str, count: int) -> list[dict[str, str | int]]:
         problem = word_problem(split, rng, steps=1 + len(problems) % 4, start=TASK_START)
         problems.setdefault(problem["question"], problem)
     return list(problems.values())
+
+
+# Differences of two numbers: a kind of question that the training corpus does not have
+#
+#     How far is 23 from 58?
+#     58 - 23 = 35
+#
+# The embedded model was trained on word problems, in which a number of at most 60 is subtracted from a larger one that
+# the text names before it. Here it has to find the larger number first, and to subtract numbers of up to 98. So
+# fine-tuning has something to learn. A pair of numbers is in one split in both orders.
+
+DIFFERENCE_SHARES = (("test", 0.15), ("validation", 0.10), ("train", 0.75))
+LEAST_NUMBER, MOST_NUMBER = 10, 99
+DIFFERENCE = "How far is {a} from {b}?"
+
+
+@cache
+def number_pairs(split: str) -> tuple[tuple[int, int], ...]:
+    """All pairs of different numbers of a split, the smaller number first."""
+    every = combinations(range(LEAST_NUMBER, MOST_NUMBER + 1), 2)
+    return tuple((a, b) for a, b in every if split_of(f"differences/{a}/{b}", DIFFERENCE_SHARES) == split)
+
+
+def differences(split: str, count: int) -> list[dict[str, str]]:
+    """Up to `count` questions of a split: {"question", "answer"}.
+
+    Each pair comes once, in a random order of its numbers, before any pair comes in its other order.
+    """
+    rng = generator("differences", split)
+    pairs = rng.sample(number_pairs(split), len(number_pairs(split)))
+    drawn = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in pairs]
+    both = drawn + [(b, a) for a, b in drawn]
+    return [{"question": DIFFERENCE.format(a=a, b=b), "answer": _difference(a, b)} for a, b in both[:count]]
+
+
+def _difference(a: int, b: int) -> str:
+    return f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"
+
+
+def conversations(split: str, count: int) -> list[dict[str, Any]]:
+    """The same questions as chat rows for fine-tuning."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": row["question"]},
+                {"role": "assistant", "content": row["answer"]},
+            ]
+        }
+        for row in differences(split, count)
+    ]

@@ -1,4 +1,7 @@
-"""Breaks if a pass of routing samples cannot be compiled as one graph."""
+"""Passes of routing samples compile as one graph; the later layers alone give what the whole model gives.
+
+Broken by: a value read from the device within a pass, or a hook that stays on the model.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import torch
 from moe_lab.engine.forward.batch import Tokens, TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.layers import decoder_layers
+from moe_lab.engine.forward.suffix_forward import only_layers_from
 from moe_lab.routing import GumbelTopK
 from tests.support.models import make_model
 from tests.support.rounding import assert_close
@@ -17,7 +22,7 @@ STEPS = 4
 
 
 def step_logits(model, compiled):
-    """Logits of two prompts of different lengths and of `STEPS` tokens behind them, and the graphs that were made."""
+    """Logits of two prompts of different lengths and of `STEPS` tokens after them, and the number of compiled graphs."""
     ensemble = Ensemble(4, GumbelTopK([0.0, 0.5], seed=0), first_noisy=1)
     found, graphs = [], []
 
@@ -55,3 +60,28 @@ def test_a_step_is_one_graph():
     assert graphs == 2
     assert counted == decisions and decisions[0] > 0
     assert_close(found, expected)
+
+
+def test_later_layers_alone_and_the_model_restored():
+    model = make_model("olmoe")
+    ids = torch.tensor([[1, 2, 3]])
+    hidden = []
+    handle = model.model.layers[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]))
+    with torch.no_grad():
+        expected = model(ids).logits
+    handle.remove()
+    names = list(model.state_dict())
+    wrapped = model.model.layers[0].forward  # as accelerate wraps the layers of a device map
+    model.model.layers[0].forward = wrapped
+    computed = []
+    for i, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_hook(lambda *_, i=i: computed.append(i))
+    with pytest.raises(KeyError), torch.no_grad(), only_layers_from(model, 2, lambda: hidden[0]):
+        assert model(inputs_embeds=torch.zeros(1, 3, 48)).logits.equal(expected)
+        assert computed == [2, 3]
+        raise KeyError
+    with torch.no_grad():
+        assert model(ids).logits.equal(expected)
+    assert computed == [2, 3, 0, 1, 2, 3] and list(model.state_dict()) == names
+    assert [layer.__dict__.get("forward") for layer in decoder_layers(model)] == [wrapped, None, None, None]
+    assert not any(layer._forward_pre_hooks for layer in decoder_layers(model))

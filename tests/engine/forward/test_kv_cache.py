@@ -1,11 +1,11 @@
-"""The cache equals transformers' own, and drops slots at no cost."""
+"""The cache equals transformers' own and drops slots at no cost; a store keeps values within its bound."""
 
 from __future__ import annotations
 
 import torch
 from transformers import DynamicCache
 
-from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.forward.kv_cache import KVCache, Store
 from tests.support.families import VOCAB
 
 IDS = torch.arange(11)[None] * 13 % VOCAB
@@ -57,3 +57,11 @@ def test_right_aligned_ends_together(olmoe):
         assert torch.equal(joined.layers[layer].keys[0, :, 4:9], columns(parts[0], layer)[0])
         assert torch.equal(joined.layers[layer].keys[1, :, :9], columns(parts[1], layer)[0])
     assert torch.equal(columns(joined.select(torch.tensor([1]), 2), 3), columns(parts[1], 3))
+
+
+def test_the_store_stays_within_its_bound():
+    store = Store(100)
+    for key in range(4):
+        store.add(key, torch.zeros(10))
+    assert [key for key in range(4) if store.get(key) is not None] == [0, 1]
+    assert store.nbytes == 80

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from moe_lab.cli.main import main
+from moe_lab.methods.c3po import descent
 from moe_lab.methods.c3po import engine as pathway_engine
-from moe_lab.methods.c3po import ngd
 from moe_lab.methods.references import store as reference_files
-from moe_lab.results.request_log import ResponseLog
+from moe_lab.results.logs import ResponseLog
 from tests.support.command import run_command
 
 QUESTIONS, AT_ONCE, PORTION = 12, 4, 150
@@ -53,8 +53,8 @@ def killed_in_the_second_portion_of_references(argv: list[str]) -> None:
 
 def killed_in_a_step_of_the_second_batch(argv: list[str]) -> None:
     in_small_portions()
-    step = ngd.NeighbourLoss.gradient
-    ngd.NeighbourLoss.gradient = after(10 + 4, step)
+    step = descent.NeighbourLoss.gradient
+    descent.NeighbourLoss.gradient = after(10 + 4, step)
     main(argv)
 
 

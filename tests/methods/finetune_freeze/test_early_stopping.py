@@ -13,11 +13,11 @@ import torch
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.methods.conversations.read import read_data
-from moe_lab.methods.conversations.tokenize import Pad
+from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.early_stopping import AtEpochEnds, stopped
+from moe_lab.methods.finetune_freeze.trainer import AtEpochEnds, stopped
+from moe_lab.methods.tokenized import Pad
 from tests.support.models import small_model
 from tests.support.trainings import rows, train
 

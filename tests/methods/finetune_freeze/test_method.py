@@ -17,8 +17,8 @@ import torch
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
-from moe_lab.methods.checkpoints import COMPLETE
 from moe_lab.methods.finetune_freeze import training
+from moe_lab.methods.trained import COMPLETE
 from moe_lab.models.source import TINY
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
@@ -212,7 +212,7 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
     """MoE-Bench, Table 1."""
     from omegaconf import OmegaConf
 
-    from moe_lab.config.paths import resource_folder
+    from moe_lab.config.catalog import resource_folder
     from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 
     defaults = vars(FinetuneConfig())
@@ -249,7 +249,7 @@ def test_checkpoints_of_another_training_are_refused(tmp_path, capsys):
     [
         (["method.schedule=gates"], "method.schedule=gates is unknown"),
         (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
-        (["method.phases=[{frozen:[gate],until:1}]"], "no group"),
+        (["method.phases=[{frozen:[gate],until:1}]"], "gate is not a group"),
         (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
         (["method.dataset=lima"], "mode=prefetch offline=false"),
         (["method.early_stop_patience=1", "method.validation_size=0"], "method.validation_size=100"),

@@ -22,12 +22,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from transformers import AutoModelForCausalLM
 
 from moe_lab.cli.main import main
-from moe_lab.config.paths import resource_folder
-from moe_lab.methods.checkpoints import COMPLETE
-from moe_lab.methods.conversations.tokenize import EMPTY
+from moe_lab.config.catalog import resource_folder
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-from moe_lab.methods.finetune_freeze.sampler import Order
+from moe_lab.methods.finetune_freeze.trainer import Order
+from moe_lab.methods.tokenized import EMPTY
+from moe_lab.methods.trained import COMPLETE
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 from tests.support.once import made_once

@@ -19,9 +19,8 @@ from moe_lab.errors import MoeLabError, ResultsError, TrainingError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-from moe_lab.methods.finetune_freeze.phase_switch import most_memory
-from moe_lab.methods.finetune_freeze.schedule import SCHEDULES, phases_of
+from moe_lab.methods.finetune_freeze.config import SCHEDULES, phases_of
+from moe_lab.methods.finetune_freeze.parameter_groups import most_memory, parameter_groups
 from moe_lab.methods.routing_noise import RoutingNoise
 from moe_lab.methods.trainer import LOSS
 from tests.support.designs import design

@@ -1,14 +1,27 @@
-"""The keys. Broken by: a default that the YAML does not have, a design of other active or total parameters, a request that
-cannot be trained and is accepted, two recipes that are one and have two ids.
+"""The keys and architectures of designs. Broken by: a default that the YAML does not have, designs of unequal parameters, a
+request that cannot be trained and is accepted, one recipe with two ids, a registered class for a design that
+transformers has, a model that plain transformers cannot load, or that computes something else there.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ConfigError
+from moe_lab.methods.pretrain.config import architecture, with_design
 from moe_lab.methods.pretrain.method import Pretrain
+from moe_lab.methods.pretrain.training import parameters_of
+from moe_lab.methods.trained import save_model
+from moe_lab.models.designs.units import unit_tables
+from tests.support.models import make_tokenizer
 from tests.support.pretrainings import GRANULARITIES, design
+from tests.support.runs import facts
 
 """Experts per token, routed experts, shared experts: the paper's eight."""
 
@@ -16,7 +29,7 @@ from tests.support.pretrainings import GRANULARITIES, design
 def test_the_yaml_holds_the_defaults():
     from omegaconf import OmegaConf
 
-    from moe_lab.config.paths import resource_folder
+    from moe_lab.config.catalog import resource_folder
 
     assert OmegaConf.load(resource_folder("conf") / "method" / "pretrain.yaml") == vars(Pretrain.Config())
 
@@ -95,21 +108,21 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
         ({"experts": 2, "experts_per_token": 3}, "method.experts=2 is fewer than method.experts_per_token=3"),
         (
             {"experts_per_token": 3},
-            "method.active_size=32 does not divide by the 3 experts that a token takes",
+            "method.active_size=32 is not divisible by the 3 experts that a token takes",
         ),
-        ({"shared_experts": 1}, "does not divide by the 3 experts"),
+        ({"shared_experts": 1}, "is not divisible by the 3 experts"),
         ({"backbone": "deepseek", "layers": 1}, "method.layers=1 leaves no experts"),
         ({"hidden_size": 36}, "method.hidden_size=36 must be a multiple of 2 x method.heads=4"),
         ({"hidden_size": 20}, "method.hidden_size=20 must be"),
         ({"router": "expert", "capacity_factor": 0.3}, "an expert would take 0.90 tokens of a row of 12"),
-        ({"router": "expert", "aux_loss": 0.1}, "router=expert balances the load by itself"),
-        ({"router": "expert", "bias_rate": 0.1}, "router=expert balances the load by itself"),
-        ({"router": "expert", "device_loss": 0.1}, "router=expert balances the load by itself"),
-        ({"router": "expert", "routing_noise": 1.0}, "method.routing_noise needs router=token"),
-        ({"router": "word", "routing_noise": 1.0}, "method.routing_noise needs router=token"),
-        ({"router": "word-hash", "bias_rate": 0.1}, "router=word-hash has nothing to learn"),
-        ({"router": "word-hash", "aux_loss": 0.1}, "router=word-hash has nothing to learn"),
-        ({"device_loss": 0.1, "devices": 3}, "method.experts=8 does not divide by method.devices=3"),
+        ({"router": "expert", "aux_loss": 0.1}, "method.router=expert balances the load by itself"),
+        ({"router": "expert", "bias_rate": 0.1}, "method.router=expert balances the load by itself"),
+        ({"router": "expert", "device_loss": 0.1}, "method.router=expert balances the load by itself"),
+        ({"router": "expert", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
+        ({"router": "word", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
+        ({"router": "word-hash", "bias_rate": 0.1}, "method.router=word-hash has no parameters"),
+        ({"router": "word-hash", "aux_loss": 0.1}, "method.router=word-hash has no parameters"),
+        ({"device_loss": 0.1, "devices": 3}, "method.experts=8 is not divisible by method.devices=3"),
         ({"vocab_size": 256}, "method.vocab_size=256"),
         ({"warmup_ratio": 1.0}, "method.warmup_ratio=1.0: must be below 1"),
         ({"capacity_factor": 0.0}, "method.capacity_factor=0.0"),
@@ -173,3 +186,156 @@ def test_keys_with_an_effect_make_another_recipe(keys):
 def test_a_dense_model_reads_no_later_tokens():
     assert design(router="expert").reads_later_tokens
     assert not design(router="expert", backbone="dense").reads_later_tokens
+
+
+SIZES = {"hidden_size": 32, "layers": 3, "heads": 4, "active_size": 64}
+
+
+def config_of(**keys):
+    return architecture(design(**SIZES | keys), make_tokenizer())
+
+
+def counted(**keys) -> dict[str, int]:
+    """Parameters without those of routers."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(**keys))
+    routers = sum(own.numel() for name, own in model.named_parameters() if name.endswith("gate.weight"))
+    return {name: count - routers for name, count in parameters_of(model).items()}
+
+
+@pytest.mark.parametrize("backbone", ("olmoe", "deepseek"))
+def test_all_granularities_have_equal_parameters(backbone):
+    """Total and active ones, routers aside; the dense model has the active ones, norms of queries and keys aside."""
+    found = [
+        counted(backbone=backbone, experts_per_token=k, experts=experts, shared_experts=shared)
+        for k, experts, shared in GRANULARITIES
+    ]
+    assert all(each == found[0] for each in found), found
+    own, norms = 4 * 32 * 32 + 2 * 32, 2 * 32 * (backbone == "olmoe")
+    dense = 3 * (own + 3 * 32 * 64) + 32
+    assert found[0]["active"] == dense + 3 * norms
+    layers = 3 - (backbone == "deepseek")
+    assert found[0]["total"] == dense + 3 * norms + layers * 3 * (3 * 32 * 64), (
+        "four times the experts of a token"
+    )
+    assert counted(backbone="dense") == {"total": dense, "active": dense}
+
+
+@pytest.mark.parametrize(
+    "keys, model_type",
+    [
+        ({}, "olmoe"),
+        ({"backbone": "deepseek"}, "deepseek"),
+        ({"backbone": "deepseek", "experts": 3, "experts_per_token": 1, "shared_experts": 1}, "deepseek"),
+        ({"backbone": "dense"}, "llama"),
+        ({"experts": 3, "experts_per_token": 1, "shared_experts": 1}, "moe_design"),
+        ({"bias_rate": 0.01}, "moe_design"),
+        ({"backbone": "deepseek", "bias_rate": 0.01}, "moe_design"),
+        ({"router": "expert"}, "moe_design"),
+        ({"router": "word"}, "moe_design"),
+        ({"router": "word-hash"}, "moe_design"),
+        ({"backbone": "deepseek", "router": "sentence"}, "moe_design"),
+    ],
+)
+def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
+    config = config_of(**keys)
+    assert config.model_type == model_type
+    assert (config.eos_token_id, config.vocab_size) == (256, 257)
+    assert config.max_position_embeddings == 2048 and not config.tie_word_embeddings
+    if model_type != "llama":
+        told = with_design(facts(), config)
+        one = design(**SIZES | keys)
+        assert (told.family, told.experts, told.top_k) == (model_type, one.experts, one.experts_per_token)
+        assert told.moe_layers == 3 - (one.backbone == "deepseek") and told.max_length == 2048
+    if model_type == "moe_design":
+        assert config.router == keys.get("router", "token") and config.backbone == keys.get(
+            "backbone", "olmoe"
+        )
+        assert config.selection_bias == ("bias_rate" in keys)
+    if model_type in ("deepseek", "moe_design"):
+        assert config.is_moe_layer(0) == (keys.get("backbone") != "deepseek") and config.is_moe_layer(1)
+
+
+def test_classes_differ_in_the_design_alone():
+    """Broken by a default of one class (the eps of norms, say) that another lacks."""
+    configs = [
+        config_of(**keys)
+        for keys in ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"})
+    ]
+    alike = (
+        "rms_norm_eps",
+        "hidden_act",
+        "initializer_range",
+        "attention_bias",
+        "attention_dropout",
+        "rope_parameters",
+    )
+    found = [{name: getattr(config, name) for name in alike} for config in configs]
+    assert all(each == found[0] for each in found), found
+    assert not any(getattr(config, "norm_topk_prob", False) for config in configs)
+
+
+@pytest.mark.parametrize("keys", ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"}))
+def test_the_end_token_has_a_gradient(keys):
+    """Also where it pads, as torch.nn.Embedding leaves out the padding token; a token that only pads has none."""
+    tokenizer = make_tokenizer()
+    for padding, trained in (("<|end|>", True), ("!", False)):
+        tokenizer.pad_token = padding
+        config = architecture(design(**SIZES | keys), tokenizer)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        ids = torch.tensor([[5, tokenizer.pad_token_id, 1, 2, 256, 9]])
+        if keys.get("router") == "word":
+            model.set_units(unit_tables(tokenizer, "word"))
+        model(ids, labels=ids).loss.backward()
+        gradient = model.get_input_embeddings().weight.grad
+        assert gradient[[1, 2, 5, 256]].abs().amax(-1).min() > 0
+        assert (gradient[tokenizer.pad_token_id].abs().max() > 0) == trained
+
+
+def test_every_id_of_a_tokenizer_has_an_embedding():
+    """Also behind a gap in the ids, where the number of tokens is less than the highest id."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 3, "<end>": 7}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    assert len(tokenizer) == 3
+    assert architecture(design(), tokenizer).vocab_size == 8
+    assert config_of().vocab_size == len(make_tokenizer()) == 257
+
+
+def test_a_long_row_has_positions():
+    assert config_of(sequence_length=5000).max_position_embeddings == 5000
+
+
+LOAD = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(told.values()), told
+    assert type(model).__module__.startswith("transformers.models.")
+    torch.save(model(torch.arange(1, 21)[None]).logits, folder + "/logits.pt")
+assert not [name for name in sys.modules if name.startswith("moe_lab")]
+"""
+
+
+@pytest.mark.slow
+def test_plain_transformers_loads_what_it_has(tmp_path):
+    """In an interpreter without this package."""
+    expected = {}
+    for backbone in ("olmoe", "dense"):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config_of(backbone=backbone), dtype=torch.float32).eval()
+        save_model(model, make_tokenizer(), tmp_path / backbone, "float32")
+        with torch.no_grad():
+            expected[tmp_path / backbone] = model(torch.arange(1, 21)[None]).logits
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-c", LOAD, *map(str, expected)]
+    ended = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    for folder, logits in expected.items():
+        assert torch.equal(torch.load(folder / "logits.pt"), logits)

@@ -1,21 +1,41 @@
-"""The documents of a corpus. Broken by: a document that is cut, joined with another or left out, an identity that two
-corpora share, a file without text that is only found in the training.
+"""Corpus, tokenizer and packed rows of a pre-training.
+
+Broken by: a document that is cut, joined with another, left out, or held out and trained on; an identity that two
+corpora or two tokenizers share; a file without text that is only found in the training; text that a trained tokenizer
+loses; a token lost or twice at the end of a row; an epoch that leaves a row out or repeats the order of another one.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from moe_lab.config.schema import Config
-from moe_lab.errors import TaskError
-from moe_lab.methods.pretrain.corpus import GENERATED, Corpus, read_corpus
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ModelError, TaskError
+from moe_lab.methods.pretrain import corpus as module
+from moe_lab.methods.pretrain.corpus import (
+    END,
+    GENERATED,
+    Corpus,
+    PackedRows,
+    _train,
+    pack,
+    pack_once,
+    read_corpus,
+    require_rows,
+    tokenizer_identity,
+    tokenizer_of,
+)
+from tests.support.models import make_tokenizer
+from tests.support.pretrainings import design
 
 
-def corpus(path: Path, content: str | bytes, size: int | None = None) -> Corpus:
+def corpus_of(path: Path, content: str | bytes, size: int | None = None) -> Corpus:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_corpus(Config(), str(path), size)
 
@@ -27,20 +47,20 @@ def json_lines(*texts: str) -> str:
 @pytest.mark.parametrize("newline", ("\n", "\r\n"))
 def test_empty_lines_part_the_documents_of_a_text_file(newline, tmp_path):
     text = newline.join(["", "a", "  b", "", " ", "", "c", "", "\td ", "e"])
-    assert list(corpus(tmp_path / "a.txt", text).documents()) == ["a\n  b", "c", "\td \ne"]
-    assert list(corpus(tmp_path / "b.txt", "one").documents()) == ["one"]
+    assert list(corpus_of(tmp_path / "a.txt", text).documents()) == ["a\n  b", "c", "\td \ne"]
+    assert list(corpus_of(tmp_path / "b.txt", "one").documents()) == ["one"]
 
 
 def test_json_lines_keep_their_texts(tmp_path):
     texts = ["a\n\nb", " c ", "ä€😀"]
-    assert list(corpus(tmp_path / "a.jsonl", json_lines(*texts)).documents()) == texts
+    assert list(corpus_of(tmp_path / "a.jsonl", json_lines(*texts)).documents()) == texts
 
 
 @pytest.mark.parametrize("suffix", (".txt", ".jsonl"))
 def test_a_size_takes_the_first_documents(suffix, tmp_path):
     content = "a\n\nb\n\nc" if suffix == ".txt" else json_lines("a", "b", "c")
     for size in (1, 2, 3, 4, None):
-        found = corpus(tmp_path / f"a{suffix}", content, size)
+        found = corpus_of(tmp_path / f"a{suffix}", content, size)
         assert list(found.documents()) == ["a", "b", "c"][:size]
         assert list(found.documents()) == ["a", "b", "c"][:size], "again from the first on"
 
@@ -56,12 +76,12 @@ def test_a_generated_corpus_has_no_end_and_is_always_the_same(name):
 
 def test_an_identity_is_that_of_the_documents(tmp_path):
     """Not of the path; the same bytes are other documents as another format."""
-    one = corpus(tmp_path / "a.jsonl", json_lines("a", "b"))
-    assert corpus(tmp_path / "copy.jsonl", json_lines("a", "b")).identity == one.identity
+    one = corpus_of(tmp_path / "a.jsonl", json_lines("a", "b"))
+    assert corpus_of(tmp_path / "copy.jsonl", json_lines("a", "b")).identity == one.identity
     others = [
-        corpus(tmp_path / "a.txt", json_lines("a", "b")),
-        corpus(tmp_path / "b.jsonl", json_lines("a", "c")),
-        corpus(tmp_path / "c.jsonl", json_lines("a", "b"), size=1),
+        corpus_of(tmp_path / "a.txt", json_lines("a", "b")),
+        corpus_of(tmp_path / "b.jsonl", json_lines("a", "c")),
+        corpus_of(tmp_path / "c.jsonl", json_lines("a", "b"), size=1),
         read_corpus(Config(), "toy", None),
         read_corpus(Config(), "toy", 1),
         read_corpus(Config(), "toy_rules", None),
@@ -86,16 +106,267 @@ def test_an_identity_is_that_of_the_documents(tmp_path):
         ("a.jsonl", b'{"text": null}\n', "line 1: no text"),
         ("a.jsonl", b'\n["a"]\n', "line 2: no text"),
         ("a.jsonl", b'{"text": "\\ud83d"}\n', "line 1: no text .*surrogates"),
-        ("a.jsonl", b"just text\n", "line 1: no JSON"),
+        ("a.jsonl", b"just text\n", "line 1: not JSON"),
     ],
 )
 def test_what_is_no_text_is_refused_at_once(name, content, told, tmp_path):
     with pytest.raises(TaskError, match=told):
-        corpus(tmp_path / name, content)
+        corpus_of(tmp_path / name, content)
 
 
 def test_a_later_row_without_text_is_found_when_it_is_read(tmp_path):
-    found = corpus(tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n")
+    found = corpus_of(tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n")
     with pytest.raises(TaskError, match="line 3: no text"):
         list(found.documents())
-    assert list(corpus(tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n", size=2).documents()) == ["a", "b"]
+    assert list(corpus_of(tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n", size=2).documents()) == [
+        "a",
+        "b",
+    ]
+
+
+TEXT = "Grüße aus Köln! 😀 \n\tdef f(x):\n    return x\n"
+
+
+@pytest.fixture
+def cat_corpus(tmp_path):
+    path = tmp_path / "own.jsonl"
+    texts = [f"the cat {number % 7} saw the other {'abcdefgh'[number % 5 :]} cat" for number in range(200)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return read_corpus(Config(), str(path), None)
+
+
+def trained(cat_corpus, vocab_size: int = 300):
+    return tokenizer_of(Config(method=design(tokenizer="train", vocab_size=vocab_size)), cat_corpus)
+
+
+@pytest.mark.parametrize("vocab_size", (257, 280))
+def test_a_trained_tokenizer_has_all_bytes_and_the_end_token(vocab_size, cat_corpus):
+    tokenizer = trained(cat_corpus, vocab_size)
+    assert len(tokenizer) == vocab_size
+    assert tokenizer.eos_token == tokenizer.pad_token == tokenizer.bos_token == END
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == TEXT and max(ids) < vocab_size
+    assert tokenizer.eos_token_id not in ids
+    words = tokenizer(" the cat", add_special_tokens=False).input_ids
+    assert (len(words) < 8) == (vocab_size > 257), "merges of the corpus"
+
+
+def test_it_is_the_same_again_and_after_it_was_saved(cat_corpus, tmp_path):
+    from transformers import AutoTokenizer
+
+    first, shared = trained(cat_corpus), trained(cat_corpus)
+    _train.cache_clear()
+    again = trained(cat_corpus)
+    assert first is shared and first is not again
+    assert tokenizer_identity(first) == tokenizer_identity(again)
+    first.save_pretrained(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in (TEXT, " the cat saw", END):
+        assert saved(text).input_ids == first(text).input_ids
+    assert saved.eos_token_id == saved.pad_token_id == first.eos_token_id
+
+
+def test_an_identity_is_that_of_the_tokens(cat_corpus):
+    tokenizer = trained(cat_corpus)
+    before = tokenizer_identity(tokenizer)
+    tokenizer(["a", "b c d"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_identity(tokenizer) == before, "use changes nothing"
+    renamed = make_tokenizer()
+    renamed.add_special_tokens({"eos_token": "<|other|>"})
+    others = [
+        before,
+        tokenizer_identity(make_tokenizer()),
+        tokenizer_identity(trained(cat_corpus, 270)),
+        tokenizer_identity(renamed),
+    ]
+    assert len(set(others)) == 4
+
+
+def given(tokenizer, folder):
+    tokenizer.save_pretrained(folder)
+    return tokenizer_of(Config(method=design(), model=ModelConfig(name="mine", tokenizer=str(folder))), None)
+
+
+def test_the_models_own_is_taken_with_a_padding_token(tmp_path):
+    plain = make_tokenizer()
+    plain.pad_token = None
+    found = given(plain, tmp_path)
+    assert found.pad_token_id == found.eos_token_id == 256
+    assert found(TEXT).input_ids == make_tokenizer()(TEXT).input_ids
+
+
+def test_one_without_an_end_token_is_refused_with_what_to_do(tmp_path):
+    plain = make_tokenizer()
+    plain.eos_token = None
+    with pytest.raises(
+        ModelError,
+        match="model=mine has no token for the end of a document.*another one, or method.tokenizer=train",
+    ):
+        given(plain, tmp_path)
+
+
+def test_a_slow_one_is_refused_with_what_to_do(tmp_path):
+    from transformers import ByT5Tokenizer
+
+    with pytest.raises(ModelError, match="model=mine is not one of the tokenizers library.*tokenizer=train"):
+        given(ByT5Tokenizer(), tmp_path)
+
+
+END_ID = 256
+
+
+def corpus_with(tmp_path: Path, *texts: str) -> Corpus:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return read_corpus(Config(), str(path), None)
+
+
+def ids(text: str) -> list[int]:
+    return make_tokenizer()(text).input_ids
+
+
+def packed(texts: Corpus, rows: int, held_out: int, length: int) -> tuple[list, list]:
+    train, held = pack(texts, make_tokenizer(), rows=rows, held_out=held_out, length=length)
+    assert train.dtype == held.dtype == np.int32
+    return train.tolist(), held.tolist()
+
+
+def test_documents_are_joined_by_the_end_token_and_cut_into_rows(tmp_path):
+    texts = corpus_with(tmp_path, "abcde", "fg", "", "hijklmnop", "qr")
+    train, held = packed(texts, rows=9, held_out=1, length=4)
+    assert held == [ids("abcd")]
+    stream = [*ids("fg"), END_ID, END_ID, *ids("hijklmnop"), END_ID, *ids("qr"), END_ID]
+    assert train == [stream[start : start + 4] for start in (0, 4, 8, 12)], "the last one is full, too"
+
+
+def test_the_rest_of_the_last_held_out_document_is_left_out(tmp_path):
+    """Also where the held-out rows end with a document, or in its end token."""
+    cases = {
+        ("abcdefgh", "ijkl"): ("abcd", "ijkl"),
+        ("abc", "ijkl"): ("abc\0", "ijkl"),
+        ("abcd", "ijkl"): ("abcd", "ijkl"),
+        ("ab", "cdefg", "ijkl"): ("ab\0c", "ijkl"),
+    }
+    for texts, (held, first) in cases.items():
+        train, out = packed(corpus_with(tmp_path, *texts), rows=5, held_out=1, length=4)
+        assert out == [[END_ID if letter == "\0" else ids(letter)[0] for letter in held]]
+        assert train == [ids(first)]
+
+
+def test_no_row_of_the_training_has_a_held_out_document(tmp_path):
+    texts = corpus_with(tmp_path, *(f"<{number:03d}{'x' * (number % 23)}>" for number in range(300)))
+    train, held = packed(texts, rows=400, held_out=7, length=13)
+
+    def numbers(rows: list) -> set[str]:
+        documents = make_tokenizer().decode([token for row in rows for token in row]).split("<|end|>")
+        return {document[1:4] for document in documents if len(document) > 4}
+
+    assert numbers(train) and numbers(held) and not numbers(train) & numbers(held)
+
+
+@pytest.mark.parametrize("batch", (1, 2, 3, 1000))
+def test_tokenizing_in_groups_changes_nothing(batch, tmp_path, monkeypatch):
+    texts = corpus_with(tmp_path, *("abcdefghijk"[: 1 + number % 11] for number in range(20)))
+    expected = packed(texts, rows=9, held_out=2, length=5)
+    monkeypatch.setattr(module, "DOCUMENTS", batch)
+    assert packed(texts, rows=9, held_out=2, length=5) == expected
+    assert len(expected[0]) == 9 and len(expected[1]) == 2
+
+
+def test_no_more_is_read_than_is_needed(monkeypatch):
+    monkeypatch.setattr(module, "DOCUMENTS", 10)
+    taken = []
+
+    class Endless:
+        def documents(self):
+            return (taken.append(number) or "abc" for number in count())
+
+    train, held = packed(Endless(), rows=8, held_out=2, length=4)
+    assert len(train) == 8 and len(taken) <= 20
+
+
+def test_memory_is_taken_for_the_rows_that_there_are(tmp_path):
+    """Broken by memory for all rows of a training that reads a small corpus many times: here four terabytes."""
+    train, held = packed(corpus_with(tmp_path, "abcd", "efgh"), rows=2**38, held_out=1, length=4)
+    assert (held, train) == ([ids("abcd")], [ids("efgh")])
+
+
+def test_special_tokens_are_not_added_by_the_tokenizer(tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|end|> $A <|end|>", special_tokens=[("<|end|>", END_ID)]
+    )
+    assert tokenizer("a").input_ids[0] == END_ID, "what packing must not take"
+    train, _ = pack(corpus_with(tmp_path, "abc", "def"), tokenizer, rows=1, held_out=1, length=4)
+    assert train.tolist() == [[*ids("def"), END_ID]]
+
+
+@pytest.mark.parametrize(
+    "texts, held_out, told",
+    [
+        (("abc",), 1, "fill 1 of method.validation_rows=1 validation rows of 4 tokens"),
+        (("ab",), 1, "fill 0 of method.validation_rows=1 validation rows of 4 tokens"),
+        (("abc", "abc", "abc"), 5, "fill 3 of method.validation_rows=5 validation rows"),
+        (("abc", "ab"), 1, "fill 1 of"),
+        (("a" * 99,), 1, "fill 1 of"),
+    ],
+)
+def test_a_corpus_that_is_too_short_is_refused(texts, held_out, told, tmp_path):
+    with pytest.raises(TaskError, match=f"{told}.* Give more text or shorter documents, or lower"):
+        packed(corpus_with(tmp_path, *texts), rows=2, held_out=held_out, length=4)
+
+
+def test_a_corpus_is_looked_at_once_for_all_runs(tmp_path, monkeypatch):
+    """By its content: another corpus, tokenizer or shape is looked at anew."""
+    looked, plain = [], make_tokenizer()
+    monkeypatch.setattr(module, "pack", lambda *args, **options: looked.append(options))
+    monkeypatch.setattr(module, "_long_enough", set())
+    other = make_tokenizer()
+    other.add_special_tokens({"eos_token": "<|other|>"})
+    texts = ("abc", "def")
+    for tokenizer, held_out, seen in ((plain, 1, 1), (plain, 1, 1), (other, 1, 2), (plain, 2, 3)):
+        require_rows(corpus_with(tmp_path, *texts), tokenizer, held_out=held_out, length=4)
+        assert len(looked) == seen
+    require_rows(corpus_with(tmp_path, "abc", "xyz"), plain, held_out=1, length=4)
+    assert len(looked) == 4
+
+
+def test_designs_in_turn_share_their_rows(tmp_path):
+    """Those of the same corpus, tokenizer and sizes; the rows of others are not kept."""
+    texts, tokenizer = ("abcdef", "ghij", "klmn", "opqr"), make_tokenizer()
+    sizes = {"rows": 2, "held_out": 1, "length": 4}
+    first = pack_once(corpus_with(tmp_path, *texts), tokenizer, **sizes)
+    assert pack_once(corpus_with(tmp_path, *texts), make_tokenizer(), **sizes) is first
+    longer = pack_once(corpus_with(tmp_path, *texts), tokenizer, **sizes | {"rows": 3})
+    assert len(longer[0]) == 3 and longer[0][:2].tolist() == first[0].tolist()
+    assert pack_once(corpus_with(tmp_path, *texts[1:]), tokenizer, **sizes)[1].tolist() == [ids("ghij")]
+    assert pack_once(corpus_with(tmp_path, *texts), tokenizer, **sizes) is not first
+
+
+def test_every_epoch_has_each_row_once_in_an_order_of_its_own():
+    rows = np.arange(7 * 3, dtype=np.int32).reshape(7, 3)
+    packed_rows = PackedRows(rows, seed=5, count=16)
+    assert len(packed_rows) == 16
+    read = [packed_rows[index] for index in range(16)]
+    for index, each in enumerate(read):
+        assert torch.equal(each["input_ids"], each["labels"]) and each["input_ids"].dtype == torch.int64
+        assert each["row"].item() == index, "the key of its noise"
+    order = [each["input_ids"].tolist() for each in read]
+    epochs = [order[:7], order[7:14]]
+    for epoch in epochs:
+        assert sorted(epoch) == rows.tolist() and epoch != rows.tolist()
+    assert epochs[0] != epochs[1]
+    backwards = PackedRows(rows, seed=5, count=16)
+    assert [backwards[index]["input_ids"].tolist() for index in reversed(range(16))] == order[::-1]
+    other = PackedRows(rows, seed=6, count=16)
+    assert [other[index]["input_ids"].tolist() for index in range(7)] != epochs[0]
+
+
+def test_the_toy_corpus_fills_any_number_of_rows():
+    toy = read_corpus(Config(), "toy", None)
+    train, held = packed(toy, rows=40, held_out=3, length=50)
+    assert (len(train), len(held)) == (40, 3)
+    first = next(islice(toy.documents(), 1))
+    assert make_tokenizer().decode(held[0]).startswith(first[:20])

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import TrainingError
-from moe_lab.methods.checkpoints import last_checkpoint
 from moe_lab.methods.pretrain import trainer as trainer_module
 from moe_lab.methods.pretrain import training as training_module
-from moe_lab.methods.pretrain.packing import PackedRows
-from moe_lab.methods.pretrain.routing import TrainingRouting
-from moe_lab.methods.pretrain.trainer import PretrainTrainer, losses_of
+from moe_lab.methods.pretrain.corpus import PackedRows
+from moe_lab.methods.pretrain.trainer import PretrainTrainer, TrainingRouting, losses_of
 from moe_lab.methods.pretrain.training import Training, train, train_together
+from moe_lab.methods.trained import last_checkpoint
 from tests.support.pretrainings import training_of
 
 STILL = {"learning_rate": 1e-20}

@@ -11,8 +11,7 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError
-from moe_lab.methods.references.documents import reference_documents
-from moe_lab.methods.references.sources import TABLE_7, Source, reference_sources
+from moe_lab.methods.references.documents import TABLE_7, Source, reference_documents, reference_sources
 from tests.support.documents import COPA, KNOWREF, OPENBOOKQA, SCIQ, WIC
 from tests.support.runs import choices, write_jsonl
 
@@ -179,5 +178,5 @@ def test_several_evaluated_tasks_share_their_sources():
 
 
 def test_a_name_longer_than_any_file_s_is_refused():
-    with pytest.raises(ConfigError, match=r"^method\.reference=x{200}\.\.\.: no task has so long a name"):
+    with pytest.raises(ConfigError, match=r"^method\.reference=x{200}\.\.\.: no task has such a long name"):
         reference_sources("x", ["y", "x" * 5000])

@@ -231,7 +231,7 @@ def test_a_prompt_for_every_choice_is_refused(config, tmp_path):
     row = {"sentence": "Ann thanked Eve since _ helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}
     write_jsonl(tmp_path / "data" / "winogrande" / "train.jsonl", [row])
     text = replace(config, task=replace(config.task, answer="text"))
-    with pytest.raises(ConfigError, match=r"prompt of its own for every choice(.|\n)*task.answer=letters"):
+    with pytest.raises(ConfigError, match=r"prompt for every choice(.|\n)*task.answer=letters"):
         build(text, reference="winogrande")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_lab.methods.virtual_tokens import store as trained
+from moe_lab.methods.virtual_tokens import training
 from tests.support.command import run_command
 from tests.support.runs import choices, write_jsonl
 
@@ -82,7 +82,7 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
     from moe_lab.config.compose import compose_cell
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.config import to_config
     from moe_lab.runs.execute import execute
     from moe_lab.runs.prepare import prepare
@@ -115,7 +115,7 @@ def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch)
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
     [first] = models(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(trained, "train", None)
+        patch.setattr(training, "train", None)
         for more in (["task=arc_challenge"], ["task=arc_easy", "limit=3"]):
             block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
     assert models(tmp_path) == [first]
@@ -126,15 +126,13 @@ def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys, monkeypatch):
-    from moe_lab.methods.virtual_tokens import lm
-
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(lm.VirtualTokensLM, "answer", stop)
+        patch.setattr(training.VirtualTokensLM, "answer", stop)
         assert command(capsys, "soft-prompt", tmp_path, *SHORT).code == 130
-    monkeypatch.setattr(trained, "train", None)
+    monkeypatch.setattr(training, "train", None)
     block_of(command(capsys, "soft-prompt", tmp_path, *SHORT))
 
 
@@ -168,5 +166,5 @@ def test_a_model_without_room_for_a_prefix_is_refused_before_weights(tmp_path, t
     tokenizer.save_pretrained(folder)
     ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", f"model.path={folder}")
     assert ended.code == 2
-    assert "deepseek_v3" in ended.err and "remembers keys of 1 heads" in ended.err
+    assert "deepseek_v3" in ended.err and "caches keys of 1 heads" in ended.err
     assert loads == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,10 +38,9 @@ def olmoe_repository(hub: Hub) -> Repository:
 @pytest.fixture
 def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """huggingface_hub of this process asks the loopback hub, with an empty cache, which is the value."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
 
-    import moe_lab.models.hub.download
-    import moe_lab.models.hub.repository
+    import moe_lab.models.hub
 
     cache = tmp_path / "cache"
     changes = {
@@ -50,17 +51,19 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         "HF_TOKEN_PATH": str(tmp_path / "token"),
         "HF_HUB_ETAG_TIMEOUT": 1,
         "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+        "DOWNLOAD_CHUNK_SIZE": 1000,  # of 10 MB: a dropped connection loses the chunk that it was in
     }
     for name, value in changes.items():
         monkeypatch.setattr(constants, name, value)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "0")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(moe_lab.models.hub.repository, "WAITS", (0.0, 0.0))
-    monkeypatch.setattr(moe_lab.models.hub.download, "WAIT", 0.0)
-    moe_lab.models.hub.repository._requested.cache_clear()
+    monkeypatch.setattr(moe_lab.models.hub, "WAITS", (0.0, 0.0))
+    quick = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+    monkeypatch.setattr(file_download, "time", quick)  # its pause before it continues a dropped connection
+    moe_lab.models.hub._requested.cache_clear()
     yield cache
-    moe_lab.models.hub.repository._requested.cache_clear()
+    moe_lab.models.hub._requested.cache_clear()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import TaskError
-from moe_lab.methods.conversations.read import Data, read_data
+from moe_lab.methods.data_files import Data, read_data
 from tests.support.hub.commands import new_command
 from tests.support.hub.repositories import Repository
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_had_is_told(client, hub, tmp_path):
         read("me/missing")
     with pytest.raises(TaskError, match="me/none has no file of a train split"):
         read("me/none")
-    with pytest.raises(TaskError, match="cannot be had offline"):
+    with pytest.raises(TaskError, match="is not available offline"):
         read("me/elsewhere", offline=True)
 
 

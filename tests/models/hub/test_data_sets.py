@@ -45,7 +45,7 @@ def test_a_configuration_or_split_that_it_lacks_is_told(client, tmp_path, monkey
     from huggingface_hub import constants
     from lm_eval.tasks import TaskManager
 
-    from moe_lab.tasks.factory import TaskSettings, build_tasks
+    from moe_lab.tasks.factory import build_tasks
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", constants.ENDPOINT)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -56,6 +56,4 @@ def test_a_configuration_or_split_that_it_lacks_is_told(client, tmp_path, monkey
         "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n  - metric: exact_match\n"
     )
     with pytest.raises(TaskError, match=says):
-        build_tasks(
-            TaskManager(include_defaults=False), [str(file)], TaskSettings.of(config("mine"), ["mine"])
-        )
+        build_tasks(TaskManager(include_defaults=False), [str(file)], config("mine"), None, ())

@@ -6,14 +6,16 @@ import errno
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
+from huggingface_hub import file_download
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.hub import download
-from moe_lab.models.hub.download import fetch
-from moe_lab.models.hub.repository import find
+from moe_lab.models import hub as hub_files
+from moe_lab.models.hub import fetch, find
 from moe_lab.models.source import model_folder
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE
@@ -53,11 +55,9 @@ def test_a_dropped_connection_is_continued(client, hub, olmoe_files):
 
 
 def test_the_same_command_continues_the_file(client, hub, olmoe_files):
-    hub.faults = [
-        Fault(f"/{SHARD}", drop_after=40_000, times=1),  # the redirect, which has no body
-        Fault(f"/{SHARD}", drop_after=40_000, times=1),
-        Fault(f"/{SHARD}", status=503, times=3),
-    ]
+    commit = hub.repositories["models", OLMOE.lower()].branches["main"]
+    path = f"cdn/models/{OLMOE}/{commit}/{SHARD}"
+    hub.faults = [Fault(path, drop_after=40_000), Fault(path, status=503, times=3)]
     with pytest.raises(ModelError, match="could not be reached|status 503"):
         weights()
     assert hub.ranges(SHARD) == [(0, 40_000)]
@@ -117,12 +117,10 @@ def test_an_index_that_names_what_is_not_there_is_told(client, hub, olmoe_files)
 
 def test_a_stopped_download_ends_with_the_next_bytes_and_is_continued(client, hub, olmoe_files, monkeypatch):
     """Ctrl-C comes while 40 kB are there and the server is silent."""
-    partial = (
-        client / f"models--{OLMOE.replace('/', '--')}/blobs/{etag(SHARD, olmoe_files[SHARD])}.incomplete"
-    )
+    partial = hub_files._partial(find(OLMOE), find(OLMOE).files[SHARD])
 
     def interrupted(futures):
-        while not partial.exists() or partial.stat().st_size < 40_000:
+        while not partial.exists() or partial.stat().st_size < 30_000:  # a buffer of 8 kB is not on disk yet
             time.sleep(0.01)
         raise KeyboardInterrupt
 
@@ -130,40 +128,39 @@ def test_a_stopped_download_ends_with_the_next_bytes_and_is_continued(client, hu
     cdn = f"cdn/models/{OLMOE}"
     hub.faults = [Fault(cdn, drop_after=40_000), Fault(cdn, stall=9, times=9)]
     with monkeypatch.context() as patched:
-        patched.setattr(download, "as_completed", interrupted)
+        patched.setattr(hub_files, "as_completed", interrupted)
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             fetch(repository, [SHARD])
-    assert time.monotonic() - start < 2.5  # one time-out, no further attempt
-    assert partial.stat().st_size == 40_000
+    assert time.monotonic() - start < 2.5  # not after all attempts
     hub.faults = []
     assert (fetch(repository, [SHARD]) / SHARD).read_bytes() == olmoe_files[SHARD]
-    assert hub.ranges(SHARD)[0] == (0, 40_000) and hub.ranges(SHARD)[-1][0] == 40_000
+    assert hub.ranges(SHARD)[0] == (0, 40_000) and hub.ranges(SHARD)[-1][0] >= 30_000
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_first_byte(client, hub, monkeypatch):
     model_folder(MODEL, offline=False)
     before = len(hub.log)
     usage = shutil.disk_usage(client)._replace(free=300_000)
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(hub_files.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(ModelError, match=r"needs 0\.\d+ GB more.*\n.*HF_HOME"):
         weights()
     assert not [answer for answer in hub.log[before:] if answer.path.endswith(".safetensors")]
 
 
 def test_a_disk_that_runs_full_keeps_what_came(client, hub, olmoe_files, monkeypatch):
-    receive = download._receive
+    get = file_download.http_get
 
-    def full(url, partial, file, stop):
-        if file.name == SHARD:
-            partial.write_bytes(olmoe_files[SHARD][:70_000])
-            raise OSError(errno.ENOSPC, "No space left on device", str(partial))
-        receive(url, partial, file, stop)
+    def full(url, out, *, displayed_filename, **options):
+        if displayed_filename == SHARD:
+            out.write(olmoe_files[SHARD][:70_000])
+            raise OSError(errno.ENOSPC, "No space left on device", out.name)
+        get(url, out, displayed_filename=displayed_filename, **options)
 
-    monkeypatch.setattr(download, "_receive", full)
-    with pytest.raises(ModelError, match=r"No space left on device.*\n.*continues"):
-        weights()
-    monkeypatch.setattr(download, "_receive", receive)
+    with monkeypatch.context() as patched:
+        patched.setattr(file_download, "http_get", full)
+        with pytest.raises(ModelError, match=r"No space left on device.*\n.*continues"):
+            weights()
     weights()
     assert hub.ranges(SHARD) == [(70_000, len(olmoe_files[SHARD]) - 70_000)]
 
@@ -183,3 +180,22 @@ def test_the_hubs_own_client_finds_what_was_fetched(client):
 
     folder = weights()
     assert snapshot_download(OLMOE, local_files_only=True) == str(folder.resolve())
+
+
+def test_large_files_on_xet_are_fetched_by_the_hubs_client_alone(client, hub, olmoe_files, monkeypatch):
+    """Small files are never on Xet. The loopback hub has none, so the client goes on by HTTP."""
+    asked, completed = [], []
+    complete = hub_files._complete
+
+    def metadata(url):
+        asked.append(url)
+        return SimpleNamespace(xet_file_data="reference")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(hub_files, "find_spec", lambda name: name == "hf_xet")
+    monkeypatch.setattr(
+        hub_files, "_complete", lambda *given: completed.append(given[1].name) or complete(*given)
+    )
+    assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
+    assert asked and not [name for name in completed if name.endswith(".safetensors")]
+    assert "config.json" in completed

@@ -7,7 +7,7 @@ import pytest
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.hub.failures import known_reason
+from moe_lab.models.hub_errors import known_reason
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
@@ -86,7 +86,7 @@ def test_no_connection_is_told(client, monkeypatch):
 
 
 def test_offline_says_what_is_missing(client):
-    with pytest.raises(ModelError, match=r"cannot be had offline.*\n.*mode=prefetch"):
+    with pytest.raises(ModelError, match=r"is not available offline.*\n.*mode=prefetch"):
         model_folder(ModelConfig(path=OLMOE), offline=True)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.methods import get_method
-from moe_lab.tasks.judges.judge import Exchange
-from moe_lab.tasks.judges.reward import RewardModel
+from moe_lab.tasks.judges import Exchange
+from moe_lab.tasks.judges.local import RewardModel
 from tests.support.hub.commands import new_command
 from tests.support.hub.repositories import Repository
 from tests.support.judges.models import reward_directly, reward_folder

@@ -7,12 +7,12 @@ import re
 import pytest
 from safetensors.torch import load
 
-from moe_lab.cli.doctor import inputs as needs
-from moe_lab.cli.doctor.inputs import command_needs
+from moe_lab.cli import doctor as needs
+from moe_lab.cli.doctor import command_needs
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
-from moe_lab.models.hub import download
+from moe_lab.models import hub as hub_files
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import load_config, model_folder
 from tests.support.hub.commands import new_command
@@ -88,7 +88,7 @@ def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
     monkeypatch.setattr(needs, "free_memory", lambda device: 100_000)
     assert "100.00 kB are free on cpu NOT ENOUGH" in lines()
     (fetched / SHARD).unlink()
-    monkeypatch.setattr(download, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(hub_files, "free_bytes", lambda folder: 1000)
     assert "HF_HOME=<folder>" in lines()
 
 
@@ -120,6 +120,6 @@ def test_what_a_method_reads_beside_its_task(client):
     for reference, state in ((None, "is ready"), ("toy_choice:nowhere", "is MISSING")):
         method = get_method("c3po").Config(name="c3po", reference=reference)
         text = "\n".join(command_needs([Config(method=method, task=toy, device="cpu", offline=True)]))
-        assert f"method c3po: what it reads beside toy_choice {state}" in text
+        assert f"method c3po: its data other than toy_choice {state}" in text
     plain = Config(method=get_method("base").Config(name="base"), task=toy, device="cpu", offline=True)
     assert "what it reads" not in "\n".join(command_needs([plain]))

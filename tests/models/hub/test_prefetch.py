@@ -95,7 +95,7 @@ def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_
         output_dir=str(tmp_path),
     )
     assert prefetch([asks]) == 0
-    assert "method c3po: what it reads beside" in capsys.readouterr().out
+    assert "method c3po: its data other than" in capsys.readouterr().out
     wrong = replace(asks, method=get_method("c3po").Config(name="c3po", reference="toy_choice:nowhere"))
     assert prefetch([wrong]) == 2
     assert "nowhere is no split of toy_choice" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Breaks when a revision is not pinned to its commit, the hub is asked again, or a command waits long for nobody."""
+"""Breaks when a revision is not pinned to its commit, the hub is asked again, or a command waits long for an answer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.models.hub.repository import NotCached, find
+from moe_lab.models.hub import NotCached, find, weight_files
 from moe_lab.models.source import load_config, model_commit, model_folder
-from moe_lab.models.weight_files import weight_files
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE, SHARDS
 from tests.support.hub.server import Fault

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.reports.figures.activation import activation_rows, entropy_bits, frequency_LE
+from moe_lab.reports.figures.pathways import activation_rows, entropy_bits, frequency_LE
 from tests.support.stored_traces import run_of
 
 

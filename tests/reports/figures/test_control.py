@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.figures.control import control_rows
+from moe_lab.reports.figures.comparisons import control_rows
 from tests.support.stored_results import cell_of, cell_table
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.designs import design_rows, write_designs
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.figures.training import design_rows, write_designs
+from moe_lab.reports.papers.cells import CellTable
 from moe_lab.reports.papers.experiment import Published
 from tests.support.finetuned_cells import records
 from tests.support.pretrained_cells import design_cells, experiment

@@ -6,9 +6,8 @@ import csv
 import json
 from itertools import product
 
-from moe_lab.reports.figures.epochs import write_epochs
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.figures.curves import write_epochs
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from tests.support.finetuned_cells import bars
 from tests.support.stored_results import expert_results
 
@@ -25,7 +24,7 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
     shown = []
     for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
-        told = expert_results(finetune_freeze={"model": name})
+        told = expert_results(finetune_freeze={"model": name, "training": {}})
         folder = tmp_path / "runs" / name
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told], folder=folder))

@@ -7,8 +7,7 @@ from itertools import pairwise
 import matplotlib
 import pytest
 
-from moe_lab.reports.figures.fitting import LEAST_SPAN, fit, widen_x
-from moe_lab.reports.figures.style import RC, legend_below, panels
+from moe_lab.reports.figures.style import LEAST_SPAN, RC, fit, legend_below, panels, widen_x
 
 LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
 

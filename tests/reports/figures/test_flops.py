@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from moe_lab.reports.figures.flops import flops_rows, write_flops
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.figures.curves import flops_rows, write_flops
+from moe_lab.reports.papers.cells import TableCell
 from tests.support.stored_results import cell_table
 from tests.support.stored_traces import c3po_results
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.figures.lines import line_rows, write_lines
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.figures.curves import line_rows, write_lines
+from moe_lab.reports.papers.cells import CellTable
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, cell, records
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.overhead import overhead_rows
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.figures.cost import overhead_rows
+from moe_lab.reports.papers.cells import TableCell
 from tests.support.stored_results import cell_of, overhead_cell, results_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.quantity import quantity
+from moe_lab.reports.figures.style import quantity
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.figures.retained import retained_rows, write_retained
+from moe_lab.reports.figures.traces import retained_rows, write_retained
 from tests.support.stored_traces import run_of
 
 

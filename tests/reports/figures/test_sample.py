@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.figures.sample import chosen_question, sample_rows
+from moe_lab.reports.figures.pathways import chosen_question, sample_rows
 from tests.support.stored_traces import run_of
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.lines import write_lines
-from moe_lab.reports.figures.schedules import schedule_label, schedule_rows, write_schedules
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.figures.curves import schedule_label, schedule_rows, write_lines, write_schedules
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, bars, cell, cells, records
 

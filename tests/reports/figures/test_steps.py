@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.figures.steps import step_rows
+from moe_lab.reports.figures.traces import step_rows
 from tests.support.stored_traces import run_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.figures.stored_study import studies_of
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.figures.studies import studies_of
+from moe_lab.reports.papers.cells import TableCell
 from tests.support.stored_studies import write_study
 
 

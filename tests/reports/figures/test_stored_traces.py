@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.errors import ResultsError
-from moe_lab.reports.figures.stored_traces import read_traces
+from moe_lab.reports.figures.traces import read_traces
 from tests.support.stored_traces import run_of, scores_of, write_traced_run
 
 
@@ -24,7 +24,7 @@ def test_of_doubled_lines_the_last_counts(tmp_path: Path) -> None:
     file = tmp_path / "run" / "traces.jsonl"
     again = json.loads(file.read_text()) | {"scores": scores_of("ABB")}
     file.write_text(file.read_text() + json.dumps(again) + "\n")
-    run = read_traces(tmp_path / "run", results)
+    run = read_traces(results)
     assert run is not None and run.right == [[True, False, False]]
 
 
@@ -33,4 +33,4 @@ def test_a_document_without_a_trace_is_named(tmp_path: Path) -> None:
     file = tmp_path / "run" / "traces.jsonl"
     file.write_text(file.read_text().splitlines()[0] + "\n")
     with pytest.raises(ResultsError, match="no trace of document 0"):
-        read_traces(tmp_path / "run", results)
+        read_traces(results)

@@ -36,7 +36,7 @@ def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profi
 @pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw():
     code = (
-        "import sys, moe_lab.reports.figures.history, moe_lab.reports.figures.heatmap, moe_lab.reports.figures.sweep;"
+        "import sys, moe_lab.reports.figures.studies, moe_lab.reports.figures.curves;"
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

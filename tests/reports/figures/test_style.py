@@ -9,16 +9,19 @@ import csv
 
 import pytest
 
-from moe_lab.reports.figures.accuracy import write_accuracy
-from moe_lab.reports.figures.control import write_control
-from moe_lab.reports.figures.equivalent import write_equivalent
-from moe_lab.reports.figures.overhead import write_overhead
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.figures.comparisons import write_accuracy, write_control
+from moe_lab.reports.figures.cost import write_equivalent, write_overhead
+from moe_lab.reports.papers.cells import TableCell
 from tests.support.stored_results import cell_of, cell_table, overhead_cell
 
 EQUIVALENT = {"model": "m", "device": "cpu", "task": "t", "documents": 5, "new_tokens": 128, "n": 2}
 EQUIVALENT |= {"layers": 8, "equivalent_layers": 9}
-EQUIVALENT |= {"size_ratio": 1.1, "size_ratio_low": 1.0, "size_ratio_high": 1.2}
+EQUIVALENT |= {
+    "size_ratio": 1.1,
+    "size_ratio_low": 1.0,
+    "size_ratio_high": 1.2,
+    "calibrated_size_ratio": 1.05,
+}
 EQUIVALENT |= {
     f"{name}_{each}": 1.0
     for name in ("base", "roe", "equivalent")

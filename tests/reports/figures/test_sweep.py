@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.stored_study import read_study
-from moe_lab.reports.figures.sweep import sweep_rows
+from moe_lab.reports.figures.studies import read_study, sweep_rows
 from tests.support.stored_studies import PROFILE, rows_of, write_study
 
 

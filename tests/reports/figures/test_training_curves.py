@@ -6,8 +6,8 @@ import csv
 import json
 from itertools import product
 
-from moe_lab.reports.figures.training_curves import curve_rows, write_training_curves
-from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.figures.training import curve_rows, write_training_curves
+from moe_lab.reports.papers.cells import CellTable
 from tests.support.pretrained_cells import design_cells, experiment, trained_results
 
 AXES = {"rows": ["method.label"], "columns": ["method.regularizers", "method.shared_experts", "measure"]}

@@ -8,7 +8,7 @@ import json
 import pytest
 from matplotlib.axes import Axes
 
-from moe_lab.reports.figures.training_loss import write_training_loss
+from moe_lab.reports.figures.training import write_training_loss
 
 
 @pytest.fixture

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.loggers.counterfactual_scores import counterfactual_scores
+from moe_lab.reports.loggers.tables import counterfactual_scores
+from moe_lab.results.model import RunResult
 from tests.support.counterfactual import write_routes
 from tests.support.stored_results import RESULTS
 
 
 def test_gains_and_better_routes_by_band(tmp_path: Path) -> None:
-    assert counterfactual_scores(RESULTS, tmp_path) == {}
+    run = RunResult(RESULTS.content, tmp_path)
+    assert counterfactual_scores(run) == {}
     content = write_routes(tmp_path, RESULTS)
-    scores = counterfactual_scores(RESULTS, tmp_path)
+    scores = counterfactual_scores(run)
     assert len(scores) == 3 * 6
     assert scores["counterfactual/best/all"] == content["all"]["gain"]["best"]["value"]
     assert scores["counterfactual/roe/0.4 to 0.6"] == content["bands"][2]["gain"]["roe"]["value"]

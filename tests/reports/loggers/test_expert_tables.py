@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.reports.loggers.expert_tables import expert_layers, expert_scores
+from moe_lab.reports.loggers.tables import expert_layers, expert_scores
 from tests.support.wandb_log import REPOSITORY, Logged
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from moe_lab.reports.loggers import tables
+from moe_lab.results.model import RunResult
 from tests.support.stored_results import RESULTS
 
 
@@ -23,7 +24,7 @@ def test_scores_have_the_harness_s_names_and_one_headline() -> None:
 
 def test_the_score_of_a_group_is_its_own() -> None:
     block = RESULTS["moe_lab"] | {"task": {"name": "all", "tasks": ["toy"], "metric": "acc,none"}}
-    results = {"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block}
+    results = RunResult({"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block})
     assert tables.scores(results)["score"] == 0.75
     assert "difference" not in tables.scores(results), "it was compared task by task"
 
@@ -44,7 +45,7 @@ def test_a_sample_is_a_row(tmp_path: Path) -> None:
         "exact_match": 1.0,
     }
     (tmp_path / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
-    (columns, rows) = tables.samples(RESULTS, tmp_path)["samples/toy"]
+    (columns, rows) = tables.samples(RunResult(RESULTS.content, tmp_path))["samples/toy"]
     assert columns == ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
     assert rows == [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.reports.loggers.training_log import training_lines
+from moe_lab.reports.loggers.tables import training_lines
+from moe_lab.results.model import RunResult
 
 LINES = [
     {"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]},
@@ -15,12 +16,17 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("method", ["pretrain", "finetune_freeze"])
+def run_of(method: str, model: str, output: Path) -> RunResult:
+    block = {"method": {"name": method}, method.replace("-", "_"): {"model": model, "training": {}}}
+    return RunResult({"moe_lab": block}, output / "runs" / "run")
+
+
+@pytest.mark.parametrize("method", ["pretrain", "finetune-freeze"])
 def test_a_trained_model_has_its_lines(method: str, tmp_path: Path) -> None:
     model = tmp_path / "models" / "mine"
     model.mkdir(parents=True)
     (model / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    found = training_lines({"moe_lab": {method: {"model": "mine"}}}, tmp_path / "runs" / "run")
+    found = training_lines(run_of(method, "mine", tmp_path))
     assert found == [
         {
             "training/step": 2,
@@ -33,6 +39,6 @@ def test_a_trained_model_has_its_lines(method: str, tmp_path: Path) -> None:
 
 
 def test_a_run_without_training_has_none(tmp_path: Path) -> None:
-    assert training_lines({"moe_lab": {"roe": {}}}, tmp_path / "runs" / "run") == []
-    gone = {"moe_lab": {"pretrain": {"model": "gone"}}}
-    assert training_lines(gone, tmp_path / "runs" / "run") == []
+    untrained = RunResult({"moe_lab": {"method": {"name": "roe"}, "roe": {}}}, tmp_path / "runs" / "run")
+    assert training_lines(untrained) == []
+    assert training_lines(run_of("pretrain", "gone", tmp_path)) == []

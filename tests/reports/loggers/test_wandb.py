@@ -17,6 +17,7 @@ import pytest
 from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.errors import ConfigError
 from moe_lab.reports.loggers import Logger, open_logger, wandb
+from moe_lab.results.model import RunResult
 from tests.support.stored_results import RESULTS
 from tests.support.wandb_log import REPOSITORY, Logged
 
@@ -26,6 +27,7 @@ import json, sys
 from pathlib import Path
 from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.reports.loggers import open_logger
+from moe_lab.results.model import RunResult
 folder, results = Path(sys.argv[1]), json.loads(sys.argv[2])
 config = Config(logger=LoggerConfig(name="wandb", tags=["mine"]), output_dir=str(folder / "out"), seed=5)
 with open_logger(config, kind="study", name="study-1", group=None) as logger:
@@ -35,7 +37,7 @@ with open_logger(config, kind="study", name="study-1", group=None) as logger:
     logger.log_figure(folder / "heatmap.png")
     logger.log_figure(folder / "heatmap.csv")
 with open_logger(config, kind="run", name="run-1", group="figure3") as logger:
-    logger.log_results(results, folder)
+    logger.log_results(RunResult(results, folder))
 """
 
 
@@ -82,7 +84,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged],
             "WANDB_BASE_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
         }
         ended = subprocess.run(
-            [sys.executable, "-c", CODE, str(folder), json.dumps(RESULTS)],
+            [sys.executable, "-c", CODE, str(folder), json.dumps(RESULTS.content)],
             capture_output=True,
             text=True,
             check=True,
@@ -195,7 +197,7 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(
     for name in ("first", "second"):
         with open_logger(config, kind="run", name=name, group=None) as logger:
             logger.log_trial(0, 1.0, [0.0], "COMPLETE")
-            logger.log_results(RESULTS, Path("/nowhere"))
+            logger.log_results(RunResult(RESULTS.content, Path("/nowhere")))
             logger.log_study(Path("/nowhere"))
             logger.log_figure(Path("/nowhere/x.png"))
     told = capsys.readouterr().err

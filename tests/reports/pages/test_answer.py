@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.pages.answer import answer_of, first_difference
+from moe_lab.reports.pages.answers import answer_of, first_difference
 from tests.support.stored_runs import choice_line, generated_line
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.pages.answer_pairs import answer_pairs
+from moe_lab.reports.pages.answers import answer_pairs
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import read_samples
 from tests.support.stored_runs import generated_line, pair_of_runs
 
 
 def pairs_of(output, before, after, **results):
     base, own = pair_of_runs(output, before, after)
-    lines = [run.samples()["t"] for run in (base, own)]
-    return list(answer_pairs(own.results | results, "t", lines[0][::-1], lines[1]))
+    lines = [read_samples(run)["t"] for run in (base, own)]
+    return list(answer_pairs(RunResult(dict(own) | results), "t", lines[0][::-1], lines[1]))
 
 
 def test_documents_are_paired_by_their_numbers(tmp_path):
@@ -40,4 +42,4 @@ def test_a_share_is_neither_right_nor_wrong(tmp_path):
 def test_lines_of_another_filter_or_document_are_left_out(tmp_path):
     _, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
     before = [generated_line(1, ("x", 0.0)), generated_line(0, ("y", 0.0)) | {"filter": "other"}]
-    assert not list(answer_pairs(own.results, "t", before, own.samples()["t"]))
+    assert not list(answer_pairs(own, "t", before, read_samples(own)["t"]))

@@ -12,15 +12,14 @@ import time
 import pytest
 
 from moe_lab.reports.pages.listing_page import write_listing_page
-from moe_lab.reports.pages.record import write_record
-from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.pages.tables_page import write_tables_page
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.published import Published
-from moe_lab.results.flips import write_flips
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Published
+from moe_lab.results.samples import write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
 from tests.support.stored_runs import pair_of_runs
+from tests.support.views import write_record, write_runs_page
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.pages.cell_state import (
+from moe_lab.reports.pages.record import (
     AGREES,
     DISAGREES,
     FAILED,

@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from moe_lab.reports.pages import answer
-from moe_lab.reports.pages import changed_answers as module
-from moe_lab.reports.pages.changed_answers import CHANGED, KINDS, changed_answers
-from moe_lab.results.flips import FILE, write_flips
+from moe_lab.reports.pages import answers as answer
+from moe_lab.reports.pages import answers as module
+from moe_lab.reports.pages.answers import CHANGED, KINDS, changed_answers
+from moe_lab.results.samples import FILE, write_flips
 from tests.support.stored_runs import pair_of_runs
 
 

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from moe_lab.reports.pages.answer import Answer
-from moe_lab.reports.pages.confidence import GROUPS, Paired, by_confidence, confidence
+from moe_lab.reports.pages.answers import GROUPS, Answer, Paired, by_confidence, confidence
 
 
 def test_confidence_is_the_probability_among_the_choices():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.pages.downloads import csv_of_rows, latex_of_rows
+from moe_lab.reports.pages.page import csv_of_rows, latex_of_rows
 
 ROWS = [{"task": "a_b", "value": "61.0%"}, {"task": "c", "value": "1 & 2"}]
 

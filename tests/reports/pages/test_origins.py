@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from moe_lab.reports.pages.origins import origin_of, origins_of, write_origin_page
+from moe_lab.reports.pages.runs_page import origin_of, origins_of, write_origin_page
 from tests.support.pages import foreign_urls, texts, tree
 from tests.support.stored_runs import generated_line, stored_run
 

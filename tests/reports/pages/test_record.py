@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 
-from moe_lab.reports.pages.record import (
-    command,
-    has_numbers,
-    ranges,
-    read_records,
-    table_record,
-    write_record,
-)
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.published import Published
+from moe_lab.reports.pages.record import command, has_numbers, ranges, read_records
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Published
 from moe_lab.reports.papers.stated import Stated
 from tests.support.pretrained_cells import trained_results
 from tests.support.stored_results import cell_table, results_of
+from tests.support.views import table_record, write_record
 
 PAPER = [
     Published(cell={"task": "t"}, value=55.5, unit="percent", place="Table 9", mark="(?)"),

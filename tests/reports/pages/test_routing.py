@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.pages.routing import BAR_HEIGHT, routing_of
+from moe_lab.reports.pages.runs_page import BAR_HEIGHT, routing_of
 from tests.support.counterfactual import write_routes
 from tests.support.stored_runs import pair_of_runs
 
@@ -33,7 +33,7 @@ def test_temperatures_of_zero_have_bars_without_height(tmp_path):
 
 def test_counterfactual_routes_stand_by_confidence(tmp_path):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
-    content = write_routes(own.folder, own.results)
+    content = write_routes(own.folder, own)
     bands = routing_of(own, "roe").bands
     assert [band["confidence"] for band in bands] == ["all", "0.4 to 0.6", "0.9 to 1"]
     assert bands[0]["gain"] == content["all"]["gain"]

@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from moe_lab.reports.pages.runs_page import write_runs_page
+from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import SeedGroup
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
 from tests.support.stored_runs import pair_of_runs
+from tests.support.views import write_runs_page
 
 PAIRED = {"n": 2, "difference": 0.5, "ci95": [-0.2, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
 CHANGES = {
@@ -44,8 +46,8 @@ def test_scores_are_those_of_results_json(page, runs):
 def test_the_verdict_stands_first(page):
     root = tree(page)
     [text] = texts(root.xpath("//p[contains(@class, 'lead')]"))
-    assert text.startswith("roe on t: exact_match,none 100.0% against 50.0% of the untouched model")
-    assert "The difference cannot be told from chance. [untuned]" in text
+    assert text.startswith("roe on t: exact_match,none 100.0% against 50.0% of the base model")
+    assert "The difference is not statistically significant. [untuned]" in text
     assert texts(root.xpath("//h2"))[0] == "Verdict"
 
 
@@ -59,7 +61,7 @@ def test_hostile_answers_are_data(page):
 
 def test_each_section_has_its_numbers(page):
     root = tree(page)
-    assert "1 of 2 answers differ from the untouched model’s." in texts(root.xpath("//p"))
+    assert "1 of 2 answers differ from the base model’s." in texts(root.xpath("//p"))
     assert root.xpath("//svg[contains(@aria-label, 'Temperature by MoE layer: 0.00 0.10')]")
     assert "changed fraction: 25.0%" in root.text_content()
     assert "python -m moe_lab method=roe task=t" in root.text_content()
@@ -75,26 +77,23 @@ def test_headings_are_in_order_and_tables_have_captions(page):
 
 def test_runs_without_a_comparison_have_a_page(runs, tmp_path):
     page = write_runs_page(runs[:1], tmp_path / "base.html")
-    assert "No stored run is compared with the untouched model." in tree(page).text_content()
+    assert "No stored run is compared with the base model." in tree(page).text_content()
     assert not tree(page).xpath("//script[@id='answer-data']")
 
 
 def test_seeds_have_a_table_of_their_own(runs, tmp_path):
-    score = {
-        "values": [0.5, 1.0],
-        "mean": 0.75,
-        "std": 0.35,
-        "ci95_seeds": None,
-        "ci95_documents": [0.25, 1.0],
-    }
-    score |= {
-        "base": 0.5,
-        "difference": 0.25,
-        "difference_ci95_seeds": [-0.5, 1.0],
-        "difference_ci95_documents": None,
-    }
-    summary = runs[1].block | {"seeds": [0, 1], "scores": {"t": {"exact_match,none": score}}}
-    root = tree(write_runs_page(runs, tmp_path / "seeds.html", [summary]))
+    """Two seeds of the second run, 0.5 apart."""
+    block = runs[1]["moe_lab"]
+    one = {"t": {"exact_match,none": block["paired"]["t"]["exact_match,none"] | {"difference": 0.0}}}
+    content = {"results": {"t": {"exact_match,none": 0.5}}}
+    other = RunResult(content | {"moe_lab": block | {"run_id": "other", "seed": 1, "paired": one}})
+    score = {"ci95_documents": [0.25, 1.0], "difference_p_documents": 0.5}
+    summary = {"seeds": [0, 1], "overrides": [], "scores": {"t": {"exact_match,none": score}}}
+    group = SeedGroup([runs[1], other], summary)
+    root = tree(write_runs_page(runs, tmp_path / "seeds.html", [group]))
     [row] = root.xpath("//tr[@data-seeds]")
-    assert [float(value) for value in row.xpath("td/@data-value")] == [0.75, 0.35, 0.25]
-    assert "[0.2500, 1.0000]" in row.text_content() and "[−0.5000, +1.0000]" in row.text_content()
+    shown = [value for value in row.xpath("td/@data-value") if value]
+    assert [float(value) for value in shown] == pytest.approx([0.75, 0.5**0.5 / 2, 0.25, 0.5], abs=1e-4)
+    assert "[0.2500, 1.0000]" in row.text_content()
+    [verdict] = texts(root.xpath("//p[contains(@class, 'lead')]"))
+    assert "over 2 seeds" in verdict and "not statistically significant" in verdict

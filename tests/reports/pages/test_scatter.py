@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.pages.scatter import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Point, plot
+from moe_lab.reports.pages.page import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Point, plot
 
 
 def test_points_stand_between_the_axes():

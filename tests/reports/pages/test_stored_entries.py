@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from moe_lab.reports.pages.stored_entries import stored_entries, texts
+from moe_lab.reports.pages.listing_page import stored_entries, texts
 from moe_lab.results.folder import RunFolder
 from tests.support.stored_runs import generated_line, stored_run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from moe_lab.reports.pages.table_rows import axes_of, columns_of, latex_row, rows_of
-from moe_lab.reports.scores import Score
+from moe_lab.reports.pages.record import axes_of, columns_of, latex_row, rows_of
+from moe_lab.results.scores import Score
 
 SCORE = Score(
     model="m", method="roe", task="t", metric="acc,none", run_id="r", n=100, value=0.5, interval=(0.4, 0.6)

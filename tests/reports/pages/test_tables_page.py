@@ -9,14 +9,13 @@ from itertools import pairwise
 
 import pytest
 
-from moe_lab.reports.pages.record import table_record, write_record
 from moe_lab.reports.pages.tables_page import compared_scores, write_tables_page
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.experiment import Scale
-from moe_lab.reports.papers.published import Published
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Published, Scale
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import EXPERT_METRICS, cell_table, results_of
+from tests.support.views import table_record, write_record
 
 PAPER = [
     Published(cell={"task": "t"}, value=57.5, unit="percent", place="Table 9", mark="(?)"),

@@ -1,4 +1,4 @@
-"""Verdicts. Broken by a difference that is told from chance without evidence, or in the wrong direction."""
+"""Verdicts. Broken by a difference that is significant without evidence, or in the wrong direction."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.verdict import BETTER, NOT_TOLD, WORSE, Compared, verdicts
-from moe_lab.reports.scores import Score
+from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import Score
 
 SCORE = Score(
     model="tiny",
@@ -27,39 +28,43 @@ SCORE = Score(
 
 
 def verdict(name, score, lower_is_better):
-    [made] = verdicts([Compared(name, score, lower_is_better)])
+    [made] = verdicts([Compared(name, Family.of_scores([score]).correct(score), lower_is_better)])
     return made
 
 
 def test_the_sentences_can_be_quoted():
     made = verdict("roe on toy_math", SCORE, lower_is_better=False)
     assert made.text == (
-        "roe on toy_math: exact_match,none 61.0% against 58.0% of the untouched model, a difference of +3.0 points (95% "
+        "roe on toy_math: exact_match,none 61.0% against 58.0% of the base model, a difference of +3.0 points (95% "
         "interval \u22121.0 to +7.0), on 200 documents. 12 answers turned right and 6 wrong (McNemar's p = 0.24). The "
-        "difference cannot be told from chance. [PARTIAL, untuned]"
+        "difference is not statistically significant. [PARTIAL, untuned]"
     )
 
 
 @pytest.mark.parametrize(
     "changes, lower, outcome",
     [
-        ({}, False, NOT_TOLD),
+        ({}, False, NOT_SIGNIFICANT),
         ({"p_mcnemar": 0.01}, False, BETTER),
         ({"p_mcnemar": 0.01}, True, WORSE),
         ({"p_mcnemar": 0.01, "difference": -0.03}, False, WORSE),
-        ({"p_mcnemar": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_TOLD),
+        ({"p_mcnemar": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_SIGNIFICANT),
         ({"p_mcnemar": None, "difference_interval": (0.01, 0.05)}, False, BETTER),
         ({"p_mcnemar": None, "p_randomization": 0.04}, False, BETTER),
-        ({"p_mcnemar": None, "p_randomization": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_TOLD),
+        (
+            {"p_mcnemar": None, "p_randomization": 0.06, "difference_interval": (0.01, 0.05)},
+            False,
+            NOT_SIGNIFICANT,
+        ),
         ({"p_mcnemar": None, "difference_interval": (-0.05, -0.01), "difference": -0.03}, True, BETTER),
-        ({"p_mcnemar": None, "difference_interval": None}, False, NOT_TOLD),
-        ({"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3}, False, NOT_TOLD),
+        ({"p_mcnemar": None, "difference_interval": None}, False, NOT_SIGNIFICANT),
+        ({"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3}, False, NOT_SIGNIFICANT),
         (
             {"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3, "p_seeds": 0.04},
             False,
             BETTER,
         ),
-        ({"p_mcnemar": None, "difference": 0.0, "difference_interval": (0.0, 0.0)}, False, NOT_TOLD),
+        ({"p_mcnemar": None, "difference": 0.0, "difference_interval": (0.0, 0.0)}, False, NOT_SIGNIFICANT),
     ],
 )
 def test_p_decides_and_else_the_interval(changes, lower, outcome):
@@ -73,16 +78,25 @@ def test_other_metrics_are_no_percentages():
     ppl = replace(ppl, p_seeds=0.01, p_mcnemar=None, difference_interval=(-0.4, -0.1), marks=(), seeds=3)
     text = verdict("x", ppl, lower_is_better=True).text
     assert "3.2500 against 3.5000" in text and "over 3 seeds" in text
-    assert text.endswith("It is better, and the difference can be told from chance.")
+    assert text.endswith("It is better, and the difference is statistically significant.")
 
 
 def test_a_score_without_comparison_has_no_verdict():
     assert verdicts([Compared("base", replace(SCORE, difference=None), False)]) == []
 
 
-def test_holm_corrects_for_all_comparisons_of_the_page():
+def test_holm_corrects_for_all_comparisons_of_the_command():
     """Of 0.01, 0.03 and 0.04 Holm leaves 0.03, 0.06 and 0.06; a comparison without p does not count."""
-    given = [replace(SCORE, p_mcnemar=p) for p in (0.04, 0.01, None, 0.03)]
-    made = verdicts([Compared("x", score, False) for score in given])
-    assert [one.outcome for one in made] == [NOT_TOLD, BETTER, NOT_TOLD, NOT_TOLD]
-    assert "(McNemar's p = 0.01, 0.03 by Holm)" in made[1].text
+    given = [replace(SCORE, run_id=str(p), p_mcnemar=p) for p in (0.04, 0.01, None, 0.03)]
+    made = verdicts([Compared("x", score, False) for score in map(Family.of_scores(given).correct, given)])
+    assert [one.outcome for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
+    assert "(McNemar's p = 0.01, 0.03 by Holm for 3 comparisons)" in made[1].text
+
+
+def test_one_of_several_seeds_has_no_verdict():
+    """The mean over the seeds is in the family, the seeds are not."""
+    mean = replace(SCORE, run_id="r0 r1", seeds=2, p_mcnemar=None, p_seeds=0.01)
+    seed = replace(SCORE, run_id="r0", p_mcnemar=0.001)
+    family = Family.of_scores([mean])
+    made = verdicts([Compared("x", family.correct(score), False) for score in (seed, mean)])
+    assert [one.score.run_id for one in made] == ["r0 r1"]

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.reports.papers.average import averages
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import Experiment, find_experiments, load_experiment
-from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.scores import scores_of
+from moe_lab.results.model import RunResult
+from moe_lab.results.scores import scores_of
 from moe_lab.results.statistics import interval, interval_of_mean_of_tasks
 from tests.support.stored_results import results_of
+from tests.support.views import csv_text, markdown
 
 EXPERIMENT = """\
 # A table for tests
@@ -119,7 +118,7 @@ def test_lists_of_published_numbers_must_match(tmp_path: Path) -> None:
         experiment_of(tmp_path, EXPERIMENT.replace("[50.0, 70, 60]", "[50.0, 70]"))
 
 
-def group_of(score: float) -> dict[str, Any]:
+def group_of(score: float) -> RunResult:
     """Two subjects: 2 of 4 right, one more than base, and 9 of 12, five more and two others less."""
     flips = {"x": (1, 0), "y": (5, 2)}
     paired = {
@@ -137,11 +136,8 @@ def group_of(score: float) -> dict[str, Any]:
     scores = {
         name: {"acc,none": value} for name, value in (("h", 0.5), ("g", score), ("x", 0.5), ("y", 0.75))
     }
-    return results | {
-        "results": scores,
-        "groups": {"h": {}, "g": {}},
-        "group_subtasks": {"g": ["h", "y"], "h": ["x"]},
-    }
+    groups = {"groups": {"h": {}, "g": {}}, "group_subtasks": {"g": ["h", "y"], "h": ["x"]}}
+    return RunResult(dict(results) | {"results": scores} | groups)
 
 
 def test_a_group_is_one_sample_of_its_documents() -> None:

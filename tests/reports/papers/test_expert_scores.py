@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
-from moe_lab.reports.papers.expert_scores import expert_score
-from moe_lab.reports.papers.markdown import markdown
+from moe_lab.reports.papers.metrics import expert_score
+from moe_lab.results.model import RunResult
 from tests.support.stored_results import EXPERT_METRICS, expert_results
+from tests.support.views import csv_text, markdown
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_several_metrics_are_columns():
     assert text.count("- router: r1") == 1, "one run, whatever is shown of it"
     assert "- Load Balance: bits\n- accuracy: acc,none\n" in text
     judged = {"results": {"t": {"toy,none": 0.1}}, "higher_is_better": {"t": {"toy": False}}}
-    cell = TableCell(coordinates={}, run_id="r1", metric="toy,none", results=[expert_results() | judged])
+    cell = TableCell(
+        coordinates={}, run_id="r1", metric="toy,none", results=[RunResult(dict(expert_results()) | judged)]
+    )
     assert cell.shows() == "toy,none, lower is better"
 
 

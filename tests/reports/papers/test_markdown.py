@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
-from moe_lab.reports.papers.markdown import markdown
+from moe_lab.results.model import RunResult
 from tests.support.stored_results import results_of
+from tests.support.views import markdown
 
 TABLE = Experiment(
     name="x",
@@ -21,7 +22,7 @@ TABLE = Experiment(
 
 def cell(task: str, metric: str) -> TableCell:
     told = results_of(task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]})
-    told["results"] = {task: {metric: 0.5}}
+    told = RunResult(dict(told) | {"results": {task: {metric: 0.5}}})
     return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
 
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.ranking import chance_of, ranking, ranking_lines, ranks
+from moe_lab.reports.papers import ranking as ranked
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.ranking import chance_of, ranks
+from moe_lab.results.score_table import NO_COMPARISONS
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of
+from tests.support.views import markdown, ranking, ranking_lines
 
 ROWS = np.random.default_rng(0).normal(3, 1, 40)
 """Held-out rows differ far more than designs do."""
@@ -112,4 +114,4 @@ def test_chance_is_known_for_all_tasks_or_not_at_all() -> None:
 
 
 def test_a_table_without_trainings_has_no_ranking() -> None:
-    assert ranking_lines(experiment(), [cell_of()]) == []
+    assert ranked.ranking_lines(experiment(), [cell_of()], NO_COMPARISONS) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.reports.papers.reference_set_table import reference_rows, write_references
+from moe_lab.reports.papers.settings import reference_rows, write_references
 from tests.support.stored_traces import c3po_results
 
 SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "absent": [], "wanted": 2000}

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.figures.overhead import overhead_rows
-from moe_lab.reports.figures.retained import retained_rows
-from moe_lab.reports.figures.steps import step_rows
+from moe_lab.reports.figures.cost import overhead_rows
+from moe_lab.reports.figures.traces import retained_rows, step_rows
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.reports.papers.markdown import write_table
 from moe_lab.reports.papers.stated import QUANTITIES, Stated, stated_lines, stated_numbers
 from tests.support.stored_results import cell_of, overhead_cell
 from tests.support.stored_traces import run_of
+from tests.support.views import write_table
 
 GPU = {"device": "cuda:0", "peak_memory_bytes": 1000, "energy_joules": 20.0}
 Rows = list[dict[str, Any]]

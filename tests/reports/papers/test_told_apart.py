@@ -1,4 +1,4 @@
-"""Breaks if a difference that is not told from chance is bold, or p is corrected for other comparisons than the table's."""
+"""Breaks if a difference that is not significant is bold, or p is corrected for other comparisons than the command's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import io
 
 import pytest
 
-from moe_lab.reports.papers.cell import TableCell
-from moe_lab.reports.papers.csv_table import csv_text
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
-from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.told_apart import corrected_scores, correction_note, place_of
 from moe_lab.results.significance import holm
 from tests.support.stored_results import results_of
+from tests.support.views import csv_text, family_of, markdown
 
 TABLE = Experiment(
     name="x",
@@ -36,7 +35,9 @@ def cell(row: str, p: float | None, full: float | None = None) -> TableCell:
     compared = (
         {} if full is None else {"compared": {"full": {"run_id": "f", "results": {}, "paired": paired(full)}}}
     )
-    return TableCell(coordinates={"row": row}, run_id=row, results=[results_of(paired=paired(p), **compared)])
+    return TableCell(
+        coordinates={"row": row}, run_id=row, results=[results_of(run_id=row, paired=paired(p), **compared)]
+    )
 
 
 CELLS = [cell("one", 0.01, full=0.02), cell("two", 0.04), cell("three", None)]
@@ -44,15 +45,15 @@ CORRECTED = holm([0.01, 0.02, 0.04])
 
 
 def test_all_comparisons_of_a_table_are_corrected_together():
-    found = corrected_scores(CELLS)
-    expected = [(0, "full"), (0, None), (1, None)]
+    found = corrected_scores(CELLS, family_of(TABLE, CELLS))
+    expected = [(0, "full"), (0, "base"), (1, "base")]
     p_values = sorted(found[place_of(CELLS[index], other)].p_holm for index, other in expected)
     assert p_values == pytest.approx(sorted(CORRECTED))
     assert found[place_of(CELLS[2])].p_holm is None
-    assert "corrected by Holm for the table's 3 comparisons" in correction_note(found.values())[0]
+    assert "corrected by Holm for the 3 comparisons of the command" in correction_note(found.values())[0]
 
 
-def test_bold_is_what_is_told_from_chance():
+def test_bold_is_what_is_significant():
     cells = [cell("one", 0.001), cell("two", 0.04), cell("three", 0.04), cell("four", None)]
     table = [line for line in markdown(TABLE, "paper", cells).splitlines() if line.startswith("| ")]
     lines = {line.split()[1]: line for line in table}
@@ -64,7 +65,7 @@ def test_bold_is_what_is_told_from_chance():
 def test_one_comparison_needs_no_correction():
     text = markdown(TABLE, "paper", [cell("one", 0.04)])
     assert "**+0.1000 [+0.0500, +0.1500]** (p=0.04) |" in text
-    assert "Bold differences are told from chance: p is below 0.05." in text
+    assert "Bold differences are statistically significant: p is below 0.05." in text
     assert "Bold" not in markdown(TABLE, "paper", [cell("one", None)])
 
 

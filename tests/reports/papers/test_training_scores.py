@@ -12,11 +12,10 @@ import io
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.reports.papers.csv_table import csv_text
-from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.training_scores import LOSS, training_score
+from moe_lab.reports.papers.metrics import LOSS, training_score
 from tests.support.pretrained_cells import design_cells, experiment, trained_results
 from tests.support.stored_results import results_of
+from tests.support.views import csv_text, markdown
 
 
 def test_one_seed_has_an_interval_over_rows() -> None:

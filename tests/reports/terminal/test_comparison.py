@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.reports.scores import MARKS
 from moe_lab.reports.terminal.comparison import SHOWN_FLIPS, comparison_table, flip_lines, print_comparison
 from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.model import RunResult
+from moe_lab.results.scores import MARKS
 from tests.support.lm_eval_logs import evaluation, samples_of
 from tests.support.stored_results import results_of
 
@@ -40,7 +41,7 @@ def test_settings_and_marks_stand_below_the_file(tmp_path: Path, capsys: pytest.
     a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0])}, config={"model_args": "pretrained=x"})
     block = results_of("c3po", untuned=True)["moe_lab"]
     b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0])})
-    print_comparison(compare([a, replace(b, results=b.results | {"moe_lab": block})]))
+    print_comparison(compare([a, replace(b, results=RunResult(dict(b.results) | {"moe_lab": block}))]))
     printed = capsys.readouterr().out
     assert f"a: model, {a.file}\n   pretrained=x\n" in printed
     assert f"b: model, {b.file}\n   untuned\n" in printed
@@ -56,4 +57,4 @@ def test_several_evaluations_are_named_in_each_row(tmp_path: Path) -> None:
     assert columns["other"] == ["0.3500", "0.5500"]
     assert "p (Holm)" in columns and "p" not in columns
     assert "flips" not in columns, "no score is a right or a wrong"
-    assert columns["told from chance"] == ["no", "no"]
+    assert columns["significant"] == ["no", "no"]

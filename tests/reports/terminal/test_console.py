@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.reports.terminal.console import fitting
+from moe_lab.reports.terminal.layout import fitting
 
 
 def lines_of(table: Table, width: int) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from moe_lab.reports.terminal.cost import COST_EXPLAINED, cost_table
-from moe_lab.reports.terminal.stacks import print_stacked
+from moe_lab.reports.terminal.layout import print_stacked
+from moe_lab.reports.terminal.results import COST_EXPLAINED, cost_table
+from moe_lab.results.model import RunResult
 from tests.support.stored_results import results_of
 
 COST = {
@@ -20,9 +21,8 @@ COST = {
 }
 
 
-def run(method: str, task: str | list[str], **changes: Any) -> dict[str, Any]:
-    block: dict[str, Any] = results_of(method, **changes)["moe_lab"]
-    return block | {"task": {"name": task}, "cost": COST | {"tokens_out": len(method)}}
+def run(method: str, task: str | list[str], **changes: Any) -> RunResult:
+    return results_of(method, task={"name": task}, cost=COST | {"tokens_out": len(method)}, **changes)
 
 
 def test_each_run_has_its_costs():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.terminal.formats import count, interval, mebibytes, number, percent, seconds
+from moe_lab.reports.terminal.layout import count, interval, mebibytes, number, percent, seconds
 
 
 def test_large_numbers_keep_four_digits():

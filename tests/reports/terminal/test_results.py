@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moe_lab.reports.terminal.results import print_outcomes, score_table, settings
+from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
 from moe_lab.results.significance import holm
 from tests.support.stored_results import results_of
 
@@ -20,10 +21,13 @@ def test_settings_tell_the_runs_of_a_grid_apart():
 def test_several_comparisons_are_corrected(p_values):
     base = results_of("base")
     runs = [
-        results_of(n=n, paired={"t": {"acc,none": {"difference": 0.1, "ci95": [0.0, 0.2], "p_mcnemar": p}}})
+        results_of(
+            run_id=str(n), paired={"t": {"acc,none": {"difference": 0.1, "ci95": [0.0, 0.2], "p_mcnemar": p}}}
+        )
         for n, p in enumerate(p_values)
     ]
-    table = score_table([base, *runs], ["", *(f"n={n}" for n in range(len(runs)))])
+    family = ScoreTable.of([SeedGroup([run]) for run in runs]).family
+    table = score_table([base, *runs], ["", *(f"n={n}" for n in range(len(runs)))], family)
     columns = {item.heading: item.cells for stack in table.stacks for item in stack}
     shown = {name: cells for name, cells in columns.items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
@@ -33,7 +37,7 @@ def test_several_comparisons_are_corrected(p_values):
 def test_marks_of_all_runs_stand_in_the_title_and_others_beside_their_run(capsys):
     more = {"partial": True, "overrides": [], "seed": 0}
     base, roe = results_of("base", **more), results_of(**more, untuned=True)
-    print_outcomes([base, roe], ["A footnote."])
+    print_outcomes([base, roe], ["A footnote."], NO_COMPARISONS)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4 PARTIAL"
     assert any(line.startswith("(untuned)") for line in lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.terminal.stacks import (
+from moe_lab.reports.terminal.layout import (
     WIDTH,
     Item,
     StackedTable,

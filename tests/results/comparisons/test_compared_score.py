@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from moe_lab.results.comparisons.compared_score import MCNEMAR, RANDOMIZATION, compared_score
+from moe_lab.results.comparisons.scores import MCNEMAR, RANDOMIZATION, compared_score
 
 RANDOM = np.random.default_rng(0)
 BINARY = [(float(x), float(y)) for x, y in RANDOM.integers(2, size=(60, 2))]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.files import lm_eval_samples, results_file
+from moe_lab.results.comparisons.evaluation import lm_eval_samples, results_file
 from tests.support.lm_eval_logs import DATE, LATER, samples_of, write_log
 
 ONE = {"t": samples_of(acc=[1.0])}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.results.comparisons.comparison import compare
-from moe_lab.results.comparisons.flipped_documents import flipped_documents
+from moe_lab.results.comparisons.comparison import compare, flipped_documents
 from tests.support.lm_eval_logs import evaluation, samples_of
 
 

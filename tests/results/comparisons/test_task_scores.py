@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lm_eval.api.metrics import weighted_perplexity
 
-from moe_lab.results.comparisons.task_scores import compare_task
+from moe_lab.results.comparisons.scores import compare_task
 from tests.support.lm_eval_logs import evaluation, samples_of
 
 PERPLEXITY = {"t": {"metric_list": [{"metric": "word_perplexity"}]}}

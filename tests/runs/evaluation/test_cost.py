@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moe_lab.models.used_memory import reset_peak_memory
-from moe_lab.runs.evaluation import cost
+from moe_lab.models.memory import reset_peak_memory
+from moe_lab.runs.evaluation import result_block as cost
 
 
 def test_working_memory_is_what_answering_added() -> None:

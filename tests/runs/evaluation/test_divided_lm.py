@@ -27,9 +27,9 @@ from moe_lab.config.schema import Config
 from moe_lab.engine.hf import Request
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods import get_method
-from moe_lab.results.request_log import ResponseLog
-from moe_lab.runs.evaluation import divided_lm
-from moe_lab.runs.evaluation.divided_lm import DividedLM, divide
+from moe_lab.results.logs import ResponseLog
+from moe_lab.runs.evaluation import lms as divided_lm
+from moe_lab.runs.evaluation.lms import DividedLM, divide
 from tests.support.ranks import fork_ranks
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")

@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.models.pool import ModelPool
-from moe_lab.results.request_log import ResponseLog
+from moe_lab.models.memory import ModelPool
+from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command

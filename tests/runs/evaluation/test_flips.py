@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.models.pool import ModelPool
-from moe_lab.results.flips import FILE, read_flips
-from moe_lab.results.samples import read_samples
-from moe_lab.runs.evaluation import flips as module
+from moe_lab.models.memory import ModelPool
+from moe_lab.results.samples import FILE, read_flips, read_samples
+from moe_lab.runs.attempts import run_state
+from moe_lab.runs.evaluation import metrics as module
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
-from moe_lab.runs.state import run_state
 from tests.support.runs import config
 
 N = 4
@@ -28,7 +27,7 @@ def asked(output, method, **keys):
 
 def flips_of(run):
     """{document: to_right or to_wrong} by a plain loop over both sample logs."""
-    samples = [read_samples(one.folder, one.stored())["toy_choice"] for one in (run.baseline, run)]
+    samples = [read_samples(one.stored())["toy_choice"] for one in (run.baseline, run)]
     before, after = ({line["doc_id"]: line["acc"] for line in lines} for lines in samples)
     return {
         number: "to_right" if after[number] else "to_wrong"
@@ -44,8 +43,8 @@ def test_every_flip_has_its_routing_and_is_stored_once(tmp_path, loads, capsys, 
     results = execute(run, ModelPool()).results
     flips, expected = read_flips(run.folder), flips_of(run)
     assert expected and {flip["document"]: flip["kind"] for flip in flips} == expected
-    facts = results["moe_lab"]["model"]
-    lines = {line["doc_id"]: line for line in read_samples(run.folder, results)["toy_choice"]}
+    facts = results.model_facts
+    lines = {line["doc_id"]: line for line in read_samples(results)["toy_choice"]}
     for flip in flips:
         scores = [float(resps[0][0]) for resps in lines[flip["document"]]["resps"]]
         picked = lines[flip["document"]]["arguments"][f"gen_args_{scores.index(max(scores))}"]["arg_1"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.interventions import without_experts

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from lm_eval.api.instance import Instance
 
-from moe_lab.results.request_log import ResponseLog
-from moe_lab.runs.evaluation.replay_lm import RecordedLM
+from moe_lab.results.logs import ResponseLog
+from moe_lab.runs.evaluation.lms import RecordedLM
 
 HEADER = {"run_id": "a"}
 

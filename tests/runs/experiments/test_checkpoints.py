@@ -11,7 +11,7 @@ import re
 import pytest
 import yaml
 
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import resource_folder
 
 OF_PAPER = {
     "roe": ("olmoe", "OLMoE-1B-7B-0924-Instruct"),

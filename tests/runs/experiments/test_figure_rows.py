@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.runs.experiments.figure_rows import ALPHA_N, size_ratio
+from moe_lab.runs.experiments.figures import ALPHA_N, size_ratio
 
 
 def test_the_ratio_is_that_of_two_sizes() -> None:

@@ -17,13 +17,15 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports import loggers
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.loggers import Logger
-from moe_lab.reports.papers.cell import TableCell
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.runs.experiments import equivalent, figure_rows, figures
+from moe_lab.results.score_table import NO_COMPARISONS
+from moe_lab.runs.experiments import equivalent, figures
+from moe_lab.runs.experiments import figures as figure_rows
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
@@ -41,8 +43,8 @@ def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
 
 
 def test_every_kind_of_figure_can_be_drawn() -> None:
-    for kind in FIGURES:
-        assert callable(getattr(import_module(f"moe_lab.reports.figures.{kind}"), f"write_{kind}"))
+    for kind, (_, module) in FIGURES.items():
+        assert callable(getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}"))
 
 
 @pytest.mark.parametrize("name", ["figure7", "figure10"])
@@ -50,11 +52,14 @@ def test_an_experiment_leaves_a_picture_beside_its_table(name: str, tmp_path: Pa
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     experiment = find_experiments(f"roe/{name}")[0]
     paths = figures.make_figure(
-        experiment, "tiny", [cell_of(study)], Config(), ModelPool(), tmp_path / "tables"
+        experiment, "tiny", [cell_of(study)], Config(), ModelPool(), tmp_path / "tables", NO_COMPARISONS
     )
     stem = f"roe-{name}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
-    assert figures.make_figure(experiment, "tiny", [cell_of()], Config(), ModelPool(), tmp_path) == []
+    assert (
+        figures.make_figure(experiment, "tiny", [cell_of()], Config(), ModelPool(), tmp_path, NO_COMPARISONS)
+        == []
+    )
 
 
 PERPLEXITY = {
@@ -91,8 +96,17 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.M
         expected
     )
     assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
+    assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], False)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
+
+
+def test_the_equivalent_size_of_calibration_stands_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
+    compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
+    (row,) = figure_rows.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
+    assert row["calibrated_perplexity"] == 9.5
+    assert row["calibrated_size_ratio"] == pytest.approx((math.log(10) / math.log(9.5)) ** (1 / 0.076))
 
 
 def test_a_report_measures_nothing(tmp_path: Path) -> None:
@@ -109,7 +123,9 @@ def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
     rows = figure_rows.setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
-    markdown, table = figures.make_figure(experiment, "paper", [], Config(), ModelPool(), tmp_path)
+    markdown, table = figures.make_figure(
+        experiment, "paper", [], Config(), ModelPool(), tmp_path, NO_COMPARISONS
+    )
     lines = markdown.read_text().splitlines()
     assert "| math | mixtral | 64 | 0.25 | 5 | standard | - | - | - |" in lines
     assert "| commonsense | all | - | - | - | - | 300 | 100 | accuracy |" in lines

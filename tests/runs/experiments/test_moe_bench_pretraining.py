@@ -17,11 +17,17 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, find_experiments
-from moe_lab.reports.papers.means import task_mean
-from moe_lab.reports.scores import Score
+from moe_lab.results.score_table import task_mean
+from moe_lab.results.scores import Score
 from moe_lab.runs.experiments import cells
-from moe_lab.runs.experiments.cells import Composed, PreparedCell, prepare_cells
-from moe_lab.runs.experiments.places import each_training_once, placed, table_cells
+from moe_lab.runs.experiments.cells import (
+    Composed,
+    PreparedCell,
+    each_training_once,
+    placed,
+    prepare_cells,
+    table_cells,
+)
 from moe_lab.runs.jobs import Job
 
 SIZES = {

@@ -11,8 +11,8 @@ import math
 import pytest
 
 from moe_lab.reports.papers.experiment import Experiment, find_experiments
-from moe_lab.reports.papers.means import task_mean
-from moe_lab.reports.scores import Score
+from moe_lab.results.score_table import task_mean
+from moe_lab.results.scores import Score
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}
 REPEATS = {"1e-05": "experts", "5e-06": "router", "2e-06": "experts-router"}

@@ -15,12 +15,14 @@ import moe_lab.runs.execute
 import moe_lab.runs.prepare
 import moe_lab.runs.tuning.study
 from moe_lab.config import catalog
-from moe_lab.config.compose import compose_cell, quote
+from moe_lab.config.compose import compose_cell
+from moe_lab.config.overrides import quote
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
 from moe_lab.reports.papers.experiment import Scale, find_experiments, load_experiment
-from moe_lab.reports.papers.table_files import file_stem, remove_figure, typed_settings, write_index
+from moe_lab.reports.papers.files import file_stem, remove_figure, typed_settings, write_index
 from moe_lab.runs.config import to_config
-from moe_lab.runs.experiments import cells, places
+from moe_lab.runs.experiments import cells
+from moe_lab.runs.experiments import cells as places
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 from tests.support.pages import tree
@@ -162,7 +164,7 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
     ]
     text = (tables / names[0]).read_text()
     assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
-    assert "Typed beside `experiment=`: `limit=4`, `method.n=2`.\n" in text
+    assert "Typed with `experiment=`: `limit=4`, `method.n=2`.\n" in text
     assert f"[Table T (scale tiny, limit=5)]({names[1]})" in (tables / "index.md").read_text()
 
 
@@ -563,7 +565,7 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     [table] = tables.glob("paper-table_t-tiny-seeds-3-????????.md")
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
-    assert "standard deviation behind ±" in text
+    assert "standard deviation after ±" in text
     assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, (
         "all seeds have the same difference"
     )
@@ -610,7 +612,7 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys
 
 @pytest.mark.parametrize(
     "mode, function, told",
-    [("doctor", "cli.doctor.report.diagnose", []), ("prefetch", "cli.prefetch.prefetch", 0)],
+    [("doctor", "cli.doctor.diagnose", []), ("prefetch", "cli.prefetch.prefetch", 0)],
 )
 def test_doctor_and_prefetch_have_the_settings_too(runs, other, capsys, monkeypatch, mode, function, told):
     seen = []

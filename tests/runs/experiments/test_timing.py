@@ -15,11 +15,16 @@ import pytest
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods import get_method
-from moe_lab.models.pool import ModelPool
+from moe_lab.models.memory import ModelPool
 from moe_lab.runs.experiments import equivalent
-from moe_lab.runs.experiments import timing as generation
-from moe_lab.runs.experiments.deepen import non_embedding_parameters, of_depth, scaled_depth
-from moe_lab.runs.experiments.timing import Generation, measure_in_turns
+from moe_lab.runs.experiments import equivalent as generation
+from moe_lab.runs.experiments.equivalent import (
+    Generation,
+    measure_in_turns,
+    non_embedding_parameters,
+    of_depth,
+    scaled_depth,
+)
 
 
 @pytest.fixture

@@ -250,6 +250,32 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task, compared", [("toy_text", True), ("toy_math", False)])
+def test_every_study_of_perplexity_measures_its_control(
+    task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch
+):
+    """The base model's scale is that of a study of the scale alone, and the values of the trials stay unscaled. Greedy
+    answers are not compared: a scale does not change them."""
+    monkeypatch.chdir(tmp_path)
+    settings = [f"model.path={tiny_olmoe_dir}", f"task={task}", "limit=3", "seeds=1", "tuning.num_samples=3"]
+    uniform = ["tuning=uniform", "tuning.max_temperature=1", "tuning.step=1"]
+    ended = run_command(capsys, "method=roe", "method.n=2", *settings, *uniform)
+    assert ended.code == 0, ended.err
+    assert run_command(capsys, "method=calibration", *settings, "tuning=scale").code == 0
+    studies = [
+        yaml.safe_load(file.read_text()) for file in (tmp_path / "outputs").glob("studies/*/best.yaml")
+    ]
+    [own] = [study for study in studies if study["tuning"] == "uniform"]
+    [scale] = [study for study in studies if study["tuning"] == "scale"]
+    assert own["calibrated_scale"] == scale["logit_scale"] != 1 == own["logit_scale"]
+    assert own["calibrated_score"] == pytest.approx(scale["score"], rel=1e-5)
+    assert own["untuned_score"] == pytest.approx(scale["untuned_score"], rel=1e-5)
+    [result] = [one for one in results_in(ended.out) if "roe" in one["moe_lab"]]
+    assert ("calibration" in result["moe_lab"].get("compared", {})) == compared
+    assert "calibrated" in ended.out
+
+
+@pytest.mark.slow
 def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
     """In the profile, on the terminal, on the page and in the figure; the scale is searched with the temperature."""
     from moe_lab.runs.tuning.search import Search

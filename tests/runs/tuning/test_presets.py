@@ -9,8 +9,7 @@ import pytest
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.runs.tuning.presets import paper_model, preset
-from moe_lab.runs.tuning.search import resolve
+from moe_lab.runs.tuning.search import paper_model, preset, resolve
 from tests.support.runs import facts
 
 # N, T, L by column; samples, trials and metric by row, read off the paper's table

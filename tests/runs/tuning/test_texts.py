@@ -149,7 +149,8 @@ def test_the_perplexity_of_equations_is_of_the_rows_with_them(
 
 
 def test_a_profile_of_own_solutions_is_marked():
-    from moe_lab.reports.scores import marks_of
+    from moe_lab.results.model import RunResult
+    from moe_lab.results.scores import marks_of
 
     tuning = {"model": "m", "references": {"asked": 3, "correct": 2, "folder": "f"}}
     block = {
@@ -159,8 +160,9 @@ def test_a_profile_of_own_solutions_is_marked():
         "samples": {},
         "versions": {},
     }
-    assert "own-text" in marks_of(block)
-    assert "own-text" not in marks_of(block | {"tuning": tuning | {"references": None}})
+    assert "own-text" in marks_of(RunResult({"moe_lab": block}))
+    other = block | {"tuning": tuning | {"references": None}}
+    assert "own-text" not in marks_of(RunResult({"moe_lab": other}))
 
 
 def test_choices_have_no_bare_answers(tiny_olmoe_dir, own_data, tmp_path):

@@ -18,9 +18,8 @@ from moe_lab.models.load import load_model
 from moe_lab.runs.tuning.objective import objective
 from moe_lab.runs.tuning.solve import with_first_space, worked_references
 from moe_lab.runs.tuning.study import prepare_study
-from moe_lab.runs.tuning.texts import BIAS
-from moe_lab.runs.tuning.worked import has_bare_answers
-from moe_lab.tasks.arithmetic.numbers import answer_number, same_number
+from moe_lab.runs.tuning.texts import BIAS, has_bare_answers
+from moe_lab.tasks.task_functions import answer_number, same_number
 from tests.support.runs import choices, sums, write_jsonl
 
 PROMPT = (

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def new_command() -> None:
     """What a new process would not know any more."""
-    from moe_lab.models.hub import repository
+    from moe_lab.models import hub
 
-    repository._requested.cache_clear()
+    hub._requested.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ import torch
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.tasks.judges.judge import Exchange, Judge
-from moe_lab.tasks.judges.llama_guard import LlamaGuard, _beginnings, conversation, verdict_of
-from moe_lab.tasks.judges.reward import RewardModel
+from moe_lab.tasks.judges import Exchange, Judge
+from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, _beginnings, conversation, verdict_of
 from tests.support import rounding
 from tests.support.judges.models import (
     PARTS_TEMPLATE,

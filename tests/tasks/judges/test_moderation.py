@@ -16,8 +16,7 @@ from openai import _base_client
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.tasks.judges import moderation
-from moe_lab.tasks.judges.judge import Exchange
+from moe_lab.tasks.judges import Exchange, moderation
 from moe_lab.tasks.judges.moderation import Moderation
 from tests.support.command import run_command
 from tests.support.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from moe_lab.cli.main import main
-from moe_lab.results.request_log import ResponseLog
-from moe_lab.tasks.judges import session, toy
-from moe_lab.tasks.judges.judge import Exchange
+from moe_lab.results.logs import ResponseLog
+from moe_lab.tasks.judges import Exchange, judging, toy
 from moe_lab.tasks.judges.toy import ToyJudge, probabilities
 from tests.support.command import Ended, run_command
 from tests.support.judges.models import guard_folder, reward_folder
@@ -205,12 +204,12 @@ def test_scores_and_intervals_are_of_the_judged_answers(
 def test_the_evaluated_model_goes_where_memory_is_short(
     judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moe_lab.models.pool import ModelPool
+    from moe_lab.models.memory import ModelPool
 
     held: list[bool] = []
-    loaded = session.Session._judge
+    loaded = judging.Session._judge
 
-    def watched(self: session.Session, judge: Any, missing: Any) -> None:
+    def watched(self: judging.Session, judge: Any, missing: Any) -> None:
         opened = judge.open
         monkeypatch.setattr(judge, "open", lambda: held.append(pools[-1]._loaded is not None) or opened())
         loaded(self, judge, missing)
@@ -218,10 +217,10 @@ def test_the_evaluated_model_goes_where_memory_is_short(
     pools: list[ModelPool] = []
     make = ModelPool.__init__
     monkeypatch.setattr(ModelPool, "__init__", lambda self: (pools.append(self), make(self))[1])
-    monkeypatch.setattr(session.Session, "_judge", watched)
+    monkeypatch.setattr(judging.Session, "_judge", watched)
     keys = ("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
     enough, _, _ = judged(*keys)
-    monkeypatch.setattr(session, "free_memory", lambda judge: 1000)
+    monkeypatch.setattr(judging, "free_memory", lambda judge: 1000)
     short, _, _ = judged(*keys, "rerun=true")
     assert held == [True, False]
     assert enough["results"] == short["results"]

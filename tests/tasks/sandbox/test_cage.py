@@ -1,7 +1,8 @@
-"""Breaks if a weaker cage would be used, if a broken promise is not noticed, or if outcomes are mixed up."""
+"""Breaks if a weaker cage is used, a broken limit is not noticed, outcomes are mixed up, or a refused call gets through."""
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +12,19 @@ import pytest
 
 from moe_lab.errors import ResultsError, TaskError
 from moe_lab.tasks.sandbox import cage, programs
-from moe_lab.tasks.sandbox.cage import Cage, candidates
-from moe_lab.tasks.sandbox.limits import Limits
-from moe_lab.tasks.sandbox.probe import broken_promises
+from moe_lab.tasks.sandbox.cage import Cage, Limits, candidates
+from moe_lab.tasks.sandbox.inside import (
+    ALLOW,
+    EQUAL,
+    LOAD,
+    NUMBERS,
+    REFUSE,
+    RETURN,
+    filter_program,
+    platform,
+    refuse_system_calls,
+)
+from moe_lab.tasks.sandbox.programs import broken_promises
 from tests.support.attack import skip_where_impossible
 
 pytestmark = pytest.mark.slow
@@ -101,3 +112,45 @@ def test_outcomes_stand_in_the_order_of_their_programs() -> None:
         "failed: SyntaxError",
         "failed: AssertionError",
     ]
+
+
+# The filter of system calls
+
+
+def judged(code: bytes, architecture: int, number: int) -> int:
+    """What the kernel's machine returns for a call: an interpreter of the four instructions that are used."""
+    instructions = list(struct.iter_unpack("HBBI", code))
+    data = {0: number, 4: architecture}
+    position, value = 0, 0
+    while True:
+        operation, if_true, if_false, operand = instructions[position]
+        position += 1
+        if operation == LOAD:
+            value = data[operand]
+        elif operation == RETURN:
+            return operand
+        else:
+            holds = value == operand if operation == EQUAL else value >= operand
+            position += if_true if holds else if_false
+
+
+@pytest.mark.parametrize("machine", NUMBERS)
+def test_the_refused_calls_and_no_others(machine: str) -> None:
+    architecture, refused = NUMBERS[machine]
+    code = filter_program(architecture, refused)
+    for number in range(600):
+        expected = REFUSE if number in refused else ALLOW
+        assert judged(code, architecture, number) == expected, number
+
+
+def test_other_architectures_and_calling_conventions_are_refused() -> None:
+    architecture, refused = NUMBERS["x86_64"]
+    code = filter_program(architecture, refused)
+    assert judged(code, 0x40000003, 1) == REFUSE, "the 32 bit calls of an x86"
+    assert judged(code, architecture, 0x40000000 | 1) == REFUSE, "x32"
+
+
+def test_an_unknown_architecture_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "vax")
+    with pytest.raises(OSError, match="vax"):
+        refuse_system_calls()

@@ -1,4 +1,8 @@
-"""Breaks when a generated document depends on the process, or a text or chat row occurs in two splits."""
+"""Breaks when a generated text depends on the process or is in two splits, or when the tokenizer loses text or splits an
+answer.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -6,19 +10,19 @@ import os
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
-from moe_lab.tasks.toy.corpus import documents
-from moe_lab.tasks.toy.instructions import instructions
-from moe_lab.tasks.toy.relations import RELATIONS
-from moe_lab.tasks.toy.stories import stories
-from moe_lab.tasks.toy.world import facts
+import moe_lab.models
+from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
+from moe_lab.tasks.toy.questions import instructions
+from moe_lab.tasks.toy.world import RELATIONS, facts
 
 DIGEST = """
 import hashlib, json
-from moe_lab.tasks.toy import corpus, instructions, questions, stories, word_problems
-everything = [corpus.documents(0, 7, 50), instructions.instructions("train", 50), stories.stories("test", 20),
+from moe_lab.tasks.toy import corpus, questions, word_problems
+everything = [corpus.documents(0, 7, 50), questions.instructions("train", 50), corpus.stories("test", 20),
               questions.questions("test", 500), word_problems.word_problems("test", 100)]
 print(hashlib.sha256(json.dumps(everything).encode()).hexdigest())
 """
@@ -70,3 +74,73 @@ def test_groups_of_the_corpus_differ():
         for index in range(9)
     ]
     assert len(set(groups)) == len(groups)
+
+
+# The next word of a text
+
+
+def test_each_word_is_the_next_one_of_a_text_of_its_own_split():
+    texts = {split: [story["text"] for story in stories(split, 20)] for split in ("test", "validation")}
+    for split, own in texts.items():
+        documents = cloze(split, 20)
+        assert len(documents) > 200
+        for document in documents:
+            beginning = document["context"] + document["word"]
+            assert document["word"].strip() and document["word"][0] == " " and document["context"][-1] != " "
+            assert any(
+                text.startswith((f"{beginning} ", f"{beginning}\n")) or text == beginning for text in own
+            )
+    assert not {document["context"] for document in cloze("test", 20)} & {
+        document["context"] for document in cloze("validation", 20) if len(document["context"]) > 80
+    }
+
+
+# The tokenizer
+
+TEXTS = (
+    "",
+    "Mara has 12 shells.",
+    "é🙂 漢字 \x00\t\r\n 1234.5 <|x|>",
+    "  two  spaces ",
+    "Ünï\u200bcode \U0010ffff",
+    END + " end",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(Path(moe_lab.models.__path__[0]) / "tiny")
+
+
+@pytest.mark.slow
+def test_the_shipped_tokenizer_is_the_trained_one(tokenizer):
+    assert train_tokenizer().backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_every_answer_is_one_token_of_its_own(tokenizer):
+    ids = [tokenizer(" " + word).input_ids for word in answers()]
+    assert all(len(each) == 1 for each in ids) and len({each[0] for each in ids}) == len(ids)
+
+
+def test_digits_stand_alone(tokenizer):
+    assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
+
+
+def test_special_tokens_and_chat_template(tokenizer):
+    assert tokenizer.eos_token == tokenizer.pad_token == tokenizer.bos_token == END
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "User: Hi\nAssistant:"
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == f"User: Hi\nAssistant: Yes{END}\n"
+    encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    reply = [
+        token for token, mine in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mine
+    ]
+    assert tokenizer.decode(reply) == f" Yes{END}"

@@ -4,13 +4,10 @@ from itertools import combinations
 
 import pytest
 
+from moe_lab.tasks.toy import QUESTIONS
 from moe_lab.tasks.toy.corpus import documents
-from moe_lab.tasks.toy.datasets import QUESTIONS
-from moe_lab.tasks.toy.instructions import instructions
-from moe_lab.tasks.toy.names import PEOPLE
-from moe_lab.tasks.toy.questions import keys, questions, wordings
-from moe_lab.tasks.toy.relations import RELATIONS, RULES
-from moe_lab.tasks.toy.world import facts
+from moe_lab.tasks.toy.questions import instructions, keys, questions, wordings
+from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, RULES, facts
 
 
 def asked(split: str) -> set[str]:

@@ -9,12 +9,11 @@ from itertools import combinations
 import pytest
 import yaml
 
-from moe_lab.config.paths import resource_folder
+from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.pretrain.corpus import read_corpus
-from moe_lab.methods.pretrain.tokenizer import tokenizer_of
-from moe_lab.tasks.toy.datasets import RULES
+from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
+from moe_lab.tasks.toy import RULES
 from moe_lab.tasks.toy.rules import (
     LONGEST,
     RESULTS,
@@ -26,7 +25,7 @@ from moe_lab.tasks.toy.rules import (
     pairs,
     plus_rules,
 )
-from moe_lab.tasks.toy.seeded import generator
+from moe_lab.tasks.toy.world import generator
 
 EXPECTED = {"plus": lambda a, b: a + b, "max": lambda a, b: a if a > b else b}
 

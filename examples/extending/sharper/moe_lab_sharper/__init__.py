@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
     from moe_lab.routing.hook import Router
-    from moe_lab.routing.seams import Routing
+    from moe_lab.routing.rules import Routing
 
 
 class Sharper(Method):

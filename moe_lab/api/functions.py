@@ -1,0 +1,220 @@
+"""Functions on a model of one's own: `override` (routing), `freeze` (parameters), `expert_metrics` (MoE-Bench).
+
+T = tokens of a pass, E = experts, K = experts per token.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_lab.config.arguments import checked_ids, wrong
+from moe_lab.errors import ConfigError, RoutingError
+from moe_lab.routing.hook import OVERRIDE, Policy, Router, Routing, deciding, opened, require_routers, routed
+
+
+@contextmanager
+def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
+    """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`; yields the routers.
+
+        def second_best(router, routing):
+            scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
+            index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
+            return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+
+        with override(model, second_best):
+            model(**inputs)
+
+    Args:
+        policy: called as `policy(router, routing)` at every routing decision, for all T tokens of a pass at once,
+            padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK` (int64); the policy returns such a
+            triple with other weights or indices of the same shapes, or None for no change. `router` has the number of
+            its MoE `layer`.
+
+    Contexts nest: an inner one, RoE too, gets this policy's decision. RoE adds its noise to the logits that the policy
+    returns, so its experts and weights must be those of its logits there.
+
+    Under gradient checkpointing the backward pass belongs into the context too. The policy is called again there, and
+    must decide as before: noise of torch's default generator does, since checkpointing restores its state.
+
+    Raises ModelError for a model without a supported router, and RoutingError for a decision of the policy that is
+    none or differs where it is repeated, for a pass that bypasses a router, and where no token was routed inside the
+    context.
+    """
+    if not _takes_two(policy):
+        raise wrong(
+            "override(model, policy)",
+            policy,
+            "give a function (router, routing) that returns a routing or None",
+        )
+    calls = 0
+
+    def checked(router: Router, routing: Routing) -> Routing | None:
+        nonlocal calls
+        calls += 1
+        changed = policy(router, routing)
+        if changed is not None:
+            changed = _checked(_as_routing(changed, router), routing, router)
+        note(router, changed)
+        return changed
+
+    def again(router: Router, routing: Routing, number: int) -> Routing | None:
+        return checked(router, routing)
+
+    routers = require_routers(model)
+    with opened(model, OVERRIDE), deciding(routers) as note, routed(model, checked, again=again):
+        yield routers
+    if not calls:
+        raise RoutingError(
+            f"No token passed the routers of {type(model).__name__} inside override(...): the policy changed nothing."
+        )
+
+
+def _takes_two(policy: Any) -> bool:
+    """Whether it can be called as policy(router, routing)."""
+    try:
+        inspect.signature(policy).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C without a signature
+        return True
+    return True
+
+
+def _as_routing(changed: Any, router: Router) -> Routing:
+    """Raise RoutingError for what is no triple of tensors."""
+    if isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(each, Tensor) for each in changed):
+        return Routing(*changed)
+    raise RoutingError(
+        f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
+        "routing._replace(index_TK=..., weights_TK=...)."
+    )
+
+
+def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
+    """Raise RoutingError unless it has a decision's shapes and device, indices of experts and finite weights."""
+    problem = None
+    if (
+        changed.index_TK.shape != routing.index_TK.shape
+        or changed.weights_TK.shape != routing.weights_TK.shape
+    ):
+        problem = f"weights_TK and index_TK must have the shape {tuple(routing.index_TK.shape)}"
+    elif changed.logits_TE.shape != routing.logits_TE.shape:
+        problem = f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
+    elif len({tensor.device for tensor in (*changed, routing.logits_TE)}) > 1:
+        problem = f"its tensors must be on {routing.logits_TE.device}"
+    elif changed.index_TK.dtype != torch.int64:
+        problem = f"index_TK must be int64, and is {changed.index_TK.dtype}"
+    elif not ((changed.index_TK >= 0) & (changed.index_TK < routing.logits_TE.shape[-1])).all():
+        problem = f"index_TK must be below {routing.logits_TE.shape[-1]}, the number of experts"
+    elif not changed.weights_TK.isfinite().all():
+        problem = "weights_TK are NaN or infinite"
+    if problem:
+        raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
+    return changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))
+
+
+# Freezing
+
+
+@contextmanager
+def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
+    """Freeze groups of parameters inside the context; yields the number of frozen parameters.
+
+        with freeze(model, "router"):
+            model(**batch).loss.backward()
+            optimizer.step()
+
+    Frozen parameters have no gradient, so that the optimizers of torch skip them: no step, no momentum, no weight
+    decay. Afterwards they are trained again, except those that the model did not train before.
+
+    Args:
+        groups: "router", "experts" (the routed ones), "shared_experts" or "other". An adapter of PEFT belongs to the
+            group of what it adapts.
+
+    Raises ConfigError for an unknown group and for one without parameters that are trained, and ModelError for a model
+    without routers.
+    """
+    from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
+    from moe_lab.methods.finetune_freeze.trainer import Freezing
+
+    for name in groups:
+        if not isinstance(name, str):
+            raise wrong(
+                "freeze(model, group)", name, 'give names one by one: freeze(model, "router", "experts")'
+            )
+    found = parameter_groups(model)
+    freezing = Freezing(found, phases=[], ends=[])
+    for name in groups:
+        if name not in found:
+            raise ConfigError(f"freeze(model, {name!r}): choose among {', '.join(found)}.")
+        if not freezing.groups[name]:
+            raise ConfigError(f"freeze(model, {name!r}): {type(model).__name__} trains no such parameters.")
+    if not groups:
+        raise ConfigError(f"freeze(model) names no group: choose among {', '.join(found)}.")
+    freezing.freeze(groups, optimizer=None)
+    try:
+        yield sum(parameter.numel() for name in groups for parameter in freezing.groups[name])
+    finally:
+        freezing.freeze([], optimizer=None)
+
+
+# MoE-Bench's metrics
+
+
+def expert_metrics(
+    model: Any, texts: Sequence[str] | Sequence[Sequence[int]], tokenizer: Any = None
+) -> dict[str, Any]:
+    """Load Balance, Collaboration, Capacity and Specialization on texts (MoE-Bench, section 4.1).
+
+        found = expert_metrics(model, ["two and two are four", ...], tokenizer)
+        found["load_balance"]["value"]
+
+    The model reads every text once, and again under each policy of Capacity and Specialization. It is measured as
+    `metrics=expert` measures a model in training: accuracy is the share of tokens that the model predicts, given the
+    true tokens before them.
+
+    Args:
+        texts: texts of which each fits the model's window, or lists of their token ids.
+        tokenizer: for texts; its special tokens are part of them.
+
+    Returns `accuracy`, `load_balance` and `collaboration` (bits), `capacity` (`least` and `most`: accuracy lost without
+    the least and the most selected expert of each layer) and `specialization` (accuracy lost under random routing).
+    Each is {"value", "ci95"} with a 95% interval over texts; those in bits have `layers` and their largest value, too.
+
+    Raises ConfigError for a text with less than two tokens or with more than the model reads, and ModelError for a
+    model without routers whose tokens can be routed otherwise.
+    """
+    from moe_lab.api.language_model import loaded_model
+    from moe_lab.metrics.training_metrics import measure
+
+    loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
+    if not isinstance(texts, list | tuple):
+        raise wrong("texts", texts, "give a list of texts, or of lists of token ids")
+    if not texts:
+        raise ConfigError("expert_metrics was given no text.")
+    vocabulary = loaded.model.get_input_embeddings().num_embeddings
+    rows = [_row(text, tokenizer, vocabulary, loaded.facts.max_length) for text in texts]
+    return measure(loaded.model, rows)
+
+
+def _row(text: Any, tokenizer: Any, vocabulary: int, most: int) -> dict[str, list[int]]:
+    """A text as `input_ids` and `labels`."""
+    ids = text
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ConfigError("expert_metrics(model, texts, tokenizer) needs the tokenizer of texts.")
+        ids = tokenizer(text)["input_ids"]
+        if not 2 <= len(ids) <= most:
+            raise ConfigError(
+                f"The text {text!r:.60} has {len(ids)} tokens; it must have between 2 and {most}."
+            )
+    ids = checked_ids("texts", ids, vocabulary, most)
+    if len(ids) < 2:
+        raise wrong("texts", text, "one token id; a text must have at least 2")
+    return {"input_ids": ids, "labels": ids}

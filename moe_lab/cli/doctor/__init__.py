@@ -1,1 +1,0 @@
-"""`mode=doctor`: reports what the command needs and this machine lacks."""

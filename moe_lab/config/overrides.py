@@ -1,0 +1,172 @@
+"""Overrides as they are typed: quoting, refused ones, and messages for the errors of Hydra and OmegaConf."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
+from moe_lab.config.validators import Owners, unknown_key, unknown_option
+from moe_lab.errors import ConfigError
+
+PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
+FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
+"""A quoted, escaped or interpolated value, a list, or a function of Hydra."""
+METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
+"""Several methods in one override."""
+EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
+METHOD_KEY = re.compile(r"\+*method\.")
+OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
+HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
+LONGEST_OPTION = 200
+"""Characters of an option's name, which is a file's."""
+NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
+"""A character that Hydra's grammar does not accept in a plain value."""
+
+
+def refuse(overrides: list[str]) -> None:
+    """Raise ConfigError for overrides that Hydra would accept without effect, or refuse with a traceback."""
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if override.startswith("~") and key.partition(".")[0] in top_level_keys():
+            raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
+        if key in HYDRA_FOLDERS:
+            raise ConfigError(
+                f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
+            )
+        _refuse_odd_option(override)
+
+
+def _refuse_odd_option(override: str) -> None:
+    """Raise ConfigError for an option that Hydra would look for as a file and fail: a list, or a long name."""
+    group, _, option = override.lstrip("+").partition("=")
+    if group not in (*GROUP_CONFIGS, "method"):
+        return
+    if option.startswith("[[") or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
+        shown = option if len(option) <= 40 else f"{option[:40]}..."
+        raise ConfigError(
+            f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
+        )
+
+
+def top_level_keys() -> list[str]:
+    """The keys of a composed configuration, in the order of the schema."""
+    return [key for key in Config.__dataclass_fields__ if key not in ("overrides", "interpolated")]
+
+
+def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split the `method.<key>=` off a command line with experiment=, whose cells have different methods.
+
+    Raises Hydra's error for a key that does not parse, and ConfigError for several values.
+    """
+    if not any(map(EXPERIMENT.match, argv)):
+        return argv, []
+    keys = [argument for argument in argv if METHOD_KEY.match(argument)]
+    if any(
+        one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(map(quote, keys)))
+    ):
+        raise ConfigError(OWN_GRID)
+    return [argument for argument in argv if argument not in keys], keys
+
+
+def one_method_each(argv: list[str]) -> list[list[str]]:
+    """A command line per method of a grid: Hydra would check all keys against the default method."""
+    swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
+    if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
+        return [argv]
+    [i] = swept
+    names = argv[i].partition("=")[2].split(",")
+    return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
+
+
+def quote(argument: str) -> str:
+    """Quote a value that Hydra's grammar would misread.
+
+    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`), and
+    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid, unless the
+    key has several paths itself. Every key of a method may be a path.
+    """
+    if match := PLAIN_COMMAS.match(argument):
+        return f"{match[1]}='{match[2]}'"
+    key, _, value = argument.partition("=")
+    if not value or FOR_HYDRA.search(value):
+        return argument
+    if key in _keys_of(PathsText):
+        return f"{key}={_quote_path(value)}"
+    if key.startswith("method.") or key in _keys_of(PathText):
+        return f"{key}={','.join(_quote_path(path.strip()) for path in value.split(','))}"
+    return argument
+
+
+@cache
+def _keys_of(annotation: Any) -> set[str]:
+    """The keys of the schema with an annotation."""
+    schemas = {"": Config} | {f"{group}.": cls for group, cls in GROUP_CONFIGS.items()}
+    return {
+        f"{prefix}{key}"
+        for prefix, cls in schemas.items()
+        for key, hint in get_type_hints(cls, include_extras=True).items()
+        if annotation in (hint, *get_args(hint))
+    }
+
+
+def _quote_path(path: str) -> str:
+    escaped = path.replace("'", "\\'")
+    return f"'{escaped}'" if NOT_PLAIN.search(path) else path
+
+
+# Errors of Hydra and OmegaConf: a few lines with the closest valid choice and what to do
+
+# Hydra proposes `+key` and `++key`, which are refused here.
+ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
+REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+
+
+def explain(error: BaseException, owners: Owners) -> str:
+    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
+    cause = error.__cause__
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error)
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
+        return _missing_key(cause, owners)
+    lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
+    if cause is not None:
+        lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
+    if isinstance(error, OverrideParseException):
+        lines = [lines[0], "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'."]
+    return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
+
+
+def _missing_option(error: MissingConfigException) -> str:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    if not error.options:
+        return f"{str(error).splitlines()[0]}\nSee --help for what can be composed."
+    return unknown_option(group, option, sorted(error.options))
+
+
+def _missing_key(cause: Any, owners: Owners) -> str:
+    root = cause.parent_node._get_root()
+    prefix, _, _ = str(cause.full_key).rpartition(".")
+    known = [f"{prefix}.{key}" if prefix else str(key) for key in cause.parent_node if key != "hydra"]
+    if not prefix:
+        sections = {
+            key: node for key, node in root.items() if isinstance(node, DictConfig) and key != "hydra"
+        }
+        leaf = str(cause.full_key)
+        known += [f"{group}.{key}" for group, section in sections.items() for key in section if key == leaf]
+    option = cause.parent_node.get("name") if prefix and isinstance(cause.parent_node, DictConfig) else None
+    return str(unknown_key(str(cause.full_key), known, option, owners))

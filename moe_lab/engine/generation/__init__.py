@@ -1,1 +1,0 @@
-"""Generation: prefill, sampling, the prefix cache."""

@@ -1,0 +1,226 @@
+"""The engine for models whose layers keep more than keys and values: it copies the model's own cache.
+
+A recurrent state cannot be cropped, and has no slots that a mask could hide. So each routing sample of a token gets a
+copy of the state. One request is read at a time, so that there is no padding, and one token at a time after the
+prompt, which every model of transformers supports.
+
+R = batch entries (1, or the ensemble's n), S = new tokens, n = routing samples, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from moe_lab.engine.engine import Engine
+from moe_lab.engine.forward.batch import TokenTree
+from moe_lab.engine.forward.ensemble import Adaptive, Ensemble, unsureness
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
+from moe_lab.errors import RoutingError
+from moe_lab.routing import routed
+from moe_lab.routing.noise import NoisyTokens
+
+
+@dataclass
+class RecurrentState:
+    """The model's cache after the tokens read so far, with an entry for each routing sample."""
+
+    entries: int
+    noise_key: int
+    sample_index: int
+    length: int = 0
+    cache: Cache | None = None
+    """The model's own; None before the first token."""
+
+    def copied(self) -> RecurrentState:
+        return replace(self, cache=copy.deepcopy(self.cache))
+
+    def take(self, entries: list[int]) -> None:
+        """Keep these entries, in this order. An entry may be repeated."""
+        index = torch.tensor(entries)
+        if self.cache is not None:
+            self.cache.reorder_cache(index)
+            # MiniMax keeps its recurrent states outside of its layers, where `reorder_cache` does not reorder them.
+            for layer, state in enumerate(getattr(self.cache, "linear_cache", [])):
+                if isinstance(state, Tensor):
+                    self.cache.linear_cache[layer] = state[index.to(state.device)]
+        self.entries = len(entries)
+
+
+class RecurrentForward:
+    """A causal language model that reads tokens after a `RecurrentState`, for an ensemble of routing samples.
+
+    with RecurrentForward(model, ensemble) as forward:
+        state, rest = forward.begin(prompt, noise_key)
+        logits_nV = forward.step(state, rest)
+    """
+
+    def __init__(self, model: Any, ensemble: Ensemble):
+        self.model, self.ensemble = model, ensemble
+        self.device = next(model.parameters()).device
+        self.tokens_in = 0
+        """Tokens put through the model so far, routing samples included."""
+        # Positions are passed on, since not all caches know their length (a first layer may have no slots).
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def __enter__(self) -> RecurrentForward:
+        self._stack = ExitStack()
+        self._stack.enter_context(torch.inference_mode())
+        if head := self.model.get_output_embeddings():
+            self._stack.callback(head.register_forward_pre_hook(_last_token).remove)
+        if self.ensemble.routing:
+            self._stack.enter_context(routed(self.model, self.ensemble.routing))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.close()
+
+    def begin(
+        self, prompt: Sequence[int], noise_key: int, sample_index: int = 0
+    ) -> tuple[RecurrentState, Sequence[int]]:
+        """(state after the tokens that are read before samples fork, the other tokens of the prompt)."""
+        if self.ensemble.own_history and self.ensemble.prefill == "noisy":
+            return RecurrentState(self.ensemble.n, noise_key, sample_index), prompt
+        state = RecurrentState(1, noise_key, sample_index)
+        if len(prompt) > 1:
+            self._read(state, prompt[:-1], noise=False)
+        if self.ensemble.own_history:
+            state.take([0] * self.ensemble.n)
+        return state, prompt[-1:]
+
+    def step(self, state: RecurrentState, ids: Sequence[int]) -> Tensor:
+        """Logits [n, V] after the last of `ids`, the clean sample first.
+
+        `state` then holds these tokens too; with a clean history, those of the clean sample only. With an adaptive
+        ensemble, n is the number of samples of this token.
+        """
+        if self.ensemble.adaptive:
+            return self._adaptive_step(self.ensemble.adaptive, state, ids)
+        if self.ensemble.own_history:
+            return self._read(state, ids)
+        state.take([0] * self.ensemble.n)
+        logits_nV = self._read(state, ids)
+        state.take([0])
+        return logits_nV
+
+    def _adaptive_step(self, adaptive: Adaptive, state: RecurrentState, ids: Sequence[int]) -> Tensor:
+        before = state.copied()
+        clean_1V = self._read(state, ids, noise=False)
+        n = int(adaptive.samples_of(unsureness(clean_1V)))
+        if n == 1:
+            return clean_1V
+        before.take([0] * n)
+        return torch.cat([clean_1V, self._read(before, ids)[1:]])
+
+    def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
+        """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""
+        for part in [ids] if state.length == 0 else [[token] for token in ids]:
+            logits_RV = self._pass(state, part, noise)
+        return logits_RV
+
+    def _pass(self, state: RecurrentState, ids: Sequence[int], noise: bool) -> Tensor:
+        if self.ensemble.routing:
+            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids)) if noise else None)
+        position = torch.arange(state.length, state.length + len(ids), device=self.device)
+        output = self.model(
+            input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
+            past_key_values=state.cache,
+            use_cache=True,
+            **({"position_ids": position.expand(state.entries, -1)} if self._takes_positions else {}),
+        )
+        if output.past_key_values is None:
+            raise RoutingError(
+                f"{type(self.model).__name__} returns no cache of the tokens that it reads; use method=base."
+            )
+        state.cache = output.past_key_values
+        state.length += len(ids)
+        self.tokens_in += state.entries * len(ids)
+        return output.logits[:, -1]
+
+    def _noisy_tokens(self, state: RecurrentState, count: int) -> NoisyTokens:
+        index = torch.arange(count, state.entries * count, device=self.device)
+        return NoisyTokens(
+            index=index,
+            document=torch.full_like(index, state.noise_key),
+            repeat=torch.full_like(index, state.sample_index),
+            row=index // count,
+            position=state.length + index % count,
+        )
+
+
+def _last_token(head: nn.Module, args: tuple) -> tuple:
+    """The output head's input, [R, S, hidden] -> [R, 1, hidden]."""
+    return (args[0][:, -1:], *args[1:])
+
+
+class RecurrentEngine(Engine):
+    """Runs one request at a time. Nothing is cached between calls."""
+
+    def __init__(self, forward: RecurrentForward):
+        self.forward = forward
+
+    @property
+    def tokens_in(self) -> int:
+        return self.forward.tokens_in
+
+    def set_ensemble(self, ensemble: Ensemble) -> None:
+        forward = RecurrentForward(self.forward.model, ensemble)
+        forward.tokens_in = self.forward.tokens_in
+        self.forward = forward
+
+    def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
+        with self.forward as forward:
+            for i, request in enumerate(requests):
+                tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
+                scores = TokenScores([tree])
+                for place, logits_1nV in enumerate(_after_nodes(forward, request, tree)):
+                    scores.put(forward.ensemble.first(logits_1nV.shape[1]), torch.tensor([place]), logits_1nV)
+                on_scores(i, scores.summed()[0])
+
+    def generate(
+        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
+    ) -> None:
+        with self.forward as forward:
+            for state in states:
+                _generate(forward, state, decoding)
+                on_done(state)
+
+
+def _after_nodes(forward: RecurrentForward, request: ScoringRequest, tree: TokenTree) -> Iterator[Tensor]:
+    """Logits [1, n, V] after each logit node, in order."""
+    first, *others = tree.logit_nodes
+    children = Counter(tree.parents[node] for node in others)
+    state, rest = forward.begin(request.context, request.noise_key)
+    yield forward.step(state, rest)[None]
+    states: dict[int, RecurrentState] = {first: state}
+    for node in others:
+        parent = tree.parents[node]
+        children[parent] -= 1
+        state = states[parent].copied() if children[parent] else states.pop(parent)
+        yield forward.step(state, [tree.ids[node]])[None]
+        if children[node]:
+            states[node] = state
+
+
+def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decoding) -> None:
+    cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
+    while True:
+        logits_nV = forward.step(cache, ids)
+        decoding.extend([state], forward.ensemble.first(len(logits_nV)).next_scores(logits_nV[None]))
+        if decoding.ends(state):
+            return
+        ids = state.generated[-1:]
+        if forward.ensemble.cache == "none":
+            cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
+            ids = [*ids, *state.generated]

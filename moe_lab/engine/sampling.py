@@ -1,0 +1,189 @@
+"""Sampling of next tokens, stopping criteria, and the generation options that the engine supports.
+
+A = unfinished sequences, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList
+
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.errors import ConfigError, RoutingError
+from moe_lab.models import transformers_internals as internals
+from moe_lab.routing.noise import gumbel_for_tokens
+
+_BEAMS, _ASSISTED, _CACHE = (
+    "the engine decodes one sequence at a time, greedily or by sampling",
+    "the engine computes every token itself",
+    "the engine has a cache of its own",
+)
+_OUTPUT = "the engine returns token ids alone"
+UNSUPPORTED = {
+    **dict.fromkeys(
+        ("num_beams", "num_beam_groups", "constraints", "force_words_ids", "penalty_alpha"), _BEAMS
+    ),
+    **dict.fromkeys(
+        ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "is_assistant"), _ASSISTED
+    ),
+    **dict.fromkeys(("cache_implementation", "cache_config", "max_cache_len"), _CACHE),
+    **dict.fromkeys(
+        (
+            "return_dict_in_generate",
+            "output_scores",
+            "output_logits",
+            "output_attentions",
+            "output_hidden_states",
+        ),
+        _OUTPUT,
+    ),
+    "guidance_scale": "it would run the model without the engine for every token",
+    "dola_layers": "it reads the logits of earlier layers",
+    "token_healing": "it changes the prompt after the engine got it",
+}
+"""Fields of transformers' GenerationConfig that the engine refuses, with the reason. It supports all others."""
+_COUNTED = ("num_beams", "num_beam_groups", "guidance_scale")
+"""Fields that 1 turns off."""
+
+
+def unsupported(config: GenerationConfig) -> str | None:
+    """The first field of a configuration that the engine does not support, and why; None: it supports all."""
+    for name, reason in UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value and not (name in _COUNTED and value == 1):
+            return f"{name}={value} is not supported: {reason}. Leave it out."
+    return None
+
+
+_SAMPLING = -1
+"""Routing sample and layer in the keys of sampling noise. No router uses them."""
+NEAR = 1e-4
+"""Two log-probabilities this close are a near tie in any dtype. Float32 passes of other shapes differ by less."""
+
+
+def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
+    """The model's own generation settings overridden by `options`, merged as `model.generate` merges them.
+
+    Raises ConfigError for an option unknown to transformers, and for one that is not supported.
+    """
+    config, unknown = internals.generation_config(model, **options)
+    if unknown:
+        raise ConfigError(f"Unknown generation options: {', '.join(sorted(unknown))} (see gen_kwargs).")
+    if problem := unsupported(config):
+        raise ConfigError(f"{problem.removesuffix(' Leave it out.')} Leave it out of gen_kwargs.")
+    return config
+
+
+class Sampler:
+    """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and no order.
+
+    `processors`: those of `config` by default.
+    """
+
+    def __init__(
+        self, model: Any, config: GenerationConfig, seed: int, processors: LogitsProcessorList | None = None
+    ):
+        self.sample = bool(config.do_sample)
+        self.seed = seed
+        if processors is None:
+            processors = internals.logits_processors(model, config)
+        self.processors: LogitsProcessorList = processors
+        self.epsilon = torch.finfo(model.dtype).eps
+        self.near_ties = 0
+        """Greedy choices between two tokens whose scores were closer than `near`."""
+
+    def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
+        """The next token of each sequence. Reads the device once. Raises RoutingError where scores are NaN."""
+        nan = scores_AV.isnan().any()
+        if self.processors:
+            scores_AV = self.processed(scores_AV, states)
+        if self.sample:
+            token_A = (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1)
+            near_ties = torch.zeros_like(nan)
+        else:
+            best_A2 = scores_AV.topk(2, dim=-1)
+            token_A = best_A2.indices[:, 0]
+            difference_A = best_A2.values[:, 0] - best_A2.values[:, 1]
+            near_ties = (difference_A < near(scores_AV, self.epsilon)).sum()
+        *tokens, ties, found_nan = torch.cat([token_A, near_ties[None], nan[None]]).tolist()
+        if found_nan:
+            raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
+        self.near_ties += ties
+        return tokens
+
+    def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
+        """float32 [A, V]: the scores after the logits processors."""
+        return torch.cat([self._of_one(row, a) for row, a in zip(scores_AV, states, strict=True)])
+
+    def _of_one(self, scores_V: Tensor, state: GenerationState) -> Tensor:
+        ids = torch.tensor([state.ids], device=scores_V.device)
+        return self.processors(ids, scores_V[None].clone())
+
+    def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
+        """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""
+        device = scores_AV.device
+        noise_key_A = torch.tensor([a.noise_key for a in states], device=device)
+        sample_index_A = torch.tensor([a.sample_index for a in states], device=device)
+        position_A = torch.tensor([a.position for a in states], device=device)
+        layer_L = torch.tensor([_SAMPLING], device=device)
+        row_A = torch.full_like(noise_key_A, _SAMPLING)
+        return gumbel_for_tokens(
+            self.seed, noise_key_A, sample_index_A, row_A, position_A, layer_L, scores_AV.shape[-1]
+        )[0]
+
+
+def near(scores_AV: Tensor, epsilon: float) -> Tensor:
+    """float32 [A]: two scores closer than this may change their order in passes of other batch shapes.
+
+    The model rounds a logit of size l to `epsilon` * l. The span of the finite scores is used as l: it is the same for
+    logits and for log-probabilities, which averaged samples have. In bfloat16 99% of the differences between shapes are
+    below it (tiny on toy_math, 1,904 tokens).
+    """
+    highest_A = scores_AV.amax(dim=-1)
+    lowest_A = scores_AV.masked_fill(scores_AV == -torch.inf, torch.inf).amin(dim=-1)
+    return (epsilon * (highest_A - lowest_A)).clamp(min=NEAR)
+
+
+class StoppingCriteria:
+    """Ends a sequence at an end token, or when its text contains a stop string.
+
+    Stop strings are searched in the last tokens only: the tokens of the longest one, and two more.
+    """
+
+    def __init__(self, tokenizer: Any, stop: list[str], config: GenerationConfig):
+        ids = config.eos_token_id
+        self.end_tokens = set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        self.tokenizer = tokenizer
+        self.stop = [text for text in stop if text]
+        lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in self.stop]
+        self.window = max(lengths, default=0) + 2
+
+    def __call__(self, generated: list[int]) -> bool:
+        if generated[-1] in self.end_tokens:
+            return True
+        text = self.tokenizer.decode(generated[-self.window :])
+        return any(stop in text for stop in self.stop)
+
+
+@dataclass
+class Decoding:
+    """How sequences are continued: sampling, stopping criteria and length."""
+
+    sampler: Callable[[Tensor, list[GenerationState]], list[int]]
+    """Chooses the next token of each sequence from its scores [A, V]: `Sampler`."""
+    stop: Callable[[list[int]], bool]
+    """Whether generated tokens end a sequence: `StoppingCriteria`."""
+    max_new_tokens: int
+
+    def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
+        """Append the next token to each sequence."""
+        for state, token in zip(states, self.sampler(scores_AV, states), strict=True):
+            state.generated.append(token)
+
+    def ends(self, state: GenerationState) -> bool:
+        return len(state.generated) >= self.max_new_tokens or self.stop(state.generated)

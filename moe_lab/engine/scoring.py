@@ -1,0 +1,268 @@
+"""Log-likelihoods of continuations: a batch of contexts is read once, with all continuations branching off them.
+
+M = logit positions, n = routing samples, V = vocabulary, P = tokens to score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moe_lab.engine.forward.batch import Group, TokenTree, collate, group_by_prefix
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.errors import RoutingError
+
+NAN = "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
+
+Scores = list[tuple[float, bool]]
+"""Per continuation: its log-likelihood, and whether greedy decoding generates it."""
+OnScores = Callable[[int, Scores], None]
+"""(index of a request, its scores), called as soon as the request is done, in any order."""
+
+
+class TreeScores(NamedTuple):
+    """The scores of one tree's tokens."""
+
+    picked_P: Tensor
+    """float32: the log-probability of each token to score, continuation by continuation."""
+    greedy_M: Tensor
+    """int64: the most probable token after each logit node."""
+
+
+class TokenScores:
+    """The scores of trees' tokens. `put` sets them; a later value replaces an earlier one.
+
+    Args:
+        known: values that are known already, of each tree.
+    """
+
+    def __init__(self, trees: Sequence[TokenTree], known: Sequence[TreeScores] | None = None):
+        self.trees = trees
+        self._place_P, self._target_P = _targets(trees)
+        if known is None:
+            self._picked_P = torch.full((len(self._place_P),), torch.nan)
+            self._greedy_M = torch.zeros(sum(len(tree.logit_nodes) for tree in trees), dtype=torch.long)
+        else:
+            self._picked_P, self._greedy_M = (torch.cat(parts) for parts in zip(*known, strict=True))
+
+    def put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
+        """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all trees' logit nodes)."""
+        row = torch.full_like(self._greedy_M, -1)
+        row[place_M] = torch.arange(len(place_M))
+        here = (row[self._place_P] >= 0).nonzero()[:, 0]
+        device = logits_MnV.device
+        at, target = row[self._place_P[here]].to(device), self._target_P[here].to(device)
+        self._picked_P[here] = ensemble.score(logits_MnV, at, target).cpu()
+        self._greedy_M[place_M] = ensemble.greedy(logits_MnV).cpu()
+
+    def by_tree(self) -> list[TreeScores]:
+        """The values of each tree."""
+        scored = [sum(map(len, tree.continuations)) for tree in self.trees]
+        nodes = [len(tree.logit_nodes) for tree in self.trees]
+        parts = zip(self._picked_P.split(scored), self._greedy_M.split(nodes), strict=True)
+        return [TreeScores(picked.clone(), greedy.clone()) for picked, greedy in parts]
+
+    def summed(self) -> list[Scores]:
+        """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""
+        if self._picked_P.isnan().any():
+            raise RoutingError(NAN)
+        picked = self._picked_P.tolist()
+        greedy = (self._greedy_M[self._place_P] == self._target_P).tolist()
+        scores: list[Scores] = []
+        start = 0
+        for tree in self.trees:
+            scores.append([])
+            for continuation in tree.continuations:
+                stop = start + len(continuation)
+                scores[-1].append((math.fsum(picked[start:stop]), all(greedy[start:stop])))
+                start = stop
+        return scores
+
+
+def read_scores(ensemble: Ensemble, trees: Sequence[TokenTree], logits: Iterable[Tensor]) -> list[Scores]:
+    """The scores of each tree's continuations.
+
+    Args:
+        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
+
+    Raises RoutingError where they are NaN.
+    """
+    scores = TokenScores(trees)
+    done = 0
+    for logits_MnV in logits:
+        scores.put(ensemble, torch.arange(done, done + len(logits_MnV)), logits_MnV)
+        done += len(logits_MnV)
+    return scores.summed()
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """The logits of one pass, and P tokens that are scored with them."""
+
+    tokens: Tensor
+    """int64 [P]: indices of the tokens among all that are scored, tree by tree and continuation by continuation."""
+    logits_MnV: Tensor
+    at_P: Tensor
+    """The logit position of each token."""
+    target_P: Tensor
+    """The token itself."""
+
+
+def scored_parts(trees: Sequence[TokenTree], logits: Iterable[Tensor]) -> Iterator[ScoredPart]:
+    """The tokens of the trees' continuations, pass by pass.
+
+    Args:
+        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
+    """
+    places, targets = _targets(trees)
+    done = 0
+    for logits_MnV in logits:
+        here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
+        device = logits_MnV.device
+        yield ScoredPart(here, logits_MnV, (places[here] - done).to(device), targets[here].to(device))
+        done += len(logits_MnV)
+
+
+def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
+    """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
+    places: list[int] = []
+    tokens: list[int] = []
+    done = 0
+    for tree in trees:
+        order = {node: place for place, node in enumerate(tree.logit_nodes, done)}
+        done += len(order)
+        for path, continuation in zip(tree.paths, tree.continuations, strict=True):
+            places += [order[node] for node in path]
+            tokens += continuation
+    return torch.tensor(places, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """A context and the continuations to score after it, as token ids."""
+
+    context: Sequence[int]
+    continuations: Sequence[Sequence[int]]
+    noise_key: int
+    """`document_key` of the context, or of the window of a rolling request."""
+    text: str = ""
+    """The context's text."""
+    texts: Sequence[str] = ()
+    """The continuations' texts."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bounds of one forward pass."""
+
+    tokens: int
+    """Tokens, routing samples and padding included."""
+    sequences: int | None = None
+    """Sequences; None: as many as fit."""
+
+
+def score(
+    forward: EnsembleForward, requests: Sequence[ScoringRequest], budget: Budget, on_scores: OnScores
+) -> None:
+    """Score all requests."""
+    for group in _groups(forward.ensemble, requests):
+        for batch in batches(forward, requests, group, budget):
+            scores = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
+            for i, own in zip(batch.indices, scores, strict=True):
+                on_scores(i, own)
+
+
+def _groups(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> list[Group]:
+    """Requests with a common beginning that is read without noise."""
+    if not ensemble.own_history:
+        return group_by_prefix([request.context for request in requests])
+    if ensemble.prefill == "clean":
+        return [Group([i], len(request.context) - 1) for i, request in enumerate(requests)]
+    return [Group(list(range(len(requests))), 0)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests that are read together, over the cache of their shared prefix."""
+
+    indices: list[int]
+    trees: list[TokenTree]
+    cache: KVCache
+
+    def passes(self, forward: EnsembleForward, budget: Budget) -> Iterator[Tensor]:
+        """Logits [M, n, V] at the logit nodes, tree by tree, in as many passes as the budget requires."""
+        prefix = self.cache.length
+        width = max(len(tree) for tree in self.trees)
+        slices = [(0, width)]
+        if len(self.trees) == 1:
+            slices = list(_slices(self.trees[0], width, forward.ensemble, budget.tokens))
+        for start, stop in slices:
+            tokens = collate(self.trees, prefix + start, forward.device, start=start, stop=stop)
+            yield forward(tokens, self.cache)
+
+
+def batches(
+    forward: EnsembleForward, requests: Sequence[ScoringRequest], group: Group, budget: Budget
+) -> Iterator[Batch]:
+    """The requests of a group in batches, over their shared prefix, which is computed here."""
+    prefix = shared_prefix(forward, requests[group.members[0]].context[: group.shared])
+    tree_of = {i: _tree(requests[i], group) for i in group.members}
+    for indices in _alike(tree_of, forward.ensemble, budget):
+        trees = [tree_of[i] for i in indices]
+        capacity = group.shared + max(
+            len(tree) + len(tree.logit_nodes) * forward.extra_slots for tree in trees
+        )
+        cache = prefix.expanded(len(trees), capacity) if prefix else forward.new_cache(capacity)
+        yield Batch(indices, trees, cache)
+
+
+def shared_prefix(forward: EnsembleForward, tokens: Sequence[int]) -> KVCache | None:
+    """The cache of a shared beginning, for one sequence; None for an empty beginning."""
+    if not tokens:
+        return None
+    cache = forward.new_cache(len(tokens))
+    forward(replace(collate([TokenTree(tokens, [])], 0, forward.device), noise=False), cache)
+    return cache
+
+
+def _tree(request: ScoringRequest, group: Group) -> TokenTree:
+    return TokenTree(request.context, request.continuations, cached=group.shared, noise_key=request.noise_key)
+
+
+def _alike(trees: dict[int, TokenTree], ensemble: Ensemble, budget: Budget) -> Iterator[list[int]]:
+    """Trees of similar size, as many as the budget allows. The longest come first: too little memory shows at once."""
+    batch: list[int] = []
+    width = 0
+    for i in sorted(trees, key=lambda i: -_size(trees[i], ensemble)):
+        width = max(width, _size(trees[i], ensemble))
+        if batch and (width * (len(batch) + 1) > budget.tokens or len(batch) == budget.sequences):
+            yield batch
+            batch, width = [], _size(trees[i], ensemble)
+        batch.append(i)
+    yield batch
+
+
+def _size(tree: TokenTree, ensemble: Ensemble) -> int:
+    """Tokens that pass the noisy layers."""
+    noisy = len(tree) if ensemble.own_history else len(tree.logit_nodes)
+    return len(tree) + noisy * (ensemble.n - 1)
+
+
+def _slices(tree: TokenTree, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
+    """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
+    logit_nodes = set(tree.logit_nodes)
+    start = size = 0
+    for node in range(width):
+        cost = ensemble.n if ensemble.own_history or node in logit_nodes else 1
+        if node > start and size + cost > limit:
+            yield start, node
+            start, size = node, 0
+        size += cost
+    yield start, width

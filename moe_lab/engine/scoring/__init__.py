@@ -1,1 +1,0 @@
-"""Log-likelihoods of continuations."""

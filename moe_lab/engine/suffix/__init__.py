@@ -1,1 +1,0 @@
-"""Prompts whose last tokens are routed anew."""

@@ -1,0 +1,330 @@
+"""Two-phase scoring: one pass without noise, then the noisy routing samples through the later layers alone.
+
+With a clean history all samples attend to the same keys and values, so the first phase does not depend on temperatures.
+Its activations can be cached: an ensemble with other temperatures (in tuning) then costs the second phase only.
+
+M = logit positions of a request, C = those of a chunk, n = routing samples of each, R = noisy samples of a chunk,
+T = cached slots, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from moe_lab.engine.forward.batch import TokenTree, group_by_prefix
+from moe_lab.engine.forward.ensemble import Ensemble, unsureness
+from moe_lab.engine.forward.forward import RecordingForward
+from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, Store
+from moe_lab.engine.forward.layers import LayerMasks
+from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
+from moe_lab.engine.scoring import Batch, Budget, OnScores, ScoringRequest, TokenScores, TreeScores, batches
+from moe_lab.routing.noise import NoisyTokens
+
+CHUNK_SAMPLES = 128
+"""Noisy samples of one request in a chunk. More samples cost attention scores between samples, which are masked; fewer
+cost more copies of the prefix (measured after 100 to 900 tokens: 128 and 256 are best)."""
+
+
+@dataclass(frozen=True)
+class CachedActivations:
+    """Activations of the base model for one request and its noisy samples."""
+
+    scores: TreeScores
+    """Of the base model."""
+    measures: dict[str, Tensor]
+    """`unsureness` of the base model, each [M]."""
+    kv_cache: KVCache
+    """Keys and values of the context and the continuations, of the layers from the fork layer on."""
+    fork_MD: Tensor
+    """Hidden states at the logit positions as the fork layer takes them."""
+    final_MD: Tensor
+    """The same as the output head takes them."""
+    visible_MT: Tensor
+    """bool: the cached slots that the samples of a logit position attend to: its token's, without its own."""
+    position_M: Tensor
+    noise_key: int
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.fork_MD, self.final_MD, self.visible_MT, self.position_M, *self.measures.values())
+        return self.kv_cache.nbytes + sum(tensor.nbytes for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Logit positions of a request in one pass."""
+
+    request: CachedActivations
+    at_C: Tensor
+    """int64: the positions among the request's."""
+    place_C: Tensor
+    """int64: the same among those of all requests that are scored together."""
+
+
+def together(
+    activations: dict[int, CachedActivations], samples: dict[int, Tensor], budget: Budget
+) -> Iterator[list[int]]:
+    """Requests whose samples fit one pass, or one request that needs several passes; longest first."""
+    batch: list[int] = []
+    size = 0
+    for i in sorted(activations, key=lambda i: -activations[i].kv_cache.length):
+        own = int((samples[i] - 1).sum())
+        if batch and (size + own > budget.tokens or len(batch) == budget.sequences):
+            yield batch
+            batch, size = [], 0
+        batch.append(i)
+        size += own
+    if batch:
+        yield batch
+
+
+def passes(
+    requests: Sequence[tuple[CachedActivations, Tensor]], n: int, budget: Budget
+) -> Iterator[list[Chunk]]:
+    """The logit positions with n samples in chunks of at most `CHUNK_SAMPLES`, each pass within the budget.
+
+    Args:
+        requests: each with the samples of its logit positions.
+    """
+    most = max(1, min(CHUNK_SAMPLES, budget.tokens) // (n - 1))
+    at_once = max(1, budget.tokens // (most * (n - 1)))
+    chunks, first = [], 0
+    for request, samples_M in requests:
+        for at_C in (samples_M == n).nonzero()[:, 0].split(most):
+            if len(at_C):
+                chunks.append(Chunk(request, at_C, first + at_C))
+        first += len(samples_M)
+    for start in range(0, len(chunks), at_once):
+        yield chunks[start : start + at_once]
+
+
+T = TypeVar("T")
+Read = Callable[[Ensemble, list[TokenTree], Iterable[Tensor]], list[T]]
+"""(ensemble, trees, logits [M, n, V] of the trees' logit nodes in parts) -> a value per tree. A part is computed when
+it is asked for."""
+
+
+class TwoPhaseScorer:
+    """Scores requests over a clean history, with the results of `scoring.score`.
+
+    Args:
+        first_noisy: the first MoE layer with noise in any ensemble.
+        store: cache of activations between calls; None: no cache. With a store, an ensemble without noise gets
+            the base model's scores, without a second phase.
+    """
+
+    def __init__(self, model: nn.Module, first_noisy: int, store: Store[CachedActivations] | None):
+        self.first_noisy, self.store = first_noisy, store
+        self.clean = RecordingForward(model, first_noisy)
+        self.noisy = SuffixForward(model, first_noisy)
+
+    @property
+    def tokens_in(self) -> int:
+        """Tokens put through the model so far, routing samples included, padding excluded."""
+        return self.clean.tokens_in + self.noisy.tokens_in
+
+    def score(
+        self,
+        ensemble: Ensemble,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        on_scores: OnScores,
+    ) -> None:
+        """As `scoring.score`."""
+
+        def on_activations(activations: dict[int, CachedActivations]) -> None:
+            self._sample(ensemble, requests, activations, budget, on_scores)
+
+        self._first_phase(requests, budget, on_activations)
+
+    def read(
+        self,
+        ensemble: Ensemble,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        read: Read[T],
+        on_read: Callable[[int, T], None],
+    ) -> None:
+        """Both phases with n samples of every token; `on_read(index, value)` gets the values of `read`."""
+
+        def on_activations(activations: dict[int, CachedActivations]) -> None:
+            samples = {i: torch.full((len(own.position_M),), ensemble.n) for i, own in activations.items()}
+            with self.noisy.routed(ensemble.routing):
+                for indices in together(activations, samples, budget):
+                    trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
+                    chunks = passes([(activations[i], samples[i]) for i in indices], ensemble.n, budget)
+                    values = read(ensemble, trees, (self._logits(ensemble, own) for own in chunks))
+                    for i, value in zip(indices, values, strict=True):
+                        on_read(i, value)
+
+        self._first_phase(requests, budget, on_activations)
+
+    def _first_phase(
+        self,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        on_activations: Callable[[dict[int, CachedActivations]], None],
+    ) -> None:
+        """Calls `on_activations` with those of all requests, the stored ones first."""
+        cached: dict[int, CachedActivations] = {}
+        if self.store is not None:
+            found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
+            cached = {i: activations for i, activations in found.items() if activations is not None}
+            on_activations(cached)
+        first_phase = self._read(requests, [i for i in range(len(requests)) if i not in cached], budget)
+        while True:
+            with self.clean:
+                activations = next(first_phase, None)
+            if activations is None:
+                return
+            on_activations(activations)
+
+    def _read(
+        self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget
+    ) -> Iterator[dict[int, CachedActivations]]:
+        """The first phase, batch by batch. Each step runs inside `self.clean`."""
+        unread = [requests[i] for i in missing]
+        for group in group_by_prefix([request.context for request in unread]):
+            for batch in batches(self.clean, unread, group, budget):
+                read = dict(
+                    zip([missing[i] for i in batch.indices], self._activations(batch, budget), strict=True)
+                )
+                if self.store is not None:
+                    for i, activations in read.items():
+                        self.store.add(_key(requests[i]), activations)
+                yield read
+
+    def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
+        shared, device = batch.cache.length, self.clean.device
+        scores, measures = self._clean_scores(batch, budget)
+        sizes = [len(tree.logit_nodes) for tree in batch.trees]
+        fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
+        return [
+            CachedActivations(
+                scores=scores[b],
+                measures=measures[b],
+                kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
+                fork_MD=fork[b].clone(),
+                final_MD=final[b].clone(),
+                visible_MT=_others(tree, shared).to(device),
+                position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
+                noise_key=tree.noise_key,
+            )
+            for b, tree in enumerate(batch.trees)
+        ]
+
+    def _clean_scores(self, batch: Batch, budget: Budget) -> tuple[list[TreeScores], list[dict[str, Tensor]]]:
+        """The base model's scores and measures of each tree."""
+        scores, parts, done = TokenScores(batch.trees), [], 0
+        for logits_M1V in batch.passes(self.clean, budget):
+            scores.put(self.clean.ensemble, torch.arange(done, done + len(logits_M1V)), logits_M1V)
+            parts.append(unsureness(logits_M1V[:, 0]))
+            done += len(logits_M1V)
+        sizes = [len(tree.logit_nodes) for tree in batch.trees]
+        split = {name: torch.cat([part[name] for part in parts]).split(sizes) for name in parts[0]}
+        return scores.by_tree(), [
+            {name: values[b].clone() for name, values in split.items()} for b in range(len(sizes))
+        ]
+
+    def _sample(
+        self,
+        ensemble: Ensemble,
+        requests: Sequence[ScoringRequest],
+        activations: dict[int, CachedActivations],
+        budget: Budget,
+        on_scores: OnScores,
+    ) -> None:
+        """The second phase."""
+        samples = {i: self._samples(ensemble, cached) for i, cached in activations.items()}
+        with self.noisy.routed(ensemble.routing):
+            for indices in together(activations, samples, budget):
+                trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
+                scores = TokenScores(trees, [activations[i].scores for i in indices])
+                own = [(activations[i], samples[i]) for i in indices]
+                for n in sorted({n for i in indices for n in samples[i].tolist()} - {1}):
+                    part = ensemble.first(n)
+                    for chunks in passes(own, n, budget):
+                        places = torch.cat([chunk.place_C for chunk in chunks])
+                        scores.put(part, places, self._logits(part, chunks))
+                for i, summed in zip(indices, scores.summed(), strict=True):
+                    on_scores(i, summed)
+
+    def _samples(self, ensemble: Ensemble, cached: CachedActivations) -> Tensor:
+        """int64 [M], on the CPU: the routing samples that each logit position takes, the clean one included."""
+        count = len(cached.position_M)
+        if (
+            self.store is not None
+            and ensemble.noiseless
+            and ensemble.sweep is None
+            and ensemble.logit_scale == 1
+        ):
+            return torch.ones(count, dtype=torch.long)
+        if ensemble.adaptive is None:
+            return torch.full((count,), ensemble.n)
+        return ensemble.adaptive.samples_of(cached.measures).cpu()
+
+    @torch.inference_mode()
+    def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:
+        """Logits [M, n, V] at the chunks' logit positions, the clean sample first."""
+        noisy = ensemble.n - 1
+        requests = [chunk.request for chunk in chunks]
+        counts = torch.tensor([len(chunk.at_C) * noisy for chunk in chunks])
+        T, R = max(request.kv_cache.length for request in requests), int(counts.max())
+
+        def spread(parts: list[Tensor]) -> Tensor:
+            """[M, X] of each chunk, once for every noisy sample: [B, R, X], padded at the end with 0."""
+            own = [
+                part[chunk.at_C].repeat_interleave(noisy, dim=0)
+                for part, chunk in zip(parts, chunks, strict=True)
+            ]
+            return torch.stack([nn.functional.pad(part, (0, 0, 0, R - len(part))) for part in own])
+
+        # Prefixes end at the same slot T, so that the samples of all requests have the same slots after it. A sample
+        # sees its prefix and itself (the identity matrix), and no other sample.
+        visible = [nn.functional.pad(r.visible_MT, (T - r.kv_cache.length, 0)) for r in requests]
+        itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(len(chunks), -1, -1)
+        real_BR = (torch.arange(R) < counts[:, None]).to(self.noisy.device)
+        batch = SuffixBatch(
+            hidden_BSD=spread([r.fork_MD for r in requests]),
+            position_BS=spread([r.position_M[:, None] for r in requests])[..., 0],
+            masks=LayerMasks(torch.cat([spread(visible), itself], dim=-1), self.noisy.model.dtype),
+            layers=[
+                JoinedKVLayer(list(parts), T)
+                for parts in zip(*(r.kv_cache.layers for r in requests), strict=True)
+            ],
+            logits_at=real_BR.reshape(-1).nonzero()[:, 0],
+            count=int(counts.sum()),
+            final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
+        )
+        position_M = torch.cat([chunk.request.position_M[chunk.at_C] for chunk in chunks])
+        documents = torch.tensor([request.noise_key for request in requests])
+        assert ensemble.routing is not None
+        ensemble.routing.expect(
+            NoisyTokens(
+                index=batch.logits_at,
+                document=documents.repeat_interleave(counts).to(position_M.device),
+                repeat=torch.zeros_like(batch.logits_at),
+                row=torch.arange(1, ensemble.n, device=position_M.device).repeat(len(position_M)),
+                position=position_M.repeat_interleave(noisy),
+            )
+        )
+        # the output head gets the cached final states of the clean samples too: their logits need no pass
+        clean_MV, noisy_RV = self.noisy(batch).split([len(position_M), batch.count])
+        return torch.cat([clean_MV[:, None], noisy_RV.unflatten(0, (-1, noisy))], dim=1)
+
+
+def _key(request: ScoringRequest) -> Hashable:
+    return request.noise_key, tuple(request.context), tuple(map(tuple, request.continuations))
+
+
+def _others(tree: TokenTree, shared: int) -> Tensor:
+    """bool [M, shared + nodes]: the slots that each logit position attends to, its own excepted."""
+    nodes = torch.tensor(tree.logit_nodes)
+    own = torch.from_numpy(tree.visible)[nodes]
+    own[torch.arange(len(nodes)), nodes] = False
+    return nn.functional.pad(own, (shared, 0), value=True)

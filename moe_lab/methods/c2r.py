@@ -1,0 +1,237 @@
+"""`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al. 2025).
+
+A profile counts how often a model selects two experts together. It is counted by a run or recorded on conversations:
+
+outputs/profiles/<model>-<id8>/
+  counts.safetensors   `pairs`, int64 [layers, experts, experts]: tokens that took both experts
+  profile.json         all that determines the counts; written last
+
+L = MoE layers, E = experts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.validators import at_least
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.references.documents import check_one_process
+from moe_lab.metrics.stored import COUNTS, FOLDER
+from moe_lab.results.artifact import Artifact
+from moe_lab.results.atomic import write_atomically
+from moe_lab.results.identity import decisive_versions, folder_name, run_id
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.methods.c2r_lm import ConstrainedLM
+    from moe_lab.methods.data_files import Conversation, Data
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+NUMERICS = 1
+"""Raised whenever a recorded profile may change."""
+LENGTH = 2048
+"""Tokens of a conversation that are counted at most: the paper's length in fine-tuning."""
+
+
+class C2R(Method):
+    """Routes each token to its first expert and to that expert's most co-activated partners."""
+
+    numerics = 1
+    own_routing = True
+    tells_choices = True
+    interventions = False
+
+    @dataclass(kw_only=True)
+    class Config(Method.Config):
+        """Keys of `conf/method/c2r.yaml`."""
+
+        name: str = "c2r"
+        partners: int | None = None
+        """T, the partners of each expert; null: half of the experts."""
+        profile: str | None = None
+        dataset: str = "toy"
+        dataset_size: int | None = None
+
+        def __post_init__(self) -> None:
+            at_least("method.dataset_size", self.dataset_size, 1)
+
+    def partners(self, facts: ModelFacts) -> int:
+        """T, the number of partners of each expert."""
+        return facts.experts // 2 if self.config.partners is None else self.config.partners
+
+    def check(self, facts: ModelFacts) -> None:
+        check_partners(self.partners(facts), facts)
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        return {"name": self.config.name, "partners": self.partners(facts)}
+
+    @cached_property
+    def _given(self) -> tuple[Tensor, bool]:
+        """The pair counts of `profile`, and whether they were counted on test documents."""
+        return read_pairs(self.config.profile)
+
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The profile, or the data that it is recorded on. Raises ConfigError if it does not fit the model."""
+        check_one_process(config)
+        check_groups(config, facts)
+        if self.config.profile is None:
+            return {"data": self._conversations(config).digest, "length": LENGTH}
+        pairs_LEE = self._given[0]
+        check_profile(self.config.profile, pairs_LEE, facts)
+        return {"profile": digest_of(pairs_LEE)}
+
+    def _conversations(self, config: RunConfig) -> Data:
+        from moe_lab.methods.data_files import read_data
+
+        return read_data(config, self.config.dataset, self.config.dataset_size)
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[ConstrainedLM]:
+        from moe_lab.methods.c2r_lm import constrained
+        from moe_lab.routing.policies import partners_of
+
+        config = context.config
+        if self.config.profile is None:
+            place, pairs = load_or_record(config, self._conversations(config), model)
+        else:
+            place, pairs = Path(self.config.profile), self._given[0]
+        with constrained(model, partners_of(pairs, self.partners(model.facts)), config) as lm:
+            lm.session_info = {"profile": place.name, "profile_sha256": digest_of(pairs)}
+            yield lm
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        block = {
+            "partners": self.partners(facts),
+            "changed_fraction": changed_fraction(counters),
+            "test_profile": self.config.profile is not None and self._given[1],
+        }
+        return {"c2r": block | dict(session_info)}
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        return ["changed (c2r): routing decisions in which an expert was no partner of the first one."]
+
+
+def changed_fraction(counters: Mapping[str, int]) -> float | None:
+    """The share of decisions in `ConstrainedLM.cost` that the constraint changed; None without a decision."""
+    decisions = counters.get("routing_decisions", 0)
+    return counters.get("constrained_decisions", 0) / decisions if decisions else None
+
+
+def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
+    """(int64 [L, E, E], whether they were counted on a run's test documents): the sum over prompts and answers.
+
+    Raises ConfigError for a file without such counts.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(path).expanduser()
+    file = file / FOLDER / COUNTS if file.is_dir() else file
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"method.profile={path}: {file} cannot be read as counts of experts. Give the folder of a run with "
+            "metrics=expert, or its expert_metrics/counts.safetensors."
+        ) from error
+    found = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
+    if not found:
+        raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
+    return sum(
+        found[1:], found[0]
+    ).long(), "pairs" not in tensors  # a run counts prompts and answers separately
+
+
+def digest_of(pairs_LEE: Tensor) -> str:
+    """SHA-256 of a profile's content."""
+    return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
+
+
+def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
+    """(folder, pairs [L, E, E]) of a profile of the model's own routing on conversations, recorded once."""
+    content = _content(config, data.digest, model)
+    digest = run_id(content)
+    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
+    profile = Artifact(folder=folder, id=digest, record="profile.json")
+    profile.load_or_make(lambda: content | _record(folder, config, data.train, model))
+    return folder, read_pairs(folder / COUNTS)[0]
+
+
+def _content(config: RunConfig, data: str, model: LoadedModel) -> dict[str, Any]:
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
+
+    return {
+        "numerics": NUMERICS,
+        "data": data,
+        "length": LENGTH,
+        "model": model_identity(model_source(config.model), config.model),
+        "commit": model.facts.commit,
+        "dtype": model.facts.dtype,
+        "versions": decisive_versions(),
+    }
+
+
+def _record(
+    folder: Path, config: RunConfig, conversations: list[Conversation], model: LoadedModel
+) -> dict[str, int]:
+    """Write the counts. Returns the number of conversations and tokens."""
+    from safetensors.numpy import save
+
+    from moe_lab.methods.tokenized import Rows, encode_all
+    from moe_lab.metrics.teacher_forcing import PairCounts, right_tokens
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    with_template(tokenizer)
+    rows = Rows(encode_all(tokenizer, conversations, min(LENGTH, model.facts.max_length)).rows)
+    counted = PairCounts(len(rows))
+    right_tokens(model.model, rows, counted)
+    write_atomically(folder / COUNTS, save({"pairs": counted.pairs_GLEE.sum(axis=0)}))
+    return {"conversations": len(rows), "tokens": counted.tokens}
+
+
+def check_partners(count: int, facts: ModelFacts) -> None:
+    """Raise ConfigError for a number of partners that the model's experts cannot have."""
+    least, most = facts.top_k - 1, facts.experts - 1
+    if not least <= count <= most:
+        raise ConfigError(
+            f"method.partners={count}: this model takes {facts.top_k} of {facts.experts} experts. Give a number from "
+            f"{least} to {most}."
+        )
+
+
+def check_groups(config: RunConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError for routers that choose within groups of experts, because partners may be in other groups."""
+    from moe_lab.models.source import load_config
+
+    architecture = load_config(config.model, offline=config.offline).get_text_config()
+    if (getattr(architecture, "n_group", None) or 1) > 1:
+        raise ConfigError(
+            f"method={config.method.name}: this model ({facts.family}) chooses experts within groups, which cannot be "
+            "limited to partners. Use a model that chooses among all experts."
+        )
+
+
+def check_profile(path: str, pairs_LEE: Tensor, facts: ModelFacts) -> None:
+    """Raise ConfigError for the counts of another model."""
+    shape = (facts.moe_layers, facts.experts, facts.experts)
+    if tuple(pairs_LEE.shape) != shape:
+        raise ConfigError(
+            f"method.profile={path} has counts of shape {tuple(pairs_LEE.shape)}, and this model has {shape} (layers, "
+            "experts, experts). Give a profile of this model."
+        )

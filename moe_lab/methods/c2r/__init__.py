@@ -1,1 +1,0 @@
-"""Collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al. 2025)."""

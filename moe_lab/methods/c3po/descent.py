@@ -1,0 +1,258 @@
+"""Neighbourhood gradient descent: a question's pathway goes down the loss of its neighbours (equations 1 and 3).
+
+With the question itself as its only neighbour, this is the oracle (equation 2). A batch of questions takes one pass per
+step, or several if neighbours are many or long.
+
+N = questions, k = neighbours of each, P = pairs of a question and a neighbour, A = answer tokens of all pairs,
+W = re-routed tokens, L = optimized MoE layers, C = core experts, E = experts, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moe_lab.engine.forward.suffix_forward import SuffixBatch
+from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
+from moe_lab.errors import RoutingError
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+
+ROWS = 96
+"""Pairs of one pass."""
+TOKENS = 512
+"""Tokens, with padding, of a pass with several pairs. Each token takes some megabytes while gradients are computed."""
+HELD_BYTES = 2**30
+"""Joined prefixes up to this size stay in memory for all steps; larger ones are joined again in every step."""
+EPS = 1e-6
+"""Adam's epsilon. With the usual 1e-8, rounding errors become steps where the gradient is 0 (with relax=topk, experts
+outside the top-k of families that renormalize)."""
+
+
+def _cross_entropy(logits_AV: Tensor, target_A: Tensor) -> Tensor:
+    return F.cross_entropy(logits_AV, target_A, reduction="none")
+
+
+def _l2(logits_AV: Tensor, target_A: Tensor) -> Tensor:
+    """Squared distance between the predicted distribution and the answer's token."""
+    return (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
+
+
+def _unlikelihood(logits_AV: Tensor, target_A: Tensor) -> Tensor:
+    """-log(1 - p) of an unwanted token (Welleck et al., arXiv 1908.04319, equation 2)."""
+    others_AV = logits_AV.scatter(-1, target_A[:, None], -torch.inf)
+    return logits_AV.logsumexp(dim=-1) - others_AV.logsumexp(dim=-1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "l2": _l2,
+    "unlikelihood": _unlikelihood,
+}
+"""Losses of single tokens, [A]. An answer's loss is their mean."""
+
+
+def check_losses(losses: Tensor, found_N: Tensor) -> None:
+    """Raise RoutingError if a loss [..., N] of a question with neighbours is NaN."""
+    if losses[..., found_N].isnan().any():
+        raise RoutingError(
+            "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
+        )
+
+
+class NeighbourLoss:
+    """L(ω) of N questions: the kernel-weighted mean of their neighbours' losses.
+
+    The neighbours' re-routed tokens take the question's pathway, in order; all other tokens are routed as usual. The
+    loss of a neighbour is the mean over the tokens of its right answer, each predicted from the true tokens before it.
+
+    Args:
+        neighbours: k of each question, read with their right answer as the only continuation; None for a missing
+            neighbour, whose weight is 0.
+        weight_Nk: kernel weights of any scale.
+        kind: one of `LOSSES`.
+    """
+
+    def __init__(
+        self,
+        replay: SuffixReplay,
+        neighbours: Sequence[Sequence[PromptSuffix | None]],
+        weight_Nk: Tensor,
+        kind: str = "cross_entropy",
+    ):
+        self.replay, self.of = replay, LOSSES[kind]
+        self.found_N = weight_Nk.sum(dim=-1) > 0
+        """bool: whether a question has neighbours."""
+        share_Nk = weight_Nk / weight_Nk.sum(dim=-1, keepdim=True)
+        pairs = [(n, j, neighbours[n][j]) for n, j in weight_Nk.nonzero().tolist()]
+        found = [(n, j, suffix) for n, j, suffix in pairs if suffix is not None]
+        if len(found) < len(pairs):
+            raise ValueError("A neighbour with a weight was not read.")
+        found.sort(key=lambda pair: len(pair[2].tree))
+        self._suffixes = [suffix for _, _, suffix in found]
+        self.question_P = torch.tensor([n for n, _, _ in found], dtype=torch.long)
+        self.share_P = torch.tensor([float(share_Nk[n, j]) for n, j, _ in found])
+        self._parts = _parts(self._suffixes)
+        small = sum(suffix.nbytes for suffix in self._suffixes) <= HELD_BYTES
+        self._held = [replay.batch(self._suffixes[part]) for part in self._parts] if small else None
+
+    def __call__(self, pathways: Pathways, relax: str) -> Tensor:
+        """float32 [N] on the CPU, differentiable in `pathways.theta`; 0 without neighbours."""
+        return sum(self._losses(pathways, relax), start=torch.zeros(len(pathways)))
+
+    def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
+        """(float32 [N], its gradient [N, W, L, C] in each question's own parameters).
+
+        Each pass is differentiated alone, so that only one computation graph is in memory.
+        """
+        total_N, gradient_NWLC = torch.zeros(len(pathways)), torch.zeros_like(pathways.theta)
+        for loss_N in self._losses(pathways, relax):
+            gradient_NWLC += torch.autograd.grad(loss_N.sum(), [pathways.theta])[0]
+            total_N += loss_N.detach()
+        return total_N, gradient_NWLC
+
+    def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
+        """[N] for each pass: its part of the kernel-weighted mean."""
+        for i, part in enumerate(self._parts):
+            suffixes = self._suffixes[part]
+            batch: SuffixBatch = self._held[i] if self._held else self.replay.batch(suffixes)
+            logits_AV = self.replay.logits(batch, pathways.remix(relax, self.question_P[part]))
+            yield self._mean(self._of_answers(logits_AV, suffixes), part, len(pathways))
+
+    def _of_answers(self, logits_AV: Tensor, suffixes: list[PromptSuffix]) -> Tensor:
+        """[pairs of a pass]: the mean over each answer's tokens."""
+        answers = [suffix.tree.continuations[0] for suffix in suffixes]
+        target_A = torch.tensor([token for answer in answers for token in answer], device=logits_AV.device)
+        sizes = torch.tensor([len(answer) for answer in answers])
+        loss_A = self.of(logits_AV, target_A).cpu() / sizes.repeat_interleave(sizes)
+        pair_A = torch.arange(len(answers)).repeat_interleave(sizes)
+        return loss_A.new_zeros(len(answers)).index_add(0, pair_A, loss_A)
+
+    @torch.no_grad()
+    def value(self, pathways: Pathways, relax: str) -> Tensor:
+        """float32 [N], without gradients; NaN without neighbours."""
+        return self.seen(self(pathways, relax))
+
+    def seen(self, loss_N: Tensor) -> Tensor:
+        """The losses to report: NaN without neighbours."""
+        return loss_N.detach().where(self.found_N, torch.nan)
+
+    def mean_pathway(self, pathways: Pathways) -> Tensor:
+        """[N, W, L, E]: the kernel-weighted mean of the neighbours' pathways (equation 4), or the question's own
+        pathway without neighbours."""
+        if not self._suffixes:
+            return pathways.clean_NWLE
+        pathway_PWLE = torch.stack([suffix.pathway_WME for suffix in self._suffixes])[:, :, pathways.layers]
+        mean_NWLE = self._mean(pathway_PWLE, slice(None), len(pathways))
+        return mean_NWLE.where(self.found_N[:, None, None, None], pathways.clean_NWLE)
+
+    def _mean(self, of_P: Tensor, part: slice, count: int) -> Tensor:
+        """[N, ...]: this part's contribution to the kernel-weighted mean of values [pairs, ...]."""
+        share_P = self.share_P[part].to(of_P.dtype).reshape(-1, *[1] * (of_P.dim() - 1))
+        return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, self.question_P[part], of_P * share_P)
+
+
+def _parts(suffixes: Sequence[PromptSuffix]) -> list[slice]:
+    """The pairs of each pass; `suffixes` are sorted by length."""
+    parts, start = [], 0
+    for stop in range(1, len(suffixes) + 1):
+        longest = len(suffixes[min(stop, len(suffixes) - 1)].tree)
+        if stop == len(suffixes) or stop - start == ROWS or (stop + 1 - start) * longest > TOKENS:
+            parts.append(slice(start, stop))
+            start = stop
+    return parts
+
+
+class Contrast:
+    """L(ω) of right neighbours, plus a weight times the `unlikelihood` of wrong ones. Not in the paper.
+
+    Wrong answers are negative evidence. Questions without right neighbours must have no wrong ones.
+    """
+
+    def __init__(self, right: NeighbourLoss, wrong: NeighbourLoss, weight: float):
+        self.right, self.wrong, self.weight = right, wrong, weight
+        self.found_N = right.found_N
+
+    def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
+        """(float32 [N], its gradient [N, W, L, C])."""
+        right_N, gradient = self.right.gradient(pathways, relax)
+        wrong_N, against = self.wrong.gradient(pathways, relax)
+        return right_N + self.weight * wrong_N, gradient + self.weight * against
+
+    @torch.no_grad()
+    def value(self, pathways: Pathways, relax: str) -> Tensor:
+        """float32 [N]; NaN without right neighbours."""
+        return self.seen(self.right(pathways, relax) + self.weight * self.wrong(pathways, relax))
+
+    def seen(self, loss_N: Tensor) -> Tensor:
+        """Losses as they are reported: NaN where there are no right neighbours."""
+        return self.right.seen(loss_N)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The settings of gradient descent."""
+
+    steps: int = 10
+    update: str = "adam"
+    """adam, or gd: plain gradient descent (equation 1)."""
+    rates: tuple[float, float] = (0.1, 1e-4)
+    """First and last learning rate."""
+    schedule: str = "cosine"
+    """cosine or step: from the first rate to the last; fixed: always the first."""
+    relax: str = "core"
+    """The experts that contribute in the descent: all core experts, or the router's topk."""
+
+
+def learning_rates(schedule: str, first: float, last: float, steps: int) -> list[float]:
+    """The rate of each step.
+
+    "cosine" falls like half a cosine and ends at `last`; "step" divides the steps equally among the powers of ten from
+    `first` to `last`; "fixed" stays at `first`.
+    """
+    if schedule == "fixed" or first == last:
+        return [first] * steps
+    if schedule == "cosine":
+        return [
+            last + (first - last) * (1 + math.cos(math.pi * step / max(1, steps - 1))) / 2
+            for step in range(steps)
+        ]
+    levels = max(2, round(abs(math.log10(first / last))) + 1)
+    return [first * (last / first) ** (step * levels // steps / (levels - 1)) for step in range(steps)]
+
+
+def ngd(
+    pathways: Pathways, loss: NeighbourLoss | Contrast, descent: Descent, watch: Watch = unwatched
+) -> tuple[Pathways, Tensor]:
+    """(changed pathways, losses float32 [steps + 1, N] before each step and after the last).
+
+    All questions are optimized at once. Each has its own parameters and loss, so the result does not depend on the
+    batch. Questions without neighbours keep their pathways, and their loss is NaN.
+
+    Raises RoutingError if the loss of a question with neighbours is NaN.
+    """
+    changed = pathways.copy()
+    optimizer = _optimizer(descent.update, changed.theta)
+    losses = []
+    for rate in learning_rates(descent.schedule, *descent.rates, descent.steps):
+        watch(changed)
+        loss_N, changed.theta.grad = loss.gradient(changed, descent.relax)
+        losses.append(loss.seen(loss_N))
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    changed.theta.grad = None
+    watch(changed)
+    losses.append(loss.value(changed, descent.relax))
+    found = torch.stack(losses)
+    check_losses(found, loss.found_N)
+    return changed, found
+
+
+def _optimizer(update: str, theta: Tensor) -> torch.optim.Optimizer:
+    if update == "adam":
+        return torch.optim.Adam([theta], lr=0.0, eps=EPS)
+    return torch.optim.SGD([theta], lr=0.0)

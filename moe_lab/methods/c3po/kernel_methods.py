@@ -1,0 +1,181 @@
+"""The gradient-free optimizers: kernel regression (equations 4 to 6) and mode finding (7 and 8), with their kernels.
+
+In kernel regression a pathway moves towards the mean of its neighbours' pathways. In mode finding (mean shift) it moves
+to where the references' pathways are dense.
+
+Distances of unit vectors are sqrt(2 - 2 cos), from 0 to 2. N = questions, R = references, k = neighbours of each
+question, W = re-routed tokens, M = MoE layers, L = optimized ones, E = experts, C = core experts, A = values of alpha.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.c3po.descent import NeighbourLoss, check_losses
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+
+DEGREE = 2
+"""The degree of the polynomial kernel (1 + cos)^degree."""
+_TINY = 1e-12
+
+
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda distance: (1 - distance.square() / 2).clamp(min=0).log(),
+    "polynomial": lambda distance: DEGREE * (2 - distance.square() / 2).clamp(min=0).log(),
+    "matern": lambda scaled: torch.log1p(math.sqrt(3) * scaled) - math.sqrt(3) * scaled,
+    "gaussian": lambda scaled: -scaled.square() / 2,
+}
+"""Logarithms of the kernels (section 3 and Table 6). Linear: the cosine, 0 below 0; Matérn with smoothness 3/2."""
+SCALED = ("matern", "gaussian")
+"""Kernels with a bandwidth."""
+ALPHAS = tuple(step / 10 for step in range(11))
+"""Values of alpha that kernel regression tries without `method.alpha`."""
+
+
+def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Tensor:
+    """float32 [N, k]: the kernel, divided by its largest value for each question; 0 for a missing neighbour.
+
+    The division does not change weighted means. Without it, a small bandwidth could make all weights 0.
+
+    Args:
+        name: one of `KERNELS`.
+        bandwidth: of `SCALED` kernels; None: the (lower) median of each question's own distances.
+
+    Raises ConfigError for a bandwidth with a kernel that has none.
+    """
+    if bandwidth is not None and name not in SCALED:
+        raise ConfigError(
+            f"The {name} kernel has no bandwidth: leave method.bandwidth out, or use method.kernel=gaussian or matern."
+        )
+    if not distance_Nk.numel():
+        return distance_Nk.float()
+    there_Nk = distance_Nk.isfinite()
+    distance_Nk = distance_Nk.float().where(there_Nk, 0.0)
+    if name in SCALED:
+        medians_N1 = distance_Nk.where(there_Nk, torch.nan).nanmedian(dim=-1, keepdim=True).values
+        distance_Nk = distance_Nk / (
+            medians_N1.nan_to_num(1.0).clamp(min=_TINY) if bandwidth is None else bandwidth
+        )
+    logs_Nk = KERNELS[name](distance_Nk).where(there_Nk, -torch.inf)
+    largest_N1 = logs_Nk.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(logs_Nk.dtype).min)
+    return (logs_Nk - largest_N1).exp()
+
+
+@torch.no_grad()
+def kernel_regression(
+    pathways: Pathways, loss: NeighbourLoss, alpha: float | None, watch: Watch = unwatched
+) -> tuple[Pathways, Tensor]:
+    """(changed pathways, losses float32 [2, N] of the original and the changed pathways).
+
+    The mean is over the core experts, scaled to the probability of the core in the question's own pathway; the other
+    experts keep their probability. With all experts in the core this is equation 4. Losses are computed with the
+    model's top-k. A pathway without neighbours does not change, and its losses are NaN.
+
+    Args:
+        alpha: share of the question's own pathway; None: for each question, the one of `ALPHAS` with the smallest loss
+            on the neighbours (equation 6).
+
+    Raises RoutingError if the loss of a question with neighbours is NaN.
+    """
+    own_NWLC, mean_NWLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
+    changed = pathways.copy()
+
+    def loss_at(alpha_N: Tensor) -> Tensor:
+        alpha_N111 = alpha_N[:, None, None, None]
+        changed.set_core(alpha_N111 * own_NWLC + (1 - alpha_N111) * mean_NWLC)
+        return loss.value(changed, "topk")
+
+    if alpha is None:
+        tried_A = torch.tensor(ALPHAS)
+        loss_AN = torch.stack([loss_at(value.expand(len(pathways))) for value in tried_A])
+        check_losses(loss_AN, loss.found_N)
+        alpha_N = tried_A[loss_AN.nan_to_num(0.0).argmin(dim=0)]
+    else:
+        alpha_N = torch.full((len(pathways),), alpha)
+    losses = torch.stack([loss.value(pathways, "topk"), loss_at(alpha_N)])
+    check_losses(losses, loss.found_N)
+    watch(pathways)
+    watch(changed)
+    return changed, losses
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The settings of mode finding."""
+
+    count: int = 10
+    alpha: float = 0.5
+    """The share of the pathway that a shift keeps."""
+    k: int = 3
+    epsilon: float | None = None
+    """Only those of the k within this radius count; None: all. The radius is half the squared distance, which is the
+    cosine distance for vectors of unit length."""
+    kernel: str = "gaussian"
+    bandwidth: float | None = None
+
+
+def distances(pathway_NWLE: Tensor, reference_RWLE: Tensor) -> Tensor:
+    """[N, R]: root mean square, over tokens and layers, of the distance between two distributions: 0 to sqrt(2)."""
+    W, L = pathway_NWLE.shape[1:3]
+    return torch.cdist(pathway_NWLE.flatten(1), reference_RWLE.flatten(1)) / math.sqrt(W * L)
+
+
+@torch.no_grad()
+def mode_finding(
+    pathways: Pathways,
+    loss: NeighbourLoss,
+    reference_RWME: Tensor,
+    shifts: Shifts,
+    excluded_NR: Tensor | None = None,
+    watch: Watch = unwatched,
+) -> tuple[Pathways, Tensor]:
+    """(changed pathways, losses float32 [shifts + 1, N] on the neighbours, with the model's top-k).
+
+    Each shift searches neighbours again among the references' pathways. Their mean is over the core experts and scaled
+    to the core's probability, as in kernel regression. The loss is reported, not used.
+
+    Args:
+        excluded_NR: bool: references that a question must not use (near duplicates of it).
+    """
+    changed = pathways.copy()
+    reference_RWLE = reference_RWME[:, :, pathways.layers]
+    losses = [loss.value(changed, "topk")]
+    watch(changed)
+    for _ in range(shifts.count):
+        distance_NR = distances(changed.probs_NWLE(), reference_RWLE)
+        if excluded_NR is not None:
+            distance_NR = distance_NR.masked_fill(excluded_NR, torch.inf)
+        mean_NWLE, found_N = _local_mean(distance_NR, reference_RWLE, shifts)
+        own_NWLC = changed.core_probs()
+        moved_NWLC = shifts.alpha * own_NWLC + (1 - shifts.alpha) * changed.to_core(mean_NWLE)
+        changed.set_core(moved_NWLC.where(found_N[:, None, None, None], own_NWLC))
+        losses.append(loss.value(changed, "topk"))
+        watch(changed)
+    check_losses(torch.stack(losses), loss.found_N)
+    return changed, torch.stack(losses)
+
+
+def without_neighbours(
+    pathways: Pathways, reference_RWME: Tensor, shifts: Shifts, excluded_NR: Tensor
+) -> Tensor:
+    """bool [N]: whether a question has no neighbour at the first shift. It keeps its pathway in all shifts."""
+    distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
+    radius = torch.inf if shifts.epsilon is None else shifts.epsilon
+    return ((distance_NR.square() / 2 > radius) | excluded_NR).all(dim=1)
+
+
+def _local_mean(distance_NR: Tensor, reference_RWLE: Tensor, shifts: Shifts) -> tuple[Tensor, Tensor]:
+    """([N, W, L, E] of equation 8, bool [N]: whether there was a neighbour)."""
+    near_Nk, index_Nk = distance_NR.topk(min(shifts.k, distance_NR.shape[1]), largest=False)
+    if shifts.epsilon is not None:
+        near_Nk = near_Nk.masked_fill(near_Nk.square() / 2 > shifts.epsilon, torch.inf)
+    weight_Nk = kernel(shifts.kernel, near_Nk, shifts.bandwidth)
+    total_N1 = weight_Nk.sum(dim=-1, keepdim=True)
+    share_Nk = weight_Nk / total_N1.clamp(min=torch.finfo(weight_Nk.dtype).tiny)
+    return torch.einsum("nk,nkwle->nwle", share_Nk, reference_RWLE[index_Nk]), total_N1[:, 0] > 0

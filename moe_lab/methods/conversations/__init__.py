@@ -1,1 +1,0 @@
-"""Conversations to train on: read, and tokenized."""

@@ -1,0 +1,117 @@
+"""`method=icl`: in-context learning with the nearest references as demonstrations, a baseline of C3PO's Table 1.
+
+References and distances are those of C3PO. The model is the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moe_lab.config.validators import at_least
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.references.documents import (
+    check_asked_enough,
+    check_choice_questions,
+    check_choices,
+    reference_documents,
+)
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.methods.icl_lm import DemonstrationLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.tasks.requests import Workload
+
+
+class ICL(Method):
+    """The k nearest references before each question, with their right answers."""
+
+    answer: ClassVar[str | None] = "letters"
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/icl.yaml`."""
+
+        name: str = "icl"
+        k: int = 3
+        reference: str | list[str] | None = None
+        reference_size: int | None = None
+        embeddings: str | None = None
+        most_similar: float = 0.95
+        epsilon: ClassVar[None] = None
+        tokens: ClassVar[str] = "last1"
+        """Keys of C3PO that determine the reference set, at C3PO's defaults."""
+
+        def __post_init__(self) -> None:
+            for key in ("k", "reference_size"):
+                at_least(f"method.{key}", getattr(self, key), 1)
+
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The reference documents. Raises ConfigError or TaskError if they are missing."""
+        from moe_lab.methods.references.embeddings import embedding_identity
+        from moe_lab.methods.references.reference_set import reference_content
+
+        check_choice_questions(config)
+        _check_prompts(config)
+        documents = reference_documents(config, self.config)
+        check_choices(config, documents.tasks)
+        check_asked_enough(documents, self.config)
+        return reference_content(config, self.config, documents, facts) | embedding_identity(
+            self.config.embeddings
+        )
+
+    def forward_tokens(self, workload: Workload) -> float:
+        """Estimated with k demonstrations before every prompt, each as long as the question."""
+        return super().forward_tokens(workload) + self.config.k * workload.prompts
+
+    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
+        from moe_lab.methods.references.reference_set import references_left
+
+        return references_left(config, self.config, reference_documents(config, self.config), facts)
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:
+        from moe_lab.engine.lm import EngineLM
+        from moe_lab.methods.icl_lm import DemonstrationLM, asked_questions
+        from moe_lab.methods.references.reference_set import load_or_build
+
+        config = context.config
+        base = EngineLM(model.model, model.tokenizer, **engine_options(config))
+        references = load_or_build(config, self.config, model, base)
+        questions = asked_questions(config)
+        lm = DemonstrationLM(model, config, self.config, references, questions, context.folder)
+        lm.session_info = {"reference": references.counts}
+        yield lm
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        reference = {
+            "too_similar": counters.get("reference_dropped", 0),
+            "questions_without": counters.get("reference_none", 0),
+            "set": session_info.get("reference"),
+        }
+        dropped = counters.get("demonstrations_dropped", 0)
+        return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}
+
+
+def _check_prompts(config: RunConfig) -> None:
+    """Raise ConfigError unless every question is one plain text."""
+    from moe_lab.tasks.loading import load_tasks
+
+    if config.apply_chat_template:
+        raise ConfigError(
+            "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
+        )
+    for name, task in load_tasks(config)["tasks"].items():
+        if getattr(task, "multiple_input", 0):
+            raise ConfigError(
+                f"method=icl needs one prompt per question, and {name} has a prompt for every choice. "
+                "task.answer=letters asks it with one prompt."
+            )

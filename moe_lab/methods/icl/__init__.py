@@ -1,1 +1,0 @@
-"""`method=icl`: similar solved questions in the prompt."""

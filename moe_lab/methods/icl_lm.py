@@ -1,0 +1,133 @@
+"""The language model of `method=icl`, which puts the nearest references before every question.
+
+Q = questions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.references.embeddings import neighbours
+from moe_lab.results.atomic import writing
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.references.reference_set import ReferenceSet
+    from moe_lab.models.load import LoadedModel
+
+
+FILE = "demonstrations.jsonl"
+"""In the run's folder, a line per question: `prompt` as lm-eval asks it, and `asked` as the model reads it. After an
+interruption or `rerun=true`, a question may have several equal lines."""
+
+
+@dataclass
+class Asked:
+    """The continuations that lm-eval scores after a prompt."""
+
+    delimiter: str
+    """The text between two examples."""
+    continuations: set[str] = field(default_factory=set)
+
+
+def asked_questions(config: Config) -> dict[str, Asked]:
+    """All prompts that lm-eval builds for this run, with all continuations.
+
+    Whether demonstrations fit depends on the longest continuation. A resumed run, in which some are scored already,
+    therefore shows the same demonstrations.
+    """
+    from moe_lab.tasks.loading import load_tasks
+
+    asked: dict[str, Asked] = {}
+    for task in load_tasks(config)["tasks"].values():
+        for instance in task.instances:
+            prompt, continuation = instance.args
+            found = asked.setdefault(prompt, Asked(task.fewshot_cfg.fewshot_delimiter))
+            found.continuations.add(continuation)
+    return asked
+
+
+class DemonstrationLM(EngineLM):
+    """Scores multiple-choice questions after their demonstrations.
+
+    Args:
+        asked: every prompt of the run with its continuations.
+        folder: of the run, for `demonstrations.jsonl`; None: it is not written.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: Config,
+        settings: Any,
+        references: ReferenceSet,
+        asked: dict[str, Asked],
+        folder: Path | None = None,
+    ):
+        super().__init__(model.model, model.tokenizer, **engine_options(config))
+        self._loaded, self._settings, self._references = model, settings, references
+        self._asked, self._folder = asked, folder
+        self._prompts: dict[str, str] = {}
+        """Prompts with their demonstrations."""
+        self._of_references = {"reference_dropped": 0, "reference_none": 0, "demonstrations_dropped": 0}
+
+    @property
+    def cost(self) -> dict[str, int]:
+        """`EngineLM.cost` with the numbers of references that were too similar, questions without a neighbour, and
+        demonstrations that did not fit."""
+        return super().cost | self._of_references
+
+    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        assert kind == "loglikelihood", "data_identity refuses other tasks"
+        self._find([request.args[0] for request in requests])
+        asked = [
+            Request((self._prompts[request.args[0]], *request.args[1:]), request.repeat)
+            for request in requests
+        ]
+        super().answer(kind, asked, on_answer)
+
+    def _find(self, prompts: list[str]) -> None:
+        """Choose demonstrations for new prompts. An empty prompt (of a choice scored alone) gets none."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._prompts]
+        self._prompts |= {prompt: prompt for prompt in new if not prompt}
+        new = [prompt for prompt in new if prompt]
+        if not new:
+            return
+        near = neighbours(
+            self._references.embed(new, self._loaded),
+            self._references.embedding_RX,
+            k=self._settings.k,
+            epsilon=None,
+            most_similar=self._settings.most_similar,
+        )
+        self._of_references["reference_dropped"] += int(near.dropped_Q.sum())
+        self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
+        for prompt, found in zip(new, near.index_QK.tolist(), strict=True):
+            self._prompts[prompt] = self._with_demonstrations(prompt, [r for r in found if r >= 0])
+        self._write(new)
+
+    def _with_demonstrations(self, prompt: str, nearest: list[int]) -> str:
+        """The prompt after its demonstrations, the nearest last. The farthest are left out if not all of them fit."""
+        asked, references = self._asked[prompt], self._references
+        shown = [references.texts[r] + references.answers[r] for r in reversed(nearest)]
+        while shown and not self._fits(asked.delimiter.join([*shown, prompt]), asked.continuations):
+            del shown[0]
+            self._of_references["demonstrations_dropped"] += 1
+        return asked.delimiter.join([*shown, prompt])
+
+    def _fits(self, prompt: str, continuations: set[str]) -> bool:
+        lengths = [sum(map(len, self._encode_pair(prompt, one))) for one in continuations]
+        return max(lengths) <= self.max_length + 1  # the last token is not read
+
+    def _write(self, prompts: list[str]) -> None:
+        if self._folder is None:
+            return
+        lines = [json.dumps({"prompt": prompt, "asked": self._prompts[prompt]}) + "\n" for prompt in prompts]
+        with writing(self._folder / FILE), (self._folder / FILE).open("a", encoding="utf-8") as file:
+            file.write("".join(lines))

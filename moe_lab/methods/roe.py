@@ -1,0 +1,358 @@
+"""`method=roe`: Roster of Experts, the average of n routings of every token (arXiv 2509.17238).
+
+Routing sample 0 of a token is the base model; the other samples route with Gumbel noise (equation 1). With cache=clean,
+all samples attend to the clean history, and only the keys and values of sample 0 are cached (section 2.3). With
+cache=standard, each sample attends to its own cache. cache=none is the same, computed again for every token.
+
+Adaptive RoE (`method.adaptive`, `method.bands`): tokens take fewer samples where the clean sample is confident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import engine_options
+from moe_lab.methods.calibration import Calibration
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.profile import Profile, read_profile
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+_MEASURES = ("margin", "entropy")
+_EXAMPLE = "method.adaptive=margin 'method.bands=[[0.2,32],[0.6,8]]'"
+_CHOICES = {
+    "cache": ("clean", "standard", "none"),
+    "prefill": ("noisy", "clean"),
+    "weights": ("clean", "perturbed"),
+    "aggregate": ("probabilities", "logits"),
+    "noise": ("gumbel", "antithetic"),
+    "noise_scale": ("constant", "margin"),
+}
+_LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant", "logit_scale": 1.0}
+"""Keys that are part of a run's identity only at other values, so that results that are older than the key keep ids."""
+
+
+def check_bands(config: Any) -> None:
+    """Raise ConfigError for invalid `adaptive` and `bands` of RoE's `Config`."""
+    one_of("method.adaptive", config.adaptive, _MEASURES)
+    if (config.adaptive is None) != (config.bands is None):
+        given, missing = ("bands", "adaptive") if config.adaptive is None else ("adaptive", "bands")
+        raise ConfigError(
+            f"method.{given} needs method.{missing}: a measure and its bands, e.g.\n{_EXAMPLE}."
+        )
+    if config.bands is None:
+        return
+    if config.cache != "clean":
+        raise ConfigError(
+            f"method.adaptive={config.adaptive} needs method.cache=clean: with method.cache={config.cache} every "
+            "routing sample reads every token."
+        )
+    is_list = (
+        isinstance(config.bands, Sequence) and not isinstance(config.bands, str) and len(config.bands) > 0
+    )
+    if not is_list or not all(_is_band(band, config.n) for band in config.bands):
+        raise ConfigError(
+            f"method.bands={config.bands}: must be a list of [bound, samples], with bounds of at least 0 and from 1 to "
+            f"method.n={config.n} samples, e.g. {_EXAMPLE}."
+        )
+    rising = config.adaptive == "margin"
+    for (bound, _), (next_bound, _) in pairwise(config.bands):
+        if bound >= next_bound if rising else bound <= next_bound:
+            raise ConfigError(
+                f"method.bands={config.bands}: the band of least confidence comes first, so with method.adaptive="
+                f"{config.adaptive} bounds {'rise' if rising else 'fall'} from band to band."
+            )
+
+
+def _is_band(band: Any, n: int) -> bool:
+    if not isinstance(band, Sequence) or len(band) != 2:
+        return False
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in band):
+        return False
+    return 0 <= band[0] <= LARGEST and 1 <= band[1] <= n and float(band[1]).is_integer()
+
+
+def bands_of(config: Any) -> list[tuple[float, int]]:
+    """(bound, samples) of each band of RoE's `Config`."""
+    return [(float(bound), int(samples)) for bound, samples in config.bands]
+
+
+def adaptive_block(config: Any, counters: Mapping[str, int]) -> dict[str, Any]:
+    """`{"adaptive": ...}` for the block `roe` of results.json; empty where every token takes n samples.
+
+    Args:
+        counters: `EngineLM.cost`.
+    """
+    if config.adaptive is None:
+        return {}
+    bands = bands_of(config)
+    samples = [*(each for _, each in bands), 1]
+    tokens = [counters.get(f"band_{band}", 0) for band in range(len(samples))]
+    used = sum(count * each for count, each in zip(tokens, samples, strict=True))
+    full = sum(tokens) * config.n
+    return {
+        "adaptive": {
+            "measure": config.adaptive,
+            "bands": [list(band) for band in bands],
+            "tokens": tokens,
+            "rows_used": used,
+            "rows_full": full,
+            "share_of_rows": used / full if full else None,
+        }
+    }
+
+
+def adaptive_footnotes(block: Mapping[str, Any]) -> list[str]:
+    """The line below a table for the block `roe` of a run."""
+    adaptive = block.get("adaptive")
+    if not adaptive or adaptive["share_of_rows"] is None:
+        return []
+    share, bands = adaptive["share_of_rows"], adaptive["bands"]
+    return [
+        f"adaptive, {adaptive['measure']} {bands}: {share:.1%} of the rows of n={block['n']} were computed, "
+        f"{adaptive['rows_used']:,} of {adaptive['rows_full']:,}."
+    ]
+
+
+class RoE(Method):
+    """An ensemble of n routings of each token."""
+
+    random = True
+    tells_choices = True
+    tunings = ("tpe", "uniform", "scale")
+
+    @dataclass(kw_only=True)
+    class Config:
+        """Keys of `conf/method/roe.yaml`."""
+
+        name: str = "roe"
+        n: int = 32
+        temperature: float | list[float] | str = 0.1
+        """A number for all MoE layers that are not skipped, a list with an entry for each MoE layer, or a profile."""
+        skip_layers: int | None = None
+        """L: MoE layers without noise at each end; null: 1 for a number, 0 for a list or a profile."""
+        cache: str = "clean"
+        """The history that samples attend to: the clean one, or their own (none: computed again for every token)."""
+        prefill: str = "noisy"
+        """Whether samples with their own histories read the prompt with noise."""
+        weights: str = "clean"
+        aggregate: str = "probabilities"
+        include_clean: bool = True
+        adaptive: str | None = None
+        """The measure of the clean sample that decides how many samples a token takes: "margin" or "entropy"; None: all
+        tokens take n."""
+        bands: list[list[int | float]] | None = None
+        """With `adaptive`: [bound, samples] of each band, the least confident first."""
+        logit_scale: float | None = None
+        """The factor of the log of the averaged distribution; None: the profile's, else 1."""
+        noise: str = "gumbel"
+        """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
+        noise_scale: str = "constant"
+        """With margin, temperatures are multiplied by the router's own margin (`choice_margin`)."""
+
+        def __post_init__(self) -> None:
+            for key, choices in _CHOICES.items():
+                one_of(f"method.{key}", getattr(self, key), choices)
+            if self.prefill != "noisy" and self.cache == "clean":
+                raise ConfigError(
+                    f"method.prefill={self.prefill} has no effect with method.cache=clean, where no history has "
+                    "noise.\nLeave it out, or set method.cache=standard."
+                )
+            at_least("method.n", self.n, 1)
+            at_least("method.skip_layers", self.skip_layers, 0)
+            above_zero("method.logit_scale", self.logit_scale)
+            if self.adaptive is not None and self.logit_scale not in (None, 1):
+                raise ConfigError(
+                    f"method.logit_scale={self.logit_scale}: tokens with only the clean sample (method.adaptive) "
+                    "would not be scaled. Leave one of them out."
+                )
+            if self.n == 1 and not self.include_clean:
+                raise ConfigError(
+                    "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
+                )
+            if (self.adaptive, self.bands) != (None, None):
+                check_bands(self)
+            if not isinstance(self.temperature, str):
+                _check_temperatures(self.temperature)
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        path = config.temperature
+        self.profile: Profile | None = read_profile(path) if isinstance(path, str) else None
+
+    @property
+    def logit_scale(self) -> float:
+        """The given logit scale, else the profile's."""
+        if self.config.logit_scale is not None:
+            return float(self.config.logit_scale)
+        return self.profile.logit_scale if self.profile else 1.0
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        return frozenset(self.profile.documents if self.profile else ())
+
+    def check(self, facts: ModelFacts) -> None:
+        self.temperatures(facts.moe_layers)
+        if self.config.weights == "perturbed":
+            _check_noise_on_logits(facts)
+
+    def temperatures(self, moe_layers: int) -> list[float]:
+        """One temperature per MoE layer. Raises ConfigError if the list or L does not fit the model."""
+        given, skip = self.config.temperature, self._skip_layers
+        if self.profile is not None:
+            given = self.profile.temperature
+            _check_temperatures(given)
+        if isinstance(given, list):
+            if len(given) != moe_layers:
+                raise ConfigError(
+                    f"method.temperature has {len(given)} entries, and the model has {moe_layers} MoE layers. Give one "
+                    "entry for each, 0 for layers without noise."
+                )
+            if skip and any(given[:skip] + given[-skip:]):
+                raise ConfigError(
+                    f"method.skip_layers={skip} contradicts method.temperature, which is not 0 in the first and last "
+                    f"{skip}. With a list, leave skip_layers out."
+                )
+            return [float(value) for value in given]
+        if 2 * skip >= moe_layers:
+            raise ConfigError(
+                f"method.skip_layers={skip} skips {2 * skip} MoE layers (both ends), and the model has {moe_layers}: "
+                "none would be left. Choose a smaller number."
+            )
+        return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
+
+    @property
+    def _skip_layers(self) -> int:
+        if self.config.skip_layers is not None:
+            return self.config.skip_layers
+        return 0 if isinstance(self.config.temperature, list | str) else 1
+
+    def first_noisy(self, moe_layers: int) -> int:
+        """The first MoE layer with noise, or else the first that is not skipped. Samples share all layers before it."""
+        temperatures = self.temperatures(moe_layers)
+        return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
+
+    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
+        """The base model at its best logit scale, which a study of perplexity finds: the control for RoE's gain."""
+        if self.profile is None or self.profile.calibrated_scale is None or self.config.n == 1:
+            return {}
+        path = self.config.temperature
+        return {
+            "calibration": (
+                Calibration.Config(logit_scale=path),
+                ["method=calibration", f"method.logit_scale={path}"],
+            )
+        }
+
+    def with_profile(self, path: str) -> Config:
+        """The configuration with the temperatures of the profile at `path`."""
+        return replace(self.config, temperature=path, skip_layers=None)
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """`temperature` and `skip_layers` resolved to one temperature per layer."""
+        resolved: dict[str, Any] = {
+            "temperatures": self.temperatures(facts.moe_layers),
+            "first_noisy": self.first_noisy(facts.moe_layers),
+            "study": self.profile.study if self.profile else None,
+        }
+        if self.logit_scale != 1:
+            resolved["logit_scale"] = self.logit_scale
+        if self.config.bands is not None:
+            resolved["bands"] = bands_of(self.config)
+        replaced = ("temperature", "skip_layers", "logit_scale")
+        return {
+            key: value
+            for key, value in super().identity(facts).items()
+            if key not in replaced and not (key in _LATER and value == _LATER[key])
+        } | resolved
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.engine.lm import EngineLM
+
+        config = context.config
+        temperatures = self.temperatures(model.facts.moe_layers)
+        ensemble = self.ensemble(temperatures, self.first_noisy(model.facts.moe_layers), config.seed)
+        yield EngineLM(
+            model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config)
+        )
+
+    def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
+        """The ensemble at these temperatures (one per MoE layer)."""
+        from moe_lab.engine.forward.ensemble import Adaptive, Ensemble
+        from moe_lab.routing import GumbelTopK
+
+        settings = self.config
+        routing = GumbelTopK(
+            temperatures,
+            seed,
+            settings.weights == "perturbed",
+            antithetic=settings.noise == "antithetic",
+            margin_scaled=settings.noise_scale == "margin",
+        )
+        return Ensemble(
+            n=settings.n,
+            routing=routing if settings.n > 1 else None,
+            first_noisy=first_noisy,
+            aggregate=settings.aggregate,
+            include_clean=settings.include_clean,
+            cache=settings.cache,
+            prefill=settings.prefill,
+            adaptive=Adaptive(settings.adaptive, bands_of(settings)) if settings.adaptive else None,
+            logit_scale=self.logit_scale,
+        )
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        decisions = counters.get("noisy_decisions", 0)
+        tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
+        return tuned | {
+            "roe": {
+                "n": self.config.n,
+                "temperatures": self.temperatures(facts.moe_layers),
+                "cache": self.config.cache,
+                "prefill": self.config.prefill,
+                "weights": self.config.weights,
+                "changed_fraction": counters.get("changed_decisions", 0) / decisions if decisions else None,
+            }
+            | adaptive_block(self.config, counters)
+            | ({} if self.logit_scale == 1 else {"logit_scale": self.logit_scale})
+        }
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        changed = "changed: noisy routing decisions whose experts are not the clean ones."
+        return [changed, *adaptive_footnotes(block["roe"])]
+
+
+def _check_noise_on_logits(facts: ModelFacts) -> None:
+    """Raise ConfigError for a family that does not add the noise to the logits, from which weights are computed."""
+    family = facts.routers
+    if family and not family.chooses_by_logits:
+        raise ConfigError(
+            f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}, which gets the noise; "
+            "their weights are computed from logits without noise.\nLeave it out (method.weights=clean)."
+        )
+
+
+def _check_temperatures(given: Any) -> None:
+    """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
+    for value in given if isinstance(given, list) else [given]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            raise ConfigError(
+                f"method.temperature={given}: must be a number of at least 0 and at most {LARGEST:g}, a list of such "
+                "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a "
+                "temperature profile."
+            )

@@ -1,1 +1,0 @@
-"""`method=roe`: ensembles over Gumbel-top-k routings."""

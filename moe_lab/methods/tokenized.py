@@ -1,0 +1,199 @@
+"""Conversations as token ids, with the loss only on the tokens of the answers.
+
+A conversation that is longer than the limit keeps its first tokens. A conversation is left out, and counted, if no
+answer token is left, if the assistant speaks first, or if the chat template hides where its answers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods.data_files import Conversation, Data
+from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+if TYPE_CHECKING:
+    from moe_lab.config.schema import Config
+    from moe_lab.methods.finetune_freeze.config import Recipe
+    from moe_lab.models.facts import ModelFacts
+
+NO_LOSS = -100
+"""Label of tokens without a loss, as in transformers."""
+EMPTY = -1
+"""Number of a row without labels."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A conversation as token ids and labels of the same length."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """An encoded data set, with the number of truncated and left-out conversations."""
+
+    rows: list[Row]
+    truncated: int
+    """Rows longer than the limit. Their first tokens are kept."""
+    left_out: int
+    """Conversations without an answer, and those whose answers begin after the limit or are not found."""
+
+
+class Rows(Dataset[dict[str, list[int]]]):
+    """Rows for the Trainer. Number `EMPTY` is a row of two tokens without labels."""
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        if index == EMPTY:
+            return {"input_ids": self.rows[0].ids[:2], "labels": [NO_LOSS] * 2}
+        return {"input_ids": self.rows[index].ids, "labels": self.rows[index].labels}
+
+
+def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: int) -> Encoded:
+    """All conversations, cut to `length` tokens.
+
+    Raises TaskError if none is left or the chat template refuses one, ConfigError if it hides the answers of all.
+    """
+    begun = [each for each in conversations if each and each[0]["role"] != "assistant"]
+    whole = encode(tokenizer, begun)
+    if begun and not whole:
+        raise ConfigError(
+            "The tokenizer's chat template formats earlier turns differently from the last one, so the answers cannot "
+            "be located. Use a tokenizer with another one: model.tokenizer="
+        )
+    cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
+    kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
+    if not kept:
+        raise TaskError(f"No conversation has an answer within method.length={length} tokens.")
+    return Encoded(
+        rows=[cut[number] for number in kept],
+        truncated=sum(len(whole[number].ids) > length for number in kept),
+        left_out=len(conversations) - len(kept),
+    )
+
+
+def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
+    """Whole conversations. The assistant's messages, with their end tokens, have labels.
+
+    Conversations are left out if the template formats earlier turns differently from the last one, for example without
+    their reasoning: then a prefix of the conversation is not a prefix of its text.
+    """
+    rendered = [_answers(tokenizer, conversation) for conversation in conversations]
+    found = [(text, spans) for text, spans in rendered if spans is not None]
+    if not found:
+        return []
+    encoded = tokenizer(
+        [text for text, _ in found], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    rows = []
+    for (_, spans), ids, offsets in zip(found, encoded.input_ids, encoded.offset_mapping, strict=True):
+        starts, ends = np.array(offsets).reshape(-1, 2).T
+        learned = np.zeros(len(ids), dtype=bool)
+        for first, last in spans:
+            learned |= (starts < last) & (first < ends)
+        rows.append(Row(ids, np.where(learned, ids, NO_LOSS).tolist()))
+    return rows
+
+
+def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]] | None]:
+    """The conversation as text, and the [start, end) of each answer in it; None if they cannot be located."""
+    text, spans = _render(tokenizer, conversation, False), []
+    for number, message in enumerate(conversation):
+        if message["role"] == "assistant":
+            before = _render(tokenizer, conversation[:number], True)
+            through = _render(tokenizer, conversation[: number + 1], False).rstrip()
+            if not (text.startswith(before) and text.startswith(through)):
+                return text, None
+            spans.append((len(before), len(through)))
+    return text, spans
+
+
+def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
+    from moe_lab.models.tokenizer import rendered
+
+    options = {"tokenize": False, "add_generation_prompt": prompt}
+    try:
+        return rendered(tokenizer, lambda: tokenizer.apply_chat_template(conversation, **options))
+    except ConfigError as error:
+        begin = str(conversation)[:60]
+        raise TaskError(f"{error}\nThe conversation begins: {begin}") from error
+
+
+class Pad:
+    """Pads the rows of a batch after their last token; the mask hides the padding.
+
+    Rows without labels (`EMPTY`) are left out, except for one if there are no others. So the batch is the same for any
+    number of processes, and no row is completely masked, for which attention would return NaN.
+    """
+
+    def __init__(self, pad_token: int):
+        self.pad_token = pad_token
+
+    def __call__(self, batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        rows = [row for row in batch if any(label != NO_LOSS for label in row["labels"])] or batch[:1]
+        width = max(len(row["input_ids"]) for row in rows)
+        added = [width - len(row["input_ids"]) for row in rows]
+        ids = [row["input_ids"] + [self.pad_token] * more for row, more in zip(rows, added, strict=True)]
+        labels = [row["labels"] + [NO_LOSS] * more for row, more in zip(rows, added, strict=True)]
+        mask = [[1] * (width - more) + [0] * more for more in added]
+        return {
+            "input_ids": torch.tensor(ids),
+            "labels": torch.tensor(labels),
+            "attention_mask": torch.tensor(mask),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A data set as token ids, and the tokenizer that is saved with the model."""
+
+    data: Data
+    train: Encoded
+    validation: Encoded | None
+    """The optional validation set."""
+    tokenizer: Any
+    plain_template: bool
+    """Whether the tokenizer had no chat template and got the plain one."""
+
+
+_last: dict[Any, tuple[Encoded, Encoded | None]] = {}
+"""The data set that was encoded last, by all that it depends on: the runs of a grid often share it."""
+
+
+def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
+    """Encode the training and the validation conversations.
+
+    Raises TaskError if nothing is left of one of them or the chat template refuses a conversation, ConfigError if a
+    phase has no step.
+    """
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    plain = with_template(tokenizer)
+    train, held_out = _encoded(tokenizer, data, min(recipe.length, facts.max_length))
+    recipe.ends(len(train.rows))
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)
+
+
+def _encoded(tokenizer: Any, data: Data, length: int) -> tuple[Encoded, Encoded | None]:
+    """The training set and the optional validation set."""
+    vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
+    key = (vocabulary, special, tokenizer.chat_template, data.digest, length)
+    if key not in _last:
+        train = encode_all(tokenizer, data.train, length)
+        held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
+        _last.clear()
+        _last[key] = train, held_out
+    return _last[key]

@@ -1,0 +1,261 @@
+"""Checks of a loaded model: its weights, a short pass, its routers, its generation settings and its vocabulary.
+
+- transformers would initialize missing parameters at random, and leave out those that config.json does not count.
+  Experts that are stored one by one are fused at loading. transformers then reports a problem with one expert for the
+  fused tensor, or not at all; the names in the files identify the expert.
+- Overflow can hide. A norm divides by the root of the mean square, and the square of 2e19 is infinite in float32: the
+  norm then returns zeros, every next token is equally probable, and the perplexity is that of chance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from moe_lab.errors import ModelError, MoeLabError, RoutingError
+from moe_lab.models.files import first_line, known_weights, read_header
+from moe_lab.models.transformers_internals import generation_config, logits_processors
+from moe_lab.routing import Router, Routing, find_routers, routed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+EXPERT = re.compile(r"(.*\bexperts\.)(\d+)(\..*)")
+NO_TEXT = re.compile("vision|visual|image|audio|multi_modal_projector")
+Shapes = dict[str, tuple[int, ...]]
+
+
+def check_complete(report: dict[str, Any], folder: Path, source: str, config: PreTrainedConfig) -> None:
+    """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
+    missing = {str(key) for key in report["missing_keys"]}
+    misshapen = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
+    if missing or misshapen:
+        check_experts(folder, source)
+    _refuse(source, missing, misshapen)
+    if surplus := sorted(without_place(report, config)):
+        raise ModelError(
+            f"The checkpoint {source} has {len(surplus)} weights that its model has no place for, "
+            f"e.g. {surplus[0]!r}.\n"
+            "Its config.json belongs to another checkpoint (fewer layers, say): fetch or save both again."
+        )
+
+
+def without_place(report: dict[str, Any], config: PreTrainedConfig) -> set[str]:
+    """Unexpected weights but those that transformers ignores, and the parts of a larger model that read no text."""
+    names = {str(key) for key in report["unexpected_keys"]}
+    if config.get_text_config() is config:
+        return names
+    return {name for name in names if not NO_TEXT.search(name)}
+
+
+def check_experts(folder: Path, source: str) -> None:
+    """Raise ModelError if the files lack an expert, or if an expert has another shape than most."""
+    _refuse(source, *odd_experts(_shapes(folder)))
+
+
+def odd_experts(shapes: Shapes) -> tuple[set[str], set[str]]:
+    """Missing names, and names whose shape differs from the same parameter of most experts in the layer."""
+    groups: dict[tuple[str, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for name, shape in shapes.items():
+        if match := EXPERT.fullmatch(name):
+            groups[match[1], match[3]][int(match[2])] = shape
+    numbers = {number for group in groups.values() for number in group}
+    missing, misshapen = set(), set()
+    for (before, after), group in groups.items():
+        missing |= {f"{before}{number}{after}" for number in numbers - group.keys()}
+        usual, _ = Counter(group.values()).most_common(1)[0]
+        misshapen |= {f"{before}{number}{after}" for number, shape in group.items() if shape != usual}
+    return missing, misshapen
+
+
+def _shapes(folder: Path) -> Shapes:
+    """The shapes of all tensors in the safetensors files that transformers loads."""
+    files = [folder / name for name in known_weights(folder) if name.endswith(".safetensors")]
+    return {name: tuple(tensor["shape"]) for file in files for name, tensor in read_header(file).items()}
+
+
+def _refuse(source: str, missing: Iterable[str], misshapen: Iterable[str]) -> None:
+    for names, what in ((sorted(missing), "lacks"), (sorted(misshapen), "has in another shape")):
+        if names:
+            raise ModelError(
+                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]}.\n"
+                "It is damaged or belongs to another configuration: fetch or save it again."
+            )
+
+
+TOKENS = 4
+LARGEST = 1e18
+"""No weight and no input of a norm is larger: the mean of its squares would overflow in float32 and bfloat16."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_weights(model: nn.Module, source: str) -> None:
+    """Raise ModelError, naming a parameter, for weights that are no numbers or larger than LARGEST."""
+    if name := out_of_range(model):
+        raise ModelError(
+            f"{source} has weights that are NaN, infinite or larger than {LARGEST:g}, in {name}.\n"
+            "It is damaged, or comes from a training that diverged: use another checkpoint."
+        )
+
+
+def out_of_range(model: nn.Module) -> str | None:
+    """The first parameter with a number that is NaN, infinite or larger than LARGEST.
+
+    Stored buffers are checked for NaN and infinity. Parameters that are on disk (`meta`) or quantized are not checked.
+    """
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            read = tensor.device.type != "meta" and tensor.dtype in FLOATS and tensor.numel() > 0
+            if read and not _in_range(tensor):
+                return name
+        # buffers such as a router's selection bias; a mask may hold the lowest number
+        stored = model.state_dict(keep_vars=True)
+        for name, buffer in model.named_buffers():
+            read = name in stored and buffer.device.type != "meta" and buffer.dtype in FLOATS
+            if read and not buffer.isfinite().all():
+                return name
+    return None
+
+
+def check_pass(model: Any, device: torch.device, source: str) -> None:
+    """Raise ModelError if a pass of a few tokens overflows: in the input of a norm, or in the logits."""
+    ids = torch.arange(min(TOKENS, model.config.get_text_config().vocab_size), device=device)[None]
+    try:
+        with torch.no_grad(), _watched_norms(model, source):
+            logits = model(ids, use_cache=False).logits
+    except (MoeLabError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # inconsistent sizes in a configuration lead to any exception
+        raise ModelError(
+            f"{source} cannot read a text as it was loaded: {first_line(error)}.\n"
+            "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
+        ) from error
+    if not logits.isfinite().all():
+        raise ModelError(
+            f"{source} gives logits that are no numbers, as it was loaded. Try another dtype, or another checkpoint."
+        )
+
+
+@contextmanager
+def _watched_norms(model: nn.Module, source: str) -> Iterator[None]:
+    """Inside the context, a norm whose input is too large raises ModelError."""
+
+    def check(name: str, args: tuple) -> None:
+        if args and isinstance(args[0], Tensor) and not _in_range(args[0]):
+            raise ModelError(
+                f"{source} overflows as it was loaded: what {name} reads is NaN, infinite or larger than {LARGEST:g}.\n"
+                "Its weights are damaged, or dtype= is too narrow for them: try dtype=float32, or another checkpoint."
+            )
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if type(module).__name__.endswith("Norm"):
+                hook = module.register_forward_pre_hook(lambda _, args, name=name: check(name, args))
+                stack.callback(hook.remove)
+        yield
+
+
+def _in_range(tensor: Tensor) -> bool:
+    smallest, largest = torch.aminmax(tensor)
+    return bool((-LARGEST <= smallest) & (largest <= LARGEST))  # false of NaN
+
+
+ON_DISK = (
+    "cannot be routed with layers on disk: parameters of its routers are read when they are not in memory. It needs "
+    "memory for all of its weights."
+)
+
+
+def prove_seam(model: Any, device: torch.device, source: str) -> None:
+    """Check in one forward pass that every router is called and applies its rule.
+
+    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if parameters of a router
+    are on disk when they are read.
+    """
+    ids = torch.arange(TOKENS, device=device)[None]
+    try:
+        with torch.no_grad(), _refuse_offloaded(model, source), routed(model, _check_rule):
+            model(ids, use_cache=False)
+    except RoutingError as error:
+        raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        raise ModelError(f"{source} {ON_DISK}") from error
+
+
+def _check_rule(router: Router, routing: Routing) -> None:
+    weights_TK = router.weights(routing.logits_TE, routing.index_TK)
+    if not torch.allclose(weights_TK.float(), routing.weights_TK.float(), rtol=1e-2, atol=1e-4):
+        raise RoutingError(
+            f"The router {router.name} gives its experts other weights than routers of {router.family.name} do."
+        )
+
+
+@contextmanager
+def _refuse_offloaded(model: nn.Module, source: str) -> Iterator[None]:
+    """Raise ModelError for a router that reads offloaded parameters itself.
+
+    Such parameters come to memory when their own module is called. Before that they are meta tensors, with which torch
+    may multiply without an error, giving arbitrary numbers.
+    """
+    handles = [handle for router in find_routers(model) for handle in _watch_parts(router.module, source)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_parts(router: nn.Module, source: str) -> list[RemovableHandle]:
+    parts = [part for part in router.children() if _offloaded(part)]
+    called: set[nn.Module] = set()
+
+    def after_router(module: nn.Module, args: tuple, out: object) -> None:
+        if not called.issuperset(parts):
+            raise ModelError(f"{source} {ON_DISK}")
+
+    def after_part(part: nn.Module, args: tuple, out: object) -> None:
+        called.add(part)
+
+    handles = [part.register_forward_hook(after_part) for part in parts]
+    return [*handles, router.register_forward_hook(after_router)]
+
+
+def _offloaded(module: nn.Module) -> bool:
+    return any(parameter.device.type == "meta" for parameter in module.parameters(recurse=False))
+
+
+def check_generation(model: Any, source: str) -> None:
+    """Raise ModelError if the model's own generation settings cannot choose a token."""
+    try:
+        config, _ = generation_config(model)
+        processors = logits_processors(model, config)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
+    except Exception as error:
+        raise ModelError(
+            f"The generation settings of {source} (generation_config.json) cannot be used: {first_line(error)}.\n"
+            "Correct that file, or delete it."
+        ) from error
+
+
+def check_vocabulary(tokenizer: Any, model: Any, source: str) -> None:
+    """Raise ModelError for a tokenizer with ids that the model has no embedding for; added tokens may be unused."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    added = tokenizer.get_added_vocab()
+    most = max((index for token, index in tokenizer.get_vocab().items() if token not in added), default=0)
+    if most >= rows:
+        raise ModelError(
+            f"The tokenizer of {source} has ids up to {most:,}, and the model has embeddings of {rows:,} tokens: they "
+            "do not belong together. model.tokenizer names another folder or hub id."
+        )

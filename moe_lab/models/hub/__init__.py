@@ -1,1 +1,0 @@
-"""The Hugging Face hub: the files of a repository, resumable downloads, and errors."""

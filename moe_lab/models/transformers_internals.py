@@ -1,0 +1,96 @@
+"""Everything private in transformers that this package reads, calls or sets, in one place.
+
+A new version of transformers may rename any of it. `tests/models/test_transformers_internals.py` tries each and names
+what broke. Known to work with transformers from `FIRST` on and before `BEFORE`.
+
+Subclasses of transformers' models also set the class attributes that its own models set (`models/designs`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+FIRST, BEFORE = "5.23", "6"
+SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"
+"""transformers' environment variable that disables reading ahead."""
+
+
+def generation_config(model: Any, given: Any = None, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """(the model's generation settings with `given` and `options`, merged as `generate` does; unknown options)."""
+    return model._prepare_generation_config(given, **options)
+
+
+def logits_processors(model: Any, config: Any) -> Any:
+    """The LogitsProcessorList that `generate` builds for these settings. Sets their special tokens as tensors."""
+    model._prepare_special_tokens(config, device=model.device)
+    return model._get_logits_processor(config, input_ids_seq_length=1, device=str(model.device))
+
+
+def pad_token(config: Any) -> int | None:
+    """The padding token of generation settings that `generate` has prepared."""
+    return None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
+def attention_of(config: Any) -> str | None:
+    """The name of the attention function of a configuration: sdpa, eager, or a registered one."""
+    return config._attn_implementation
+
+
+@contextmanager
+def replaced_attention(model: Any, usual: str, name: str) -> Iterator[None]:
+    """Inside the context the layers of this model whose attention is `usual` call the registered function `name`.
+
+    `set_attn_implementation` would read each model file's source to find out whether it may.
+    """
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    changed = [config for config in configs.values() if attention_of(config) == usual]
+    for config in changed:
+        config._attn_implementation_internal = name
+    try:
+        yield
+    finally:
+        for config in changed:
+            config._attn_implementation_internal = usual
+
+
+def keeps_states(model: Any) -> bool:
+    """Whether a model says that its cache keeps recurrent states, which cannot be rolled back."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def can_set_experts(config: Any) -> bool:
+    """Whether models of this configuration have several experts implementations."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM._model_mapping[type(config)]._can_set_experts_implementation()
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Inside the context, `from_pretrained` reads tensors one after the other and maps no files.
+
+    transformers maps safetensors files and reads ahead in threads. On a CPU that keeps up to two copies in memory:
+    pages of the files, and the tensors made from them (fused experts have to be copied). Here memory holds the model
+    and the parts of one fused parameter.
+    """
+    from transformers import modeling_utils
+
+    before, mapped = os.environ.get(SEQUENTIAL), modeling_utils.safe_open
+    os.environ[SEQUENTIAL] = "1"
+    modeling_utils.safe_open = _open_unmapped
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = mapped
+        os.environ.pop(SEQUENTIAL)
+        if before is not None:
+            os.environ[SEQUENTIAL] = before
+
+
+def _open_unmapped(file: str, **options: Any) -> Any:
+    from safetensors import safe_open
+
+    return safe_open(file, **(options | {"backend": "pread"}))

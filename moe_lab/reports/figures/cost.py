@@ -1,0 +1,184 @@
+"""Figures of cost: overhead by n, and the equivalent model size (RoE, Figures 4 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.figures.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    count_axis,
+    legend_below,
+    log_axis,
+    panels,
+    write_figure,
+)
+from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.results.model import Cost
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# Memory, power and time of RoE against the number of rows (RoE, Figure 4)
+
+QUANTITIES = {
+    "seconds_per_token": "time per generated token",
+    "memory_bytes": "peak memory",
+    "watts": "power",
+}
+"""Quantities that are shown relative to n=1, with their labels. Throughput is the inverse of the first."""
+CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "no cache"}
+
+
+def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """One panel per quantity, relative to n=1; one line per cache and temperature."""
+    rows = overhead_rows(table.cells)
+    return write_figure(lambda: _overhead_draw(rows, title), rows, folder, stem)
+
+
+def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
+    """One row per cell that generated text: its costs, absolute and relative to n=1.
+
+    `memory_bytes`: the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the
+    process. `watts` is energy over time; None without a meter. Relative values are None where there is no n=1.
+    """
+    rows = [_row(cell) for cell in cells if cell.results and cell.results[0].cost.tokens_out]
+    single = next((row for row in rows if row["n"] == 1), None)
+    for row in rows:
+        for name in (*QUANTITIES, "tokens_per_second"):
+            one = None if single is None else single[name]
+            row[f"relative_{name}"] = row[name] / one if row[name] is not None and one else None
+    return sorted(rows, key=lambda row: (row["temperature"] != "0", row["cache"], row["n"]))
+
+
+def _row(cell: TableCell) -> dict[str, Any]:
+    result = cell.results[0]
+    cost, roe = result.cost, result.report
+    assert cost.seconds and cost.tokens_out
+    energy = cost.energy_joules
+    return {
+        "model": result.model,
+        "task": ",".join(result.requested),
+        "documents": result.num_documents,
+        "device": cost.device,
+        "cache": roe["cache"],
+        "temperature": "tuned" if any(roe["temperatures"]) else "0",
+        "n": roe["n"],
+        "tokens_out": cost.tokens_out,
+        "seconds_per_token": cost.seconds / cost.tokens_out,
+        "tokens_per_second": cost.tokens_out / cost.seconds,
+        "memory_bytes": memory_of(cost),
+        "energy_joules": energy,
+        "watts": None if energy is None else energy / cost.seconds,
+        "run_id": result.run_id,
+    }
+
+
+def memory_of(cost: Cost) -> int | None:
+    """Bytes: a CUDA device's peak; elsewhere weights and working memory, without Python and its libraries."""
+    if str(cost.device).startswith("cuda"):
+        return cost.peak_memory_bytes
+    weights, working = cost.weight_bytes, cost.peak_working_bytes
+    return None if weights is None or working is None else weights + working
+
+
+def _overhead_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    figure, axes = panels(len(QUANTITIES), height=2.5)
+    first = rows[0]
+    figure.suptitle(
+        f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} documents, "
+        "batch 1, one run per point"
+    )
+    for axis, (name, label) in zip(axes, QUANTITIES.items(), strict=True):
+        _draw_quantity(axis, rows, name, label)
+    legend_below(figure, axes, columns=3)
+    return figure
+
+
+def _draw_quantity(axis: Axes, rows: Sequence[dict[str, Any]], name: str, label: str) -> None:
+    key = f"relative_{name}"
+    single = next((row for row in rows if row["n"] == 1), None)
+    axis.set_title(label)
+    if all(row[key] is None for row in rows):
+        why = "not measured:\nno power meter on this device" if name == "watts" else "not measured"
+        axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=GREY)
+        axis.set(xticks=[], yticks=[])
+        return
+    caches = list(CACHE_LABELS)
+    for cache, temperature in dict.fromkeys((row["cache"], row["temperature"]) for row in rows):
+        line = [row for row in rows if (row["cache"], row["temperature"]) == (cache, temperature)]
+        line = [row for row in [single, *line] if row is not None and row[key] is not None]
+        index = caches.index(cache)
+        axis.plot(
+            [row["n"] for row in line], [row[key] for row in line], marker=MARKERS[index],
+            ls="-" if temperature == "0" else "--", color=COLOURS[index], mfc=None if temperature == "0" else "white",
+            label=f"{CACHE_LABELS[cache]}, temperature {temperature}",
+        )  # fmt: skip
+    counts = sorted({row["n"] for row in rows})
+    count_axis(axis, counts, "n (rows per token)")
+    if max(row[key] for row in rows if row[key] is not None) > 8:
+        log_axis(axis)
+    axis.set_ylabel("relative to n=1")
+
+
+# Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
+
+
+def write_equivalent(rows: Sequence[dict[str, Any]], folder: Path, stem: str, title: str) -> list[Path]:
+    """Three panels against n: equivalent size, latency, memory. `rows` has one row per n, as
+    `moe_lab/runs/experiments/figures.py: equivalent_rows` measures them."""
+    return write_figure(lambda: _equivalent_draw(rows, title), rows, folder, stem)
+
+
+def _equivalent_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    figure, axes = panels(3, height=2.5)
+    first = rows[0]
+    figure.suptitle(
+        f"{title}\n{first['model']} on {first['device']}; {first['task']}, {first['documents']} test documents; "
+        f"{first['new_tokens']} new tokens, batch 1"
+    )
+    depths = sorted({row["equivalent_layers"] for row in rows})
+    shown = f"{depths[0]}" if len(depths) == 1 else f"{depths[0]} to {depths[-1]}"
+    plain = f"plain model of equivalent size ({shown} layers instead of {first['layers']}, random weights)"
+    _draw_size(axes[0], rows)
+    _draw_cost(axes[1], rows, "milliseconds_per_token", "time per generated token", plain)
+    _draw_cost(axes[2], rows, "mebibytes", "memory", plain)
+    legend_below(figure, axes, columns=3)
+    return figure
+
+
+def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    counts = [row["n"] for row in rows]
+    sizes = [row["size_ratio"] for row in rows]
+    bounds = None
+    if all(row["size_ratio_low"] is not None for row in rows):
+        bounds = [
+            [size - row["size_ratio_low"] for size, row in zip(sizes, rows, strict=True)],
+            [row["size_ratio_high"] - size for size, row in zip(sizes, rows, strict=True)],
+        ]
+    axis.errorbar(counts, sizes, yerr=bounds, fmt="o-", color=BLUE, capsize=2, elinewidth=0.9, label="RoE")
+    axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
+    if all(row["calibrated_size_ratio"] is not None for row in rows):
+        calibrated = [row["calibrated_size_ratio"] for row in rows]
+        axis.plot(counts, calibrated, ":", color=GREEN, label="calibration (one logit scale, free)")
+    axis.set(title="equivalent size (95% interval)", ylabel="equivalent size / own size")
+    count_axis(axis, counts, "n (rows per token)")
+
+
+def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, plain: str) -> None:
+    """Draw RoE and the larger model relative to the base model, measured in turns with them."""
+    counts = [row["n"] for row in rows]
+    for kind, line, colour, label in (("roe", "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
+        values = [row[f"{kind}_{name}"] / row[f"base_{name}"] for row in rows]
+        axis.plot(counts, values, line, color=colour, label=label)
+    axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
+    axis.set(title=title, ylabel="relative to base")
+    count_axis(axis, counts, "n (rows per token)")

@@ -1,0 +1,317 @@
+"""Figures of scores along an axis: epochs, FLOPs, a setting, and freezing schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.metrics.correlations import blocks_of, labels
+from moe_lab.metrics.training_metrics import values_of
+from moe_lab.reports.figures.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    RED,
+    legend_below,
+    panel_per,
+    panels,
+    quantity,
+    widen_x,
+    write_figure,
+)
+from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
+from moe_lab.reports.papers.experiment import MEASURE
+from moe_lab.reports.papers.metrics import unit_of
+from moe_lab.results.stored_files import read_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+# The expert metrics over a training, each scaled from its least to its largest value (MoE-Bench, Figure 6)
+
+
+def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
+    rows = training_rows(lines)
+    title = "Expert metrics while the model is trained"
+    return write_figure(lambda: _draw({"": rows}, title), rows, folder, "expert_metrics")
+
+
+def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """One panel for each training of the cells that has measurements."""
+    trainings = {_name(cell): training_rows(lines) for cell in table.cells if (lines := _measurements(cell))}
+    rows = [{"training": name, **row} for name, own in trainings.items() for row in own]
+    return write_figure(lambda: _draw(trainings, title), rows, folder, stem)
+
+
+def _name(cell: TableCell) -> str:
+    """The name of a training: the cell's coordinates but for the metric."""
+    return ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
+
+
+def _measurements(cell: TableCell) -> list[dict[str, Any]]:
+    """The lines of expert_metrics.jsonl of the model that a cell's run evaluates."""
+    report = cell.results[0].report if cell.results else {}
+    if "training" not in report or cell.folder is None:
+        return []
+    path = cell.folder.parent.parent / "models" / report["model"] / "expert_metrics.jsonl"
+    return read_lines(path) or []
+
+
+def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per measurement: step, epoch, the metrics and their intervals."""
+    return [
+        {"step": line["step"], "epoch": line["epoch"], **values_of(line), **_bounds(line)} for line in lines
+    ]
+
+
+def _bounds(line: dict[str, Any]) -> dict[str, float | None]:
+    """Each metric's 95% interval."""
+    bounds = {name: block.get("ci95") or [None, None] for name, block in blocks_of(line).items()}
+    return {
+        f"{name}_{side}": limits[number]
+        for name, limits in bounds.items()
+        for number, side in enumerate(("low", "high"))
+    }
+
+
+def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str) -> Figure:
+    figure, axes = panels(len(trainings), height=2.6)
+    figure.suptitle(title)
+    for axis, (name, rows) in zip(axes, trainings.items(), strict=True):
+        _draw_training(axis, rows)
+        axis.set_title(name)
+    legend_below(figure, axes, columns=2)
+    return figure
+
+
+def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    epochs = [row["epoch"] for row in rows]
+    for (name, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
+        values = [row[name] for row in rows]
+        if None in values:
+            continue
+        low, high = min(values), max(values)
+        heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
+        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
+        axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set(xlabel="epoch", ylabel="normalized value")
+
+
+# Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)
+
+FLOPS_COLUMNS = [
+    "model",
+    "task",
+    "metric",
+    "core_experts",
+    "experts",
+    "flops",
+    "plain_flops",
+    "value",
+    "low",
+    "high",
+    "base",
+    "documents",
+]
+
+
+def write_flops(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """One panel per model and task."""
+    rows = flops_rows(table)
+    panels = rows.groupby(["model", "task"], sort=False)
+    return write_figure(
+        lambda: panel_per(list(panels), title, _draw_task, height=2.5), rows.to_dict("records"), folder, stem
+    )
+
+
+def flops_rows(table: CellTable) -> DataFrame:
+    """COLUMNS of every cell of C3PO whose operations were counted, by core experts.
+
+    `flops` counts reading, optimizing and answering of a question, `plain_flops` reading and answering alone; `base`
+    is the score of the base model on the same questions.
+    """
+    counted = [cell for cell in table.cells if cell.results and _flops(cell) is not None]
+    frame = table.frame(counted)
+    results = [cell.results[0] for cell in frame["cell"]]
+    frame["experts"] = [result.model_facts["experts"] for result in results]
+    cores = [result.report["core_experts"] for result in results]
+    frame["core_experts"] = [
+        all_ if core is None else min(core, all_) for core, all_ in zip(cores, frame["experts"], strict=True)
+    ]
+    frame["flops"] = [result.report["flops_per_sample"] for result in results]
+    frame["plain_flops"] = [result.report["flops_plain_per_sample"] for result in results]
+    return frame[FLOPS_COLUMNS].sort_values(["model", "task", "core_experts"])
+
+
+def _flops(cell: TableCell) -> float | None:
+    flops: float | None = cell.results[0].report.get("flops_per_sample")
+    return flops
+
+
+def _draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
+    (model, task), rows = panel
+    costs = rows["flops"] / 1e9
+    axis.plot(costs, rows["value"], "o-", color=BLUE, label="C3PO, with its core experts")
+    if rows["low"].notna().all():
+        limits = rows["low"].astype(float), rows["high"].astype(float)
+        axis.fill_between(costs, *limits, color=BLUE, alpha=0.15, lw=0, label="95% interval")
+    for cost, value, core in zip(costs, rows["value"], rows["core_experts"], strict=True):
+        axis.annotate(
+            str(core), (cost, value), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5
+        )
+    first = rows.iloc[0]
+    if first["base"] is not None:
+        axis.axhline(first["base"], color=GREY, ls=":", lw=1.2, label="base model")
+    axis.margins(x=0.08)
+    axis.set(
+        title=f"{model}, {task}\n({first['documents']} documents)",
+        xlabel=f"GFLOPs per question\n(base: {first['plain_flops'] / 1e9:.3g})",
+        ylabel=first["metric"].partition(",")[0],
+    )
+
+
+# A metric against a number of the method, one panel per metric, one line per model (MoE-Bench, Figure 8)
+
+ROUTER_LR = "method.router_lr"
+
+
+LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "documents", "published", "marks"]
+
+
+def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """Points with 95% intervals over documents, joined per line; the axis across is the experiment's first row key."""
+    rows = line_rows(table)
+    draw = partial(_lines_draw_panel, across=table.experiment.rows[0])
+    measures = rows.groupby("measure", sort=False)
+    return write_figure(lambda: panel_per(list(measures), title, draw), rows.to_dict("records"), folder, stem)
+
+
+def line_rows(table: CellTable) -> DataFrame:
+    """COLUMNS of every measured cell, by `x`: its place on the axis across."""
+    experiment = table.experiment
+    across = experiment.rows[0]
+    named = [key for key in experiment.keys if key not in (across, MEASURE, experiment.average)]
+    frame = table.frame(shown_cells(experiment, table.cells))
+    frame[MEASURE] = frame["metric"]
+    frame[MEASURE] = coordinates(frame, MEASURE)
+    frame["line"] = [", ".join(cell.coordinates[key] for key in named) for cell in frame["cell"]]
+    frame["x"] = [_number(cell, across) for cell in frame["cell"]]
+    return frame[LINES_COLUMNS].sort_values("x", kind="stable")
+
+
+def _number(cell: TableCell, key: str) -> float:
+    """The cell's place on the axis; without a router_lr it is the learning rate of all parameters."""
+    place = cell.coordinates[key]
+    if place == "-" and key == ROUTER_LR:
+        part = cell.parts[0] if cell.parts else cell
+        return float(part.config.method.learning_rate)
+    return float(place)
+
+
+def _lines_draw_panel(axis: Axes, panel: tuple[str, DataFrame], across: str) -> None:
+    measure, rows = panel
+    for (line, own), colour, marker in zip(rows.groupby("line", sort=False), COLOURS, MARKERS, strict=False):
+        axis.plot(own["x"], own["value"], f"{marker}-", color=colour, label=line)
+        for row in own.itertuples():
+            if row.low is not None:
+                axis.plot([row.x] * 2, [row.low, row.high], "-", color=colour, lw=0.9)
+            if row.published is not None:
+                axis.plot(row.x, row.published, "D", mfc="none", mec=RED, ms=5, label="published")
+    axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"]))
+    if across == ROUTER_LR:
+        axis.set_xscale("log")
+
+
+# Scores by freezing schedule, one panel per column of the table (MoE-Bench, Figures 4, 5, 7 and 9)
+#
+# As in the paper, a schedule's colour shows what its first half freezes, a dashed line is the mean of the schedules,
+# and the paper's sweet point (N→R: nothing, then the routers) has a larger point.
+
+SCHEDULE = "method.schedule"
+FIRST_HALF = {
+    "N": ("nothing frozen first", BLUE),
+    "E": ("experts frozen first", ORANGE),
+    "R": ("routers frozen first", GREEN),
+}
+SWEET_POINT = "N→R"
+
+
+SCHEDULES_COLUMNS = [
+    "panel",
+    "schedule",
+    "metric",
+    "value",
+    "stderr",
+    "low",
+    "high",
+    "documents",
+    "published",
+    "marks",
+]
+
+
+def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """Points with 95% intervals over documents."""
+    rows = schedule_rows(table)
+    labels = list(rows["schedule"].unique())
+    options = {"height": 0.9 + 0.16 * len(labels), "sharey": True}
+    draw = partial(_schedules_draw_panel, labels=labels)
+    panels = rows.groupby("panel", sort=False)
+    return write_figure(
+        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
+    )
+
+
+def schedule_rows(table: CellTable) -> DataFrame:
+    """COLUMNS of every measured cell."""
+    experiment, cells = table.experiment, table.cells
+    listed = [key for key in experiment.rows if key not in (SCHEDULE, ROUTER_LR, "method")]
+    several = [key for key in listed if len({cell.coordinates[key] for cell in cells}) > 1]
+    axes = [*several, *experiment.columns]
+    frame = table.frame(shown_cells(experiment, cells))
+    frame["panel"] = [", ".join(cell.coordinates[key] for key in axes) for cell in frame["cell"]]
+    frame["schedule"] = [schedule_label(cell.coordinates) for cell in frame["cell"]]
+    return frame[SCHEDULES_COLUMNS]
+
+
+def schedule_label(coordinates: dict[str, str]) -> str:
+    """The paper's name of a schedule: N→R for none-router, E→E for experts; then a learning rate of the routers."""
+    name = coordinates.get(SCHEDULE, "-")
+    if name == "-":
+        return "base"
+    halves = [half[0].upper() for half in name.split("-")]
+    rate = coordinates.get(ROUTER_LR, "-")
+    label = "→".join(halves if len(halves) == 2 else halves * 2)
+    return label if rate == "-" else f"{label}, router {float(rate):g}"
+
+
+def _schedules_draw_panel(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str]) -> None:
+    name, rows = panel
+    for row in rows.itertuples():
+        height = labels.index(row.schedule)
+        first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
+        if row.low is not None:
+            axis.plot([row.low, row.high], [height, height], "-", color=colour, lw=1.1)
+        size = 7 if row.schedule == SWEET_POINT else 4
+        axis.plot(row.value, height, "o", color=colour, label=first, ms=size)
+        if row.published is not None:
+            axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
+    tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
+    if tuned:
+        axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
+    axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
+    widen_x(axis)

@@ -1,0 +1,238 @@
+"""Figures of C3PO's pathways: one sample, and the activation of experts (C3PO, Figures 1, 7 and 8)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.figures.style import BLUE, COLOURS, PAGE_WIDTH, RED, write_figure
+from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+
+# How often each expert is selected in the re-mixed layers, before and after optimizing (C3PO, Figure 7)
+#
+# P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
+
+STATES = ("before", "after")
+COLOUR_MAP = "cividis"
+
+
+def write_activation(
+    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Activation of experts"
+) -> list[Path]:
+    """Two panels per run, before above after."""
+    rows = [row for run in runs for row in activation_rows(run)]
+    return write_figure(lambda: _activation_draw(runs, title), rows, folder, stem)
+
+
+def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
+    """float64 [L, E]: the share of tokens that select each expert; the shares of a layer add up to K."""
+    import numpy as np
+
+    probabilities_PLE = run.probabilities(state)
+    taken_PLE = np.zeros_like(probabilities_PLE)
+    np.put_along_axis(taken_PLE, chosen_PLK(probabilities_PLE, run.top_k), 1.0, axis=-1)
+    return taken_PLE.mean(axis=0)
+
+
+def entropy_bits(frequency: np.ndarray) -> float:
+    """Mean over layers of the entropy of frequencies [L, E]: log2(E) for equal ones, lower for concentrated ones."""
+    import numpy as np
+
+    share = frequency / frequency.sum(axis=-1, keepdims=True)
+    return float(-(share * np.log2(np.where(share > 0, share, 1.0))).sum(axis=-1).mean())
+
+
+def activation_rows(run: StoredTraces) -> list[dict[str, Any]]:
+    """One row per layer and expert, with the layer's number and both frequencies."""
+    before, after = (frequency_LE(run, state) for state in STATES)
+    return [
+        {
+            **run.key,
+            "layer": layer,
+            "expert": expert,
+            "before": float(before[row, expert]),
+            "after": float(after[row, expert]),
+        }
+        for row, layer in enumerate(run.layers)
+        for expert in range(before.shape[-1])
+    ]
+
+
+def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    heights = [0.16 * len(run.layers) + 0.55 for run in runs for _ in STATES]
+    figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.6), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).ravel()
+    top = max(frequency_LE(run, state).max() for run in runs for state in STATES)
+    for axis, (run, state) in zip(axes, ((run, state) for run in runs for state in STATES), strict=True):
+        image = _draw_state(axis, run, state, top)
+    figure.colorbar(image, ax=list(axes), label="share of questions", fraction=0.03, aspect=10 * len(runs))
+    return figure
+
+
+def _draw_state(axis: Axes, run: StoredTraces, state: str, top: float) -> AxesImage:
+    values = frequency_LE(run, state)
+    axis.grid(False)
+    image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto")
+    axis.set(
+        title=f"{run.label}, {state} optimization: mean entropy {entropy_bits(values):.3f} bits",
+        xlabel="expert" if state == STATES[-1] else "",
+        ylabel="MoE layer",
+        xticks=range(0, values.shape[-1], 1 if values.shape[-1] <= 24 else 4),
+        yticks=range(len(run.layers)),
+        yticklabels=run.layers,
+    )
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    return image
+
+
+# One question's routing weights before and after, next to those of its neighbours (C3PO, Figure 8)
+
+SHOWN_NEIGHBOURS = 3
+SHOWN_LINES = 5
+"""Lines of each text."""
+LINE_LENGTH = 112
+BEFORE, AFTER = "question, before", "question, after"
+
+
+def write_sample(
+    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "One question's pathway"
+) -> list[Path]:
+    """The last re-mixed layer of one question of the first run."""
+    if not runs:
+        return []
+    run = runs[0]
+    index, corrected = chosen_question(run)
+    rows = sample_rows(run, index)
+    what = (
+        "the first that was wrong and became right" if corrected else "none became right: this is the first"
+    )
+    heading = f"{title}\n{run.label}: {what}"
+    return write_figure(lambda: _sample_draw(run, index, rows, heading), rows, folder, stem)
+
+
+def chosen_question(run: StoredTraces) -> tuple[int, bool]:
+    """(number, True) of the first question that was wrong and became right; (0, False) without one."""
+    for index, states in enumerate(run.right):
+        if states[-1] and not states[0]:
+            return index, True
+    return 0, False
+
+
+def sample_rows(run: StoredTraces, index: int) -> list[dict[str, Any]]:
+    """One row per weight vector and expert, of the last re-routed token in the last re-mixed layer."""
+    trace = run.traces[index]
+    neighbours = trace["neighbours"][:SHOWN_NEIGHBOURS]
+    vectors: list[tuple[str, Any, dict[str, Any]]] = [
+        (BEFORE, trace["before"], {}),
+        (AFTER, trace["after"], {}),
+    ]
+    vectors += [(f"neighbour {i}", near["pathway"], near) for i, near in enumerate(neighbours, start=1)]
+    rows = []
+    for who, pathway, near in vectors:
+        weights = pathway[-1][-1]
+        order = sorted(range(len(weights)), key=lambda expert: -weights[expert])
+        taken = set(order[: run.top_k])
+        for expert, weight in enumerate(weights):
+            rows.append(
+                {
+                    **run.key,
+                    "layer": run.layers[-1],
+                    "of": who,
+                    "expert": expert,
+                    "weight": weight,
+                    "taken": expert in taken,
+                    "distance": near.get("distance"),
+                    "kernel_share": near.get("weight"),
+                    "text": near.get("text"),
+                }
+            )
+    return rows
+
+
+def _sample_draw(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    text = _texts(run, index, rows)
+    below = 0.125 * (text.count("\n") + 1) + 0.1
+    figure = Figure(figsize=(PAGE_WIDTH, 2.9 + below), layout="constrained")
+    figure.suptitle(title)
+    axis, under = figure.subplots(2, 1, height_ratios=[2.4, below])
+    _draw_weights(axis, rows, run.top_k)
+    under.axis("off")
+    under.text(
+        0,
+        1,
+        text,
+        va="top",
+        ha="left",
+        fontsize=7,
+        family="monospace",
+        transform=under.transAxes,
+        parse_math=False,
+    )
+    return figure
+
+
+def _draw_weights(axis: Axes, rows: Sequence[dict[str, Any]], top_k: int) -> None:
+    names = list(dict.fromkeys(row["of"] for row in rows))
+    for number, name in enumerate(names):
+        line = [row for row in rows if row["of"] == name]
+        own = name in (BEFORE, AFTER)
+        colour = {BEFORE: RED, AFTER: BLUE}.get(name) or (COLOURS[1], COLOURS[2], COLOURS[4])[number - 2]
+        axis.plot(
+            [row["expert"] for row in line], [row["weight"] for row in line], "-" if own else "--",
+            color=colour, lw=1.5 if own else 0.9, label=name, zorder=3 if own else 2,
+        )  # fmt: skip
+        taken = [row for row in line if row["taken"]]
+        places, heights = [row["expert"] for row in taken], [row["weight"] for row in taken]
+        axis.plot(places, heights, "o" if own else ".", color=colour, ls="none", zorder=4)
+    experts = rows[-1]["expert"] + 1
+    axis.set(
+        title=f"MoE layer {rows[0]['layer']}; dots: the {top_k} experts taken",
+        xlabel="expert",
+        ylabel="routing weight",
+        yscale="log",
+        xticks=range(0, experts, 1 if experts <= 24 else 4),
+        xlim=(-0.5, experts - 0.5),
+    )
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _texts(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]]) -> str:
+    """The question, its answers before and after, and its neighbours."""
+    trace = run.traces[index]
+    first, last = (
+        trace["continuations"][max(range(len(state)), key=state.__getitem__)].strip()
+        for state in (trace["scores"][0], trace["scores"][-1])
+    )
+    parts = [
+        f"question: {run.prompts[index]}",
+        f"answered {first!r} before and {last!r} after; right is {run.golds[index]!r}",
+    ]
+    neighbours = {row["of"]: row for row in rows if row["distance"] is not None}
+    for name, row in neighbours.items():
+        parts.append(
+            f"{name} (distance {row['distance']:.2f}, share {row['kernel_share']:.2f}): {row['text']}"
+        )
+    return "\n".join(map(_wrapped, parts))
+
+
+def _wrapped(text: str) -> str:
+    """The text in at most SHOWN_LINES lines; the middle is left out."""
+    lines = textwrap.wrap(text.replace("\n", " / "), LINE_LENGTH, subsequent_indent="  ")
+    if len(lines) > SHOWN_LINES:
+        lines = [*lines[: SHOWN_LINES - 2], "  ...", lines[-1]]
+    return "\n".join(lines)

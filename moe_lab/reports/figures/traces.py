@@ -1,0 +1,300 @@
+"""Figures of C3PO's traces: as stored, the loss by step, and the share of experts retained (C3PO, Figures 5 and 6)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.errors import ResultsError
+from moe_lab.reports.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    legend_below,
+    panel_per,
+    panels,
+    write_figure,
+)
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import read_samples
+from moe_lab.results.statistics import bootstrap_interval, interval
+from moe_lab.results.stored_files import read_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# The traces of a stored C3PO run (`method.trace=true`), joined with its documents, for Figures 5 to 8
+#
+# N = questions, P = re-routed tokens of all of them, L = re-mixed layers, E = experts, K = experts of a token,
+# S = states: the unchanged pathway, then that after every step.
+
+FILE = "traces.jsonl"
+
+
+@dataclass(frozen=True)
+class StoredTraces:
+    """The questions of a run in the order of their documents, each with its trace."""
+
+    result: RunResult
+    traces: list[dict[str, Any]]
+    """One per question. Where every choice has a prompt of its own, the trace of the right one."""
+    prompts: list[str]
+    """The prompts of the same questions."""
+    golds: list[str]
+    """The right answers."""
+    right: list[list[bool]]
+    """[N][S]: whether the right answer had the highest log-likelihood in each state."""
+
+    @property
+    def top_k(self) -> int:
+        return int(self.result.model_facts["top_k"])
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the re-mixed MoE layers."""
+        return list(self.traces[0]["layers"])
+
+    @property
+    def all_experts(self) -> bool:
+        """Whether every expert's weight was optimized."""
+        core: int | None = self.result.method_config["core_experts"]
+        return core is None or core >= self.result.model_facts["experts"]
+
+    @property
+    def key(self) -> dict[str, str]:
+        """The columns that name the run in a CSV."""
+        return {"model": self.result.model, "task": ",".join(self.result.requested)}
+
+    @property
+    def label(self) -> str:
+        return f"{self.key['model']}, {self.key['task']} ({len(self.traces)} questions)"
+
+    @cached_property
+    def question_P(self) -> np.ndarray:
+        """int [P]: the question of each token."""
+        import numpy as np
+
+        return np.repeat(np.arange(len(self.traces)), [len(trace["before"]) for trace in self.traces])
+
+    def probabilities(self, state: str) -> np.ndarray:
+        """float64 [P, L, E]: `state` is "before" or "after"."""
+        import numpy as np
+
+        return np.array([token for trace in self.traces for token in trace[state]])
+
+
+def traces_of(cells: Sequence[TableCell]) -> list[StoredTraces]:
+    """The traces of the cells' runs, where they have some."""
+    runs = (read_traces(cell.results[0]) for cell in cells if cell.results)
+    return [run for run in runs if run is not None]
+
+
+def read_traces(result: RunResult) -> StoredTraces | None:
+    """The traces of a run; None without traces.
+
+    Raises ResultsError where a document has no trace.
+    """
+    path = result.stored_in / FILE
+    traces = read_lines(path, "The run's command with rerun=true makes it again.")
+    if traces is None:
+        return None
+    by_prompt = {trace.get("prompt"): trace for trace in traces}  # of repeated lines the last one holds
+    samples = read_samples(result)
+    run = StoredTraces(result, [], [], [], [])
+    for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one["doc_id"])):
+        choices = [(argument["arg_0"], argument["arg_1"]) for argument in sample["arguments"].values()]
+        gold = _gold(sample["target"], choices)
+        try:
+            traces = [
+                by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
+                for prompt, _ in choices
+            ]
+            scores = [
+                [state[trace["continuations"].index(text)] for state in trace["scores"]]
+                for trace, (_, text) in zip(traces, choices, strict=True)
+            ]
+        except (KeyError, ValueError) as error:
+            raise ResultsError(
+                f"{path} has no trace of document {sample['doc_id']}. The run's command with rerun=true makes all."
+            ) from error
+        run.traces.append(traces[gold])
+        run.prompts.append(choices[gold][0])
+        run.golds.append(choices[gold][1].strip())
+        run.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
+    return run
+
+
+def _gold(target: str, choices: list[tuple[str, str]]) -> int:
+    """The index of the right answer. lm-eval logs either the index or the answer's text."""
+    if target.isdigit() and int(target) < len(choices):
+        return int(target)
+    return [text.strip() for _, text in choices].index(target.strip())
+
+
+def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
+    """int [P, L, K]: the selected experts of each token."""
+    return (-probabilities_PLE).argsort(axis=-1, kind="stable")[..., :top_k]
+
+
+# Accuracy after every optimization step, and answers that became right or wrong (C3PO, Figure 6)
+
+
+def write_steps(
+    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Optimization steps"
+) -> list[Path]:
+    """Three panels per run: accuracy, changed answers, and the loss on the neighbours."""
+    rows = [row for run in runs for row in step_rows(run)]
+    return write_figure(lambda: _steps_draw(runs, title), rows, folder, stem)
+
+
+def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
+    """One row per step; step 0 is the unchanged pathway.
+
+    `became_wrong` is a share of the questions that were right at first, `became_right` of those that were wrong; None
+    without such questions. `loss` is the mean over the questions that have neighbours.
+    """
+    first = [states[0] for states in run.right]
+    rows = []
+    for step in range(len(run.right[0])):
+        now = [states[step] for states in run.right]
+        low, high = interval([int(each) for each in now]) or (None, None)
+        losses = [trace["losses"][step] for trace in run.traces if trace["losses"][step] is not None]
+        rows.append(
+            {
+                **run.key,
+                "step": step,
+                "accuracy": sum(now) / len(now),
+                "low": low,
+                "high": high,
+                "became_wrong": _share([not each for each, before in zip(now, first, strict=True) if before]),
+                "became_right": _share([each for each, before in zip(now, first, strict=True) if not before]),
+                "right_at_first": sum(first),
+                "questions": len(now),
+                "loss": sum(losses) / len(losses) if losses else None,
+            }
+        )
+    return rows
+
+
+def _share(flags: list[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = panels(3 * len(runs), height=2.4)
+    figure.suptitle(title)
+    for index, run in enumerate(runs):
+        rows = step_rows(run)
+        for axis, draw in zip(axes[3 * index :], (_accuracy, _flips, _loss), strict=False):
+            draw(axis, rows)
+            axis.set_xlabel("step")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[3 * index].set_title(run.label.replace(" (", "\n("))
+    legend_below(figure, axes)
+    return figure
+
+
+def _accuracy(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    steps = [row["step"] for row in rows]
+    axis.plot(steps, [row["accuracy"] for row in rows], "o-", color=BLUE, label="accuracy, 95% interval")
+    if rows[0]["low"] is not None:
+        lows, highs = [row["low"] for row in rows], [row["high"] for row in rows]
+        axis.fill_between(steps, lows, highs, color=BLUE, alpha=0.15, lw=0)
+    axis.axhline(rows[0]["accuracy"], color=GREY, ls=":", lw=1.2, label="unchanged pathway")
+    axis.set_ylabel("accuracy")
+
+
+def _flips(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    right, count = rows[0]["right_at_first"], rows[0]["questions"]
+    for name, colour, marker, label in (
+        ("became_right", GREEN, "^", "wrong at first, right now"),
+        ("became_wrong", RED, "v", "right at first, wrong now"),
+    ):
+        if rows[0][name] is not None:
+            shares = [row[name] for row in rows]
+            axis.plot([row["step"] for row in rows], shares, f"{marker}-", color=colour, label=label)
+    axis.set(
+        title=f"changed answers\n(of {count - right} wrong, {right} right at first)",
+        ylabel="share",
+        ylim=(0, None),
+    )
+
+
+def _loss(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    measured = [row for row in rows if row["loss"] is not None]
+    axis.plot(
+        [row["step"] for row in measured], [row["loss"] for row in measured], "s-", color=ORANGE, label="loss"
+    )
+    axis.set(title="loss on the neighbours", ylabel="mean loss")
+
+
+# The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
+# Figure 5)
+#
+# P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
+
+
+def write_retained(
+    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Core experts"
+) -> list[Path]:
+    """One panel per run; runs that optimized some of the experts only are left out."""
+    whole = [run for run in runs if run.all_experts]
+    rows = [row for run in whole for row in retained_rows(run)]
+    return write_figure(lambda: panel_per(whole, title, _retained_draw), rows, folder, stem)
+
+
+def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
+    """One row per n from 1 to E: the mean share over questions, tokens and layers, with a bootstrap interval."""
+    import numpy as np
+
+    before_PLE = run.probabilities("before")
+    rank_PLE = (-before_PLE).argsort(axis=-1, kind="stable").argsort(axis=-1)
+    rank_PLK = np.take_along_axis(rank_PLE, chosen_PLK(run.probabilities("after"), run.top_k), axis=-1)
+    count_N = np.bincount(run.question_P)
+    rows = []
+    for n in range(1, before_PLE.shape[-1] + 1):
+        share_P = (rank_PLK < n).mean(axis=(1, 2))
+        share_N = np.bincount(run.question_P, weights=share_P) / count_N
+        low, high = bootstrap_interval(share_N) if len(share_N) > 1 else (None, None)
+        rows.append(
+            {
+                **run.key,
+                "n": n,
+                "share": float(share_N.mean()),
+                "low": low,
+                "high": high,
+                "questions": len(share_N),
+            }
+        )
+    return rows
+
+
+def _retained_draw(axis: Axes, run: StoredTraces) -> None:
+    rows = retained_rows(run)
+    counts = [row["n"] for row in rows]
+    axis.plot(counts, [row["share"] for row in rows], "o-", ms=3, color=BLUE, label="mean")
+    if all(row["low"] is not None for row in rows):
+        axis.fill_between(
+            counts, [row["low"] for row in rows], [row["high"] for row in rows], color=BLUE, alpha=0.15, lw=0,
+            label="95% interval",
+        )  # fmt: skip
+    axis.axvline(run.top_k, color=GREY, ls=":", lw=1.2, label=f"the {run.top_k} experts of a token")
+    axis.set(
+        title=run.label,
+        xlabel="n: first experts by the router",
+        ylabel="share among the first n",
+        xticks=[count for count in counts if count % (2 if counts[-1] <= 24 else 8) == 0],
+        ylim=(0, 1.03),
+    )

@@ -1,0 +1,238 @@
+"""Figures of training: designs, curves, and the loss of one training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.figures.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    LEAST_SPAN,
+    MARKERS,
+    ORANGE,
+    RED,
+    panel_per,
+    panels,
+    quantity,
+    write_figure,
+)
+from moe_lab.reports.papers.cells import CellTable, TableCell, averages
+from moe_lab.reports.papers.experiment import MEASURE, Experiment
+from moe_lab.reports.papers.metrics import LOSS
+from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
+from moe_lab.results.model import RunResult
+from moe_lab.results.stored_files import read_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
+
+
+# Pre-trained designs next to each other, one panel per measure (MoE-Bench, Figure 2)
+#
+# Accuracies are bars, other measures points; a dashed line is the dense model of equal active parameters. The
+# interval at a loss is that of its paired difference to the lowest one.
+
+DESIGN = "method.label"
+DENSE = "dense"
+COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std", "documents", "seeds", "published",
+           "marks"]  # fmt: skip
+
+
+def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """Bars and points with their 95% intervals, by granularity and by what else the designs differ in."""
+    rows = design_rows(table)
+    own = rows[rows["design"] != DENSE]
+    names = (list(own["design"].unique()), list(own["series"].unique()))
+    chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
+    draw = partial(_draw_panel, names=names, chance=chance)
+    panels = rows.groupby("panel", sort=False)
+    options: dict[str, Any] = {"columns": 2 if len(panels) in (2, 4) else 3, "height": 2.6}
+    return write_figure(
+        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
+    )
+
+
+def design_rows(table: CellTable) -> DataFrame:
+    """COLUMNS of every design; of several tasks the averages alone."""
+    experiment, cells = table.experiment, table.cells
+    of_training = [cell for cell in cells if cell.of_training]
+    others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
+    frame = table.frame([*of_training, *others])
+    keys = _series_keys(experiment, cells)
+    frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
+    frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
+    frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
+    ranked = {id(one.cell): one for one in ranking(experiment, cells, table.family)}
+    for index, cell in enumerate(frame["cell"]):
+        if one := ranked.get(id(cell)):
+            frame.loc[index, ["low", "high"]] = _beside_the_lowest(one)
+    return frame[COLUMNS]
+
+
+def _beside_the_lowest(one: Ranked) -> list[float | None]:
+    if one.interval is None or one.difference is None or one.loss.value is None:
+        return [None, None]
+    return [one.loss.value - one.difference + limit for limit in one.interval]
+
+
+def _series_keys(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
+    """The axes other than granularity in which the designs differ."""
+    moe = [cell for cell in cells if cell.coordinates[DESIGN] != DENSE]
+    keys = [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
+    return [key for key in keys if len({cell.coordinates[key] for cell in moe}) > 1]
+
+
+def _draw_panel(
+    axis: Axes, panel: tuple[str, DataFrame], names: tuple[list[str], list[str]], chance: float | None
+) -> None:
+    name, rows = panel
+    designs, series = names
+    rate = rows.iloc[0]["metric"].startswith("acc")
+    width = 0.8 / max(1, len(series))
+    for index, (one, colour, marker) in enumerate(zip(series, COLOURS, MARKERS, strict=False)):
+        own = rows[(rows["series"] == one) & (rows["design"] != DENSE)]
+        places = [designs.index(design) + (index - (len(series) - 1) / 2) * width for design in own["design"]]
+        if rate:
+            axis.bar(places, own["value"], width * 0.92, color=colour, label=one)
+        else:
+            axis.plot(places, own["value"], marker, color=colour, label=one)
+        for place, row in zip(places, own.itertuples(), strict=True):
+            if row.low is not None:
+                axis.plot([place] * 2, [row.low, row.high], "-", color="black" if rate else colour, lw=0.9)
+            if row.published is not None:
+                axis.plot(place, row.published, "D", mfc="none", mec=RED, ms=4, label="published")
+    for dense in rows[rows["design"] == DENSE].itertuples():
+        axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
+        if dense.low is not None:
+            axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
+    if rate and chance is not None:
+        axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
+    compared = "\n(intervals: difference to the lowest)" if rows.iloc[0]["metric"] == LOSS else ""
+    axis.set(title=name + compared, ylabel=quantity(rows.iloc[0]["metric"]), xlim=(-0.6, len(designs) - 0.4))
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(designs)), designs, **(slanted if len(designs) > 4 else {}))
+    axis.grid(axis="x", visible=False)
+
+
+# The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3)
+#
+# Above the loss, below its difference to the setting's first line: trainings of one seed read the same rows, so that
+# the difference shows which falls faster.
+
+FIRST_STEPS = 0.2
+"""The share of a training that the scale of the loss leaves out: there it falls too fast."""
+
+
+def write_training_curves(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+    """The mean over seeds, and the least and the largest where there are several."""
+    rows = curve_rows(table)
+    return write_figure(lambda: _draw(rows, title), rows, folder, stem)
+
+
+def curve_rows(table: CellTable) -> list[dict[str, Any]]:
+    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference."""
+    experiment = table.experiment
+    rows: list[dict[str, Any]] = []
+    first: dict[str, str] = {}
+    for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():  # one for all measures
+        panel, line = _panel(experiment, cell), ", ".join(cell.coordinates[key] for key in experiment.rows)
+        for result in cell.results:
+            place = {"panel": panel, "line": line, "seed": result.seed, "run_id": result.run_id}
+            own = [place | {key: each[key] for key in ("step", "loss")} for each in _log(cell, result)]
+            if own:
+                first.setdefault(panel, line)
+            rows += own
+    reference = {_at(row): row["loss"] for row in rows if row["line"] == first[row["panel"]]}
+    return [
+        row | {"difference": row["loss"] - reference[_at(row)] if _at(row) in reference else None}
+        for row in rows
+    ]
+
+
+def _at(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["panel"], row["seed"], row["step"]
+
+
+def _panel(experiment: Experiment, cell: TableCell) -> str:
+    """The setting: the coordinates across, numbers with the name of their key."""
+    across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
+    values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
+    return ", ".join(f"{key}: {value}" if value.isdigit() else value for key, value in values.items())
+
+
+def _log(cell: TableCell, result: RunResult) -> list[dict[str, Any]]:
+    """The lines of log.jsonl with a training loss, of the model that a run evaluates."""
+    if "training" not in result.report or cell.folder is None:
+        return []
+    lines = read_lines(cell.folder.parent.parent / "models" / result.report["model"] / "log.jsonl") or []
+    return [line for line in lines if "loss" in line]
+
+
+def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    from pandas import DataFrame
+
+    frame = DataFrame(rows)
+    late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
+    settings = list(frame.groupby("panel", sort=False))
+    figure, axes = panels(2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row")
+    figure.suptitle(title)
+    for above, below, (name, own) in zip(axes, axes[len(settings) :], settings, strict=False):
+        _draw_lines(above, own, "loss")
+        above.set(title=name, ylim=_limits(late["loss"]))
+        above.legend()
+        _draw_lines(below, own, "difference")
+        below.set(xlabel="optimizer step", ylim=_limits(late["difference"].astype(float)))
+    axes[0].set_ylabel("training loss, nats per token")
+    axes[len(settings)].set_ylabel("difference to the first line,\nnats per token")
+    return figure
+
+
+def _draw_lines(axis: Axes, rows: DataFrame, column: str) -> None:
+    for (line, own), colour in zip(rows.groupby("line", sort=False), COLOURS, strict=False):
+        drawn = own.dropna(subset=[column]).astype({column: float}).groupby("step")[column]
+        axis.plot(drawn.mean(), color=colour, label=line, marker="o", ms=2)
+        if own["seed"].nunique() > 1:
+            axis.fill_between(drawn.min().index, drawn.min(), drawn.max(), color=colour, alpha=0.2, lw=0)
+
+
+def _limits(values: Series) -> tuple[float, float]:
+    span = values.max() - values.min()
+    margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
+    return values.min() - margin, values.max() + margin
+
+
+# The loss curve of a training, of its log.jsonl: figures/loss.png and .csv
+
+
+def write_training_loss(folder: Path, held_out: str) -> None:
+    """Draw the loss by step into `<folder>/figures`, with that on held-out rows, which the log calls `held_out`."""
+    lines = read_lines(folder / "log.jsonl") or []
+    columns = ("step", "phase", "loss", "learning_rate", held_out)
+    rows = [{key: line.get(key) for key in columns} for line in lines]
+
+    def draw() -> Any:
+        figure, (axis,) = panels(1)
+        for key, color, label in (("loss", BLUE, "training"), (held_out, ORANGE, "validation")):
+            points = [(row["step"], row[key]) for row in rows if row[key] is not None]
+            if points:
+                axis.plot(
+                    *zip(*points, strict=True),
+                    color=color,
+                    label=label,
+                    marker="o" if key == held_out else "",
+                )
+        for before, after in pairwise(row for row in lines if row.get("phase") is not None):
+            if before["phase"] != after["phase"]:
+                axis.axvline(before["step"], color=GREY, ls="--", lw=1)
+        axis.set(xlabel="optimizer step", ylabel="loss per token")
+        axis.legend()
+        return figure
+
+    write_figure(draw, rows, folder / "figures", "loss")

@@ -1,0 +1,125 @@
+"""`metrics=counterfactual`, as it is shown: how much better routes of noise are than the router's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_lab.metrics.counterfactual import shown_bands, stored_counterfactual
+from moe_lab.reports.measures.view import Content, PageTable, View
+from moe_lab.reports.terminal.layout import (
+    StackedTable,
+    count,
+    interval,
+    names,
+    number,
+    numbers,
+    print_stacked,
+    stacked_table,
+)
+from moe_lab.reports.terminal.results import INTERVAL, settings
+from moe_lab.results.model import RunResult
+
+
+class CounterfactualView(View):
+    """Gains of routes in nats, by the router's confidence (docs/counterfactual.md)."""
+
+    def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
+        return stored_counterfactual(folder, run_id, commit)
+
+    def print(self, results: Sequence[RunResult]) -> None:
+        labels = settings([run.overrides for run in results], [run.seed for run in results])
+        rows = [
+            (run.model, label, ",".join(run.requested), *_cells(band))
+            for run, label in zip(results, labels, strict=True)
+            if (content := self.of(run)) is not None
+            for band in shown_bands(content)
+        ]
+        if rows:
+            print()
+            print_stacked(routes_table(rows), COUNTERFACTUAL_EXPLAINED)
+
+    def values(self, content: Content) -> dict[str, float]:
+        """`counterfactual/<which>/<confidence>` of each band: gains in nats, and the share of better routes."""
+        scores: dict[str, float] = {}
+        for band in shown_bands(content):
+            values = band["gain"] | {"chance": band["chance"], "better": band["better"]}
+            scores |= {
+                f"counterfactual/{name}/{band['confidence']}": one["value"]
+                for name, one in values.items()
+                if one["value"] is not None
+            }
+        return scores
+
+    def page_table(self, content: Content) -> PageTable:
+        return PageTable(
+            title="Counterfactual routes",
+            caption="Routes that noise proposes, by the probability of the router's most probable token. Log-probabilities of "
+            "the text's tokens in nats; the best route is chosen by the token itself, so its gain is an upper bound; by chance: "
+            "that gain, if the router chose no better than noise. better: share of changed routes that are better, 0.5 by "
+            "chance.",
+            columns=["confidence", "tokens", "router", "gain of RoE", "of a route, mean", "of the best", "by chance"]
+            + ["of the worst", "better"],
+            rows=[
+                [
+                    band["confidence"],
+                    count(band["tokens"]),
+                    number(band["log_prob"]["router"]),
+                    *(band["gain"][name] for name in ("roe", "mean", "best")),
+                    band["chance"],
+                    band["gain"]["worst"],
+                    band["better"],
+                ]
+                for band in shown_bands(content)
+            ],
+        )
+
+
+COUNTERFACTUAL_EXPLAINED = {
+    "confidence": "probability of the router's most probable token.",
+    "router": "mean log-probability of the text's tokens, in nats.",
+    "better": "share of changed routes that are better than the router's; 0.5 by chance.",
+    "a route": "its mean over the routes that noise proposes, minus the router's.",
+    "RoE": "the same of the mean over all routes.",
+    "best route": "the same of the best; it is chosen by the token: an upper bound.",
+    "by chance": "the same, if the router chose no better than noise: best minus a route.",
+    "worst": "the same of the worst route.",
+}
+"""What a column shows (docs/counterfactual.md)."""
+
+
+def routes_table(rows: Sequence[tuple[str, ...]]) -> StackedTable:
+    """A row per run and band: model, settings, task, and `_cells`."""
+    columns = [list(cells) for cells in zip(*rows, strict=True)]
+    models, settled, tasks, band, tokens, router, better, mean, roe, best, limits, chance, worst = columns
+    stacks = [
+        names({"model": models, "settings": settled}),
+        names({"task": tasks}),
+        [*names({"confidence": band}), *numbers({"tokens": tokens})],
+        numbers({"router": router, "better": better}),
+        numbers({"a route": mean, "RoE": roe}),
+        numbers({"best route": best, INTERVAL: limits}),
+        numbers({"by chance": chance, "worst": worst}),
+    ]
+    return stacked_table("Counterfactual routes", stacks)
+
+
+def _cells(band: dict[str, Any]) -> tuple[str, ...]:
+    gain = {name: number(one["value"], sign=True) for name, one in band["gain"].items()}
+    limits = interval(band["gain"]["best"]["ci95"], sign=True)
+    return (
+        band["confidence"],
+        count(band["tokens"]),
+        number(band["log_prob"]["router"]),
+        number(band["better"]["value"]),
+        gain["mean"],
+        gain["roe"],
+        gain["best"],
+        limits,
+        number(band["chance"]["value"], sign=True),
+        gain["worst"],
+    )
+
+
+VIEW = CounterfactualView()

@@ -1,0 +1,57 @@
+"""What a kind of `metrics=` says of its results."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moe_lab.results.model import RunResult
+
+Content = dict[str, Any]
+"""The JSON file of a run's metrics."""
+Table = tuple[list[str], list[list[Any]]]
+"""Columns, and rows."""
+Cell = str | Mapping[str, Any]
+"""A text, or a mapping with `value` and `ci95`."""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table in the section about a run's routing."""
+
+    title: str
+    caption: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    """The first cell of a row is its name."""
+
+
+class View(ABC):
+    """One kind of `metrics=`: where its results are stored, and how they are shown."""
+
+    def of(self, result: RunResult) -> Content | None:
+        """What is stored with a result; None without."""
+        return self.stored(result.stored_in, result.run_id, result.commit)
+
+    @abstractmethod
+    def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
+        """The content of the run's file if it is complete and of this run and hub commit, else None."""
+
+    @abstractmethod
+    def print(self, results: Sequence[RunResult]) -> None:
+        """Print one table of all results that have these metrics; nothing where none has."""
+
+    @abstractmethod
+    def values(self, content: Content) -> dict[str, float]:
+        """The values that are logged, by their names: `<kind>/<metric>/...`."""
+
+    def tables(self, content: Content) -> dict[str, Table]:
+        """The tables that are logged, by their names."""
+        return {}
+
+    @abstractmethod
+    def page_table(self, content: Content) -> PageTable:
+        """The table of a run's page."""

@@ -1,0 +1,226 @@
+"""The cells of a paper's table: their places, stored results and averages, also as a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
+from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, told_of, training_score, unit_of
+from moe_lab.results import model
+from moe_lab.results.model import BASE, RunResult
+from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
+from moe_lab.results.scores import Score, scores_of, without_neighbour
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+# One cell of a paper's table: its place, its stored results, and the paper's number for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCell:
+    """One cell of a table: its coordinates, and its stored results or the reason why there are none."""
+
+    coordinates: dict[str, str]
+    run_id: str | None
+    """Of its first seed."""
+    metric: str = "headline"
+    """`headline`, an lm-eval `metric,filter`, an expert metric (`expert_scores.py`) or a number of a training
+    (`training_scores.py`)."""
+    results: list[RunResult] = field(default_factory=list)
+    """One per seed that is stored."""
+    expert: list[dict[str, Any] | None] = field(default_factory=list)
+    """The expert_metrics.json of each of `results`, or None."""
+    summary: dict[str, Any] | None = None
+    """`moe_lab.runs.summaries.summary` of those, where there are several."""
+    studies: Sequence[Path] = ()
+    """The folders of the studies that tuned it: one, or one per seed."""
+    config: Any = None
+    """Its `moe_lab.config.schema.Config`."""
+    problem: str | None = None
+    folder: Path | None = None
+    """Of its first run."""
+    parts: Sequence[TableCell] = ()
+    """The cells whose mean it is; such a cell has no results of its own."""
+
+    def score(self, other: str = BASE) -> Score | None:
+        """The score of the cell's first task: of its run, the mean over its seeds, or the mean of its parts.
+
+        Args:
+            other: the run that it is compared with: the base model's, or a key of `compared` in results.json.
+        """
+        if self.parts:
+            return task_mean([part.score(other) for part in self.parts])
+        if self.of_training:
+            return training_score(self.results, self.metric)
+        if self.metric.startswith(EXPERT):
+            measured = zip(self.results, self.expert, strict=True)
+            name = "baseline" if other == BASE else other
+            scores = [
+                replace(expert_score(results, found, self.metric, name), other=other)
+                for results, found in measured
+                if found
+            ]
+        else:
+            metric = None if self.metric == "headline" else self.metric
+            scores = [own[0] for results in self.results if (own := scores_of(results, metric, other))]
+            scores = [
+                score for score in scores if metric in (None, score.metric)
+            ]  # else it is the task's first one
+        if len(scores) < 2:
+            return scores[0] if scores else None
+        return mean_score(scores, compared_summary((self.summary or {}).get("scores", {}), other))
+
+    def shows(self) -> str | None:
+        """The metric of the cell, with its unit, and whether lower is better; None without a score of its own."""
+        score = None if self.parts else self.score()
+        if score is None:
+            return None
+        if score.metric.startswith(EXPERT):
+            return unit_of(score.metric)
+        if self.of_training:
+            return told_of(score.metric)
+        lower = self.results[0].lower_is_better(score.task, score.metric)
+        return f"{score.metric}, lower is better" if lower else score.metric
+
+    def without_neighbour(self) -> tuple[int, int] | None:
+        """`scores.without_neighbour` of the first seed; the sums over the parts of an average."""
+        results = [result for each in self.parts or [self] for result in each.results[:1]]
+        known = [counts for result in results if (counts := without_neighbour(result)) is not None]
+        return (sum(none for none, _ in known), sum(all for _, all in known)) if known else None
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is a number of the training, which is the same for all tasks."""
+        return self.metric.startswith(TRAINING)
+
+    @property
+    def name(self) -> str:
+        """Its coordinates, for lists."""
+        return ", ".join(self.coordinates.values())
+
+
+def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
+    """The paper's number for a cell, where it gives one."""
+    for published in experiment.paper:
+        if all(cell.coordinates.get(key) == value for key, value in published.cell.items()):
+            return published
+    return None
+
+
+def compared_names(cells: Sequence[TableCell]) -> list[str]:
+    """The runs that any of the cells is compared with, other than the base model's."""
+    return model.compared_names(results for cell in cells for results in cell.results)
+
+
+# The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines
+
+NOTE = (
+    "The average counts every task alike and stands only where all of them are measured; its interval is that of "
+    "documents drawn anew from each task (Zou and Donner, 2008)."
+)
+
+
+def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
+    """One average for each line of cells that differ in `experiment.average` alone; none without that axis.
+
+    The average of an incomplete line has no score.
+    """
+    axis = experiment.average
+    if axis is None:
+        return []
+    scored = [cell for cell in cells if not cell.of_training]
+    values = list(dict.fromkeys(cell.coordinates[axis] for cell in scored))
+    if len(values) < 2:
+        return []  # it would repeat the one cell
+    lines: dict[tuple[str, ...], dict[str, TableCell]] = {}
+    for cell in scored:
+        place = tuple(cell.coordinates[key] for key in experiment.keys if key != axis)
+        lines.setdefault(place, {})[cell.coordinates[axis]] = cell
+    return [_average(line, axis, values) for line in lines.values()]
+
+
+def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
+    """The cells of a table and their averages; the averages alone where their axis is neither row nor column.
+
+    Numbers of trainings belong to no task and are shown with the averages.
+    """
+    means = averages(experiment, cells)
+    alone = experiment.average not in [*experiment.rows, *experiment.columns]
+    kept = [cell for cell in cells if cell.of_training] if means and alone else cells
+    return [*kept, *means]
+
+
+def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> TableCell:
+    some = next(iter(line.values()))
+    absent = TableCell(coordinates={}, run_id=None)
+    return TableCell(
+        coordinates={**some.coordinates, axis: AVERAGE},
+        run_id=None,
+        parts=[line.get(name, absent) for name in values],
+    )
+
+
+# The cells of an experiment as a data frame
+
+COLUMNS = [
+    "cell",
+    "model",
+    "method",
+    "task",
+    "metric",
+    "value",
+    "stderr",
+    "std",
+    "low",
+    "high",
+    "base",
+    "documents",
+    "seeds",
+    "marks",
+    "published",
+]
+
+
+@dataclass(frozen=True)
+class CellTable:
+    """An experiment with the cells of its table."""
+
+    experiment: Experiment
+    cells: Sequence[TableCell]
+    family: Family = NO_COMPARISONS
+    """Of all comparisons of the command."""
+
+    def frame(self, cells: Sequence[TableCell] | None = None) -> DataFrame:
+        """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.
+
+        Args:
+            cells: other cells of the experiment, its averages for example.
+        """
+        from pandas import DataFrame
+
+        rows = []
+        for cell in self.cells if cells is None else cells:
+            score, published = cell.score(), published_of(self.experiment, cell)
+            if score is None or score.value is None:
+                continue
+            numbers = (
+                score.value,
+                score.stderr,
+                score.std,
+                *(score.interval or (None, None)),
+                score.baseline,
+            )
+            names = (cell, score.model, score.method, score.task, score.metric)
+            paper = None if published is None else published.fraction
+            rows.append((*names, *numbers, score.n, score.seeds, " ".join(score.marks), paper))
+        return DataFrame(rows, columns=COLUMNS, dtype=object)
+
+
+def coordinates(frame: DataFrame, axis: str) -> list[str]:
+    """The cells' places on an axis of the experiment; the column `axis` for cells without a place on it."""
+    return [cell.coordinates.get(axis, own) for cell, own in zip(frame["cell"], frame[axis], strict=True)]

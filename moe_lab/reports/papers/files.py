@@ -1,0 +1,243 @@
+"""The files of a paper's table: their names, the CSV with numbers as they are stored, and the index of the folder."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_lab.reports.csv_rows import safe_cell, safe_row, write_rows
+from moe_lab.reports.figure_kinds import FIGURES
+from moe_lab.reports.papers.cells import TableCell, averages, compared_names, published_of
+from moe_lab.reports.papers.experiment import Experiment, Published
+from moe_lab.reports.papers.told_apart import corrected_scores, place_of
+from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.identity import RUNTIME
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import Score
+from moe_lab.results.stored_files import damaged, read_bytes, read_csv
+
+# The files of an experiment's table: their names, which files stay, and the index
+
+SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
+"""Keys that change neither the numbers nor the contents of a table."""
+SAME_NUMBERS = ("model.device_map", "model.experts_implementation", "model.tp_plan")
+LONGEST = 60
+"""Characters of what was typed in a file's name."""
+
+
+def typed_settings(overrides: Sequence[str]) -> list[str]:
+    """The typed overrides that change a table, sorted, each once."""
+    return sorted({text for text in (each.lstrip("+") for each in overrides) if _changes(text)})
+
+
+def _changes(override: str) -> bool:
+    key = override.partition("=")[0].partition("@")[0]
+    group = re.split(r"[./]", key, maxsplit=1)[0]
+    return group not in SAME_TABLE | {"hydra"} and key not in SAME_NUMBERS
+
+
+def file_stem(experiment: Experiment, scale: str) -> str:
+    """The name of an experiment's files: `<folder>-<name>-<scale>`, then the typed overrides and a hash of them."""
+    plain = f"{experiment.name.replace('/', '-')}-{scale}"
+    if not experiment.typed:
+        return plain
+    pairs = (text.partition("=") for text in experiment.typed)
+    typed = "-".join(f"{key}-{value.rpartition('/')[2]}" for key, _, value in pairs)
+    digest = hashlib.sha256("\n".join(experiment.typed).encode()).hexdigest()[:8]
+    return f"{plain}-{re.sub(r'[^A-Za-z0-9._]+', '-', typed)[:LONGEST].strip('-')}-{digest}"
+
+
+def title(experiment: Experiment, scale: str) -> str:
+    """The title of a table: the experiment's title, the scale, and the typed overrides."""
+    return f"{experiment.title} ({', '.join([f'scale {scale}', *experiment.typed])})"
+
+
+def typed_lines(experiment: Experiment) -> list[str]:
+    """Markdown lines about the typed overrides; none without one."""
+    if not experiment.typed:
+        return []
+    typed = ", ".join(f"`{text}`" for text in experiment.typed)
+    return [f"Typed with `experiment=`: {typed}.{merged_text(experiment)}", ""]
+
+
+def merged_text(experiment: Experiment) -> str:
+    """The number of cells that became equal to others; empty where all differ."""
+    if not experiment.merged:
+        return ""
+    equal = (
+        "1 cell equal to another" if experiment.merged == 1 else f"{experiment.merged} cells equal to others"
+    )
+    return f" This makes {equal}; equal cells stand here once."
+
+
+def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableCell]:
+    """The cells without results whose numbers are in the CSV `table`. Raises DamagedError."""
+    if not table.is_file():
+        return []
+    try:
+        rows = [row for row in read_csv(table) if row.get("value", "-")]
+    except (OSError, ValueError, csv.Error) as error:
+        raise damaged(table, error) from error
+    return [cell for cell in unmeasured if any(_stands_in(row, cell) for row in rows)]
+
+
+def _stands_in(row: dict[str, str], cell: TableCell) -> bool:
+    shared = row.keys() & cell.coordinates.keys()
+    return bool(shared) and all(row[key] == safe_cell(cell.coordinates[key]) for key in shared)
+
+
+def remove_figure(folder: Path, stem: str, kind: str) -> None:
+    """Remove an earlier figure: its picture and its CSV."""
+    for suffix in (".png", ".csv"):
+        (folder / f"{stem}-{kind}{suffix}").unlink(missing_ok=True)
+
+
+def write_index(folder: Path) -> Path:
+    """Write `index.md`: every table in the folder with its title, and its figures."""
+    lines = ["# Tables", ""]
+    for file in sorted(folder.glob("*.md")):
+        if file.name != "index.md":
+            heading = read_bytes(file).decode("utf-8", "replace").partition("\n")[0].lstrip("# ") or file.stem
+            drawn = [folder / f"{file.stem}-{kind}.png" for kind in FIGURES]
+            figures = "".join(
+                f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"
+                for figure in drawn
+                if figure.exists()
+            )
+            lines.append(f"- [{heading}]({file.name}) ([csv]({file.with_suffix('.csv').name})){figures}")
+    return write_file(folder / "index.md", "\n".join(lines) + "\n")
+
+
+def write_rows_table(
+    folder: Path, stem: str, lines: Sequence[str], rows: Sequence[dict[str, Any]]
+) -> list[Path]:
+    """Write Markdown lines as `<stem>.md` and rows as `<stem>.csv`; returns both paths."""
+    markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
+    return [markdown, write_rows(rows, folder / f"{stem}.csv")]
+
+
+def write_file(path: Path, text: str) -> Path:
+    """Write a file atomically and create its folder. Raises ResultsError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
+    return path
+
+
+# The table of an experiment as CSV: one line per cell, numbers as they are stored
+#
+# `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over
+# documents (of a number of one training over its held-out rows), `seed_low` and `seed_high` that over seeds; `p_holm`
+# is `p_mcnemar`, the `p_randomization` of a score that is not made of 0 and 1, or the `p_seeds` of a mean over seeds,
+# corrected for all comparisons of the command, whose number is `family`; `without_neighbour` counts the questions of
+# a C3PO run that had no neighbour; `run_id` lists the runs of all seeds, `study` is the folder of the study that
+# tuned them. Averages come last. Runs that a run is compared with next to base (`compared` of results.json) have
+# columns of their own.
+
+COMPARED_COLUMNS = (
+    "difference",
+    "difference_low",
+    "difference_high",
+    "difference_seed_low",
+    "difference_seed_high",
+    "p_mcnemar",
+    "p_randomization",
+    "p_seeds",
+    "p_average",
+    "p_holm",
+    "family",
+)
+CSV_COLUMNS = (
+    "metric",
+    "value",
+    "stderr",
+    "std",
+    "low",
+    "high",
+    "seed_low",
+    "seed_high",
+    "n",
+    "seeds",
+    "without_neighbour",
+    *COMPARED_COLUMNS,
+    "marks",
+    "published",
+    "published_unit",
+    "published_place",
+    "published_mark",
+    "run_id",
+    "study",
+    "problem",
+)
+
+
+def csv_text(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> str:
+    """One line per cell, then one per average; numbers as they are stored."""
+    stream = io.StringIO()
+    others = compared_names(cells)
+    names = [f"{other}_{column}" for other in others for column in COMPARED_COLUMNS]
+    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS, *names], lineterminator="\n")
+    writer.writeheader()
+    lines = [*cells, *averages(experiment, cells)]
+    told = corrected_scores(lines, family)
+    for cell in lines:
+        line = {**cell.coordinates, **_csv_numbers(cell), **_csv_published(published_of(experiment, cell))}
+        line |= _comparison(told.get(place_of(cell)))
+        for other in others:
+            compared = _comparison(told.get(place_of(cell, other)))
+            line |= {f"{other}_{column}": value for column, value in compared.items()}
+        writer.writerow(safe_row(line))
+    return stream.getvalue()
+
+
+def _comparison(score: Score | None) -> dict[str, Any]:
+    """The COMPARED_COLUMNS of a score."""
+    if score is None:
+        return {}
+    intervals = (score.difference_interval, score.difference_seed_interval)
+    limits = [limit for one in intervals for limit in one or (None, None)]
+    tests = (score.p_mcnemar, score.p_randomization, score.p_seeds, score.p_average)
+    numbers = (score.difference, *limits, *tests, score.p_holm, score.family)
+    return dict(zip(COMPARED_COLUMNS, numbers, strict=True))
+
+
+def _csv_numbers(cell: TableCell) -> dict[str, Any]:
+    study = " ".join(folder.name for folder in cell.studies) or None
+    numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
+    score = cell.score()
+    if score is None:
+        return numbers
+    low, high = score.interval or (None, None)
+    seed_low, seed_high = score.seed_interval or (None, None)
+    return {
+        **numbers,
+        "run_id": score.run_id,
+        "metric": score.metric,
+        "value": score.value,
+        "stderr": score.stderr,
+        "std": score.std,
+        "low": low,
+        "high": high,
+        "seed_low": seed_low,
+        "seed_high": seed_high,
+        "n": score.n,
+        "seeds": score.seeds,
+        "without_neighbour": without[0] if (without := cell.without_neighbour()) else None,
+        "marks": " ".join(score.marks),
+    }
+
+
+def _csv_published(published: Published | None) -> dict[str, Any]:
+    if published is None:
+        return {}
+    return {
+        "published": published.value,
+        "published_unit": published.unit,
+        "published_place": published.place,
+        "published_mark": published.mark,
+    }

@@ -1,0 +1,142 @@
+"""Numbers of a paper's table that are no scores of lm-eval: expert metrics, and what a training measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from moe_lab.errors import ConfigError
+from moe_lab.metrics.intervals import difference_of
+from moe_lab.metrics.registry import counted_metrics, interventions
+from moe_lab.results.model import Block, RunResult, limits
+from moe_lab.results.scores import Score, empty_score, headline
+from moe_lab.results.statistics import over_seeds
+
+# Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on
+#
+# The names are those of `moe_lab/metrics/registry.py`: of counted metrics, and of the interventions of the others.
+
+EXPERT = "expert."
+"""What the names of expert metrics begin with."""
+
+
+def expert_score(result: RunResult, found: dict[str, Any], metric: str, other: str = "baseline") -> Score:
+    """One metric of a run's expert_metrics.json, over all its tokens and tasks, with the difference to another run.
+
+    Raises ConfigError for a metric that does not exist.
+    """
+    score = empty_score(result, metric)
+    name = metric.removeprefix(EXPERT)
+    if name in counted_metrics():
+        block = found[name]["all"]
+        return _filled(score, block["value"], block["ci95"], difference_of(found, other, name, "all"))
+    for of, intervention in interventions():
+        if intervention.name == name:
+            if found[of] is None:
+                return score  # the method lets no expert be masked or drawn at random
+            tasks = intervention.block(found[of])["tasks"]
+            task, key = _place(tasks, found["metric"])
+            difference = difference_of(found, other, *intervention.path(of), "tasks", task, key)
+            return _filled(score, tasks[task][key]["difference"], tasks[task][key]["ci95"], difference)
+    names = [*counted_metrics(), *(intervention.name for _, intervention in interventions())]
+    raise ConfigError(
+        f"metric: {metric} is no expert metric. Choices: {', '.join(EXPERT + each for each in names)}."
+    )
+
+
+def _filled(
+    score: Score, value: float | None, bounds: list[float] | None, difference: dict[str, Any]
+) -> Score:
+    return replace(
+        score,
+        value=value,
+        interval=limits(bounds),
+        difference=difference.get("difference"),
+        difference_interval=limits(difference.get("ci95")),
+    )
+
+
+def _place(tasks: dict[str, Any], metric: str | None) -> tuple[str, str]:
+    """The task and metric of a loss: of several tasks their documents together."""
+    task = "all" if tasks.get("all") else next(iter(tasks))
+    return task, headline(tasks[task], metric)
+
+
+def unit_of(metric: str) -> str:
+    """What an expert metric is measured in."""
+    return "bits" if metric.removeprefix(EXPERT) in counted_metrics() else "accuracy lost"
+
+
+# What a training measured as numbers of a paper's table, such as `training.validation_loss`
+#
+# They belong to the trained model, whatever task it is evaluated on.
+
+TRAINING = "training."
+"""What the names of these metrics begin with."""
+LOSS = "training.validation_loss"
+NO_TASK = "-"
+"""Their coordinate on the axis of tasks."""
+ROWS = "lower is better; intervals over rows, after `seeds` over seeds (Student's)"
+METRICS = {
+    LOSS: ("validation", None, "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
+    "training.leak": (
+        "leak",
+        "later_tokens",
+        "difference",
+        f"nats per token that router=expert gains from the later tokens of a row, against another row's, {ROWS}",
+    ),
+    "training.short_prefixes": (
+        "leak",
+        "short_prefixes",
+        "difference",
+        f"nats per token that router=expert loses by a prefix alone, against another row's later tokens, {ROWS}",
+    ),
+}
+"""By metric: the block of `training` in results.json, its part, the number in it, and what it is."""
+
+
+def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
+    """The score of a model, or the mean over models that differ in the seed; None without a result of a training.
+
+    One model has an interval over held-out rows. Several have their standard deviation over seeds, and Student's
+    interval over seeds alone. Raises ConfigError.
+    """
+    if metric not in METRICS:
+        raise ConfigError(f"metric: {metric} is no number of a training. Choices: {', '.join(METRICS)}.")
+    trained = [each for each in results if training_of(each)]
+    if not trained:
+        return None
+    number = METRICS[metric][2]
+    blocks = [_measured(each, metric) for each in trained]
+    first = empty_score(trained[0], metric)
+    marks = tuple(mark for mark in first.marks if mark != "PARTIAL")  # held-out rows do not depend on limit=
+    score = replace(first, n=None, marks=marks, seeds=len(blocks))
+    values = [each[number] for each in blocks if each is not None]
+    if len(values) < len(blocks):
+        return score
+    if len(blocks) == 1:
+        return replace(score, value=values[0], interval=limits(blocks[0]["ci95"]))
+    spread = over_seeds(values)
+    run_ids = " ".join(each.run_id for each in trained)
+    return replace(
+        score, run_id=run_ids, value=spread["mean"], std=spread["std"], seed_interval=limits(spread["ci95"])
+    )
+
+
+def training_of(result: RunResult) -> Block:
+    """The course of the training of a pre-trained model; empty for a run of another method."""
+    found: Block = result.report.get("training") or {}
+    return found if "leak" in found else {}
+
+
+def told_of(metric: str) -> str:
+    """What a metric is."""
+    return METRICS[metric][3]
+
+
+def _measured(result: RunResult, metric: str) -> Any:
+    """The block with the number and its interval; None if the design has none, or was trained by an earlier version."""
+    name, part, *_ = METRICS[metric]
+    block = training_of(result).get(name)
+    return block if block is None or part is None else block.get(part)

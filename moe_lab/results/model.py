@@ -1,0 +1,368 @@
+"""A stored run as an object: the content of its results.json, by name.
+
+The keys of the `moe_lab` block are read here and nowhere else; `runs/evaluation/result_block.py` writes them.
+docs/results.md describes the file.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from moe_lab.results import statistics
+from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
+from moe_lab.results.shapes import results_misfit
+from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
+
+Limits = tuple[float, float]
+"""A 95% interval: lower and upper limit."""
+Block = Mapping[str, Any]
+"""A part of a results.json."""
+BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
+"""The mappings in the `moe_lab` block of every results.json."""
+BASE = "base"
+"""The name of the base model's run in comparisons."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """The difference to another run on the same documents (`results/significance.py`). A number may be missing."""
+
+    n: int | None = None
+    difference: float | None = None
+    interval: Limits | None = None
+    p_mcnemar: float | None = None
+    p_permutation: float | None = None
+    changed: tuple[int, int] | None = None
+    """Documents that only this run has right, and documents that only the other one has right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the answers of a run cost. A number may be missing."""
+
+    seconds: float | None = None
+    """Of answering, without loading the model."""
+    load_seconds: float | None = None
+    tokens_in: int | None = None
+    """All that went through the model, the rows of routing samples included."""
+    tokens_out: int | None = None
+    tokens_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_working_bytes: int | None = None
+    weight_bytes: int | None = None
+    energy_joules: float | None = None
+    near_ties: int | None = None
+    """Greedy tokens whose runner-up was within the dtype's rounding."""
+    device: str | None = None
+    numbers: Block
+    """All numbers of the block, by key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """The verdicts of one judge on the answers of a run."""
+
+    metrics: list[str]
+    toy: bool
+    tasks: Mapping[str, Block]
+    """By task: `documents`, `judged`, `waiting`, and `failed` with a count by reason."""
+
+    def judged_all(self, task: str | None) -> bool:
+        """Whether all answers of a task, or of all tasks, have a verdict."""
+        counts = [one for name, one in self.tasks.items() if task in (None, name)]
+        return all(one["judged"] == one["documents"] for one in counts)
+
+    def unjudged(self, name: str) -> Iterator[str]:
+        """A line for each task with unjudged answers: how many were judged, and why the others were not."""
+        for task, counts in self.tasks.items():
+            if self.judged_all(task):
+                continue
+            why = [f"{number} {reason}" for reason, number in counts["failed"].items()]
+            why += [f"{counts['waiting']} wait for the same command"] * bool(counts["waiting"])
+            judged = f"{task}, {name}: judged {counts['judged']:,} of {counts['documents']:,} answers"
+            yield f"{judged} ({'; '.join(why)})"
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult(Mapping[str, Any]):
+    """A stored run. As a mapping it is the content of its results.json, and equal to it."""
+
+    content: Block
+    folder: Path | None = None
+    """None for a result that is not stored."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content)
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @property
+    def _block(self) -> Block:
+        block: Block = self.content["moe_lab"]
+        return block
+
+    # What ran.
+
+    @property
+    def run_id(self) -> str:
+        return str(self._block["run_id"])
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a complete result of this form of the file."""
+        block = self._block
+        written = block.get("status") == "success" and block.get("schema_version") == SCHEMA_VERSION
+        return written and all(isinstance(block.get(key), dict) for key in BLOCKS)
+
+    @property
+    def seed(self) -> int | None:
+        """None for methods without randomness."""
+        seed: int | None = self._block.get("seed")
+        return seed
+
+    @property
+    def overrides(self) -> list[str]:
+        return list(self._block.get("overrides") or [])
+
+    @property
+    def model(self) -> str:
+        return str(self.model_facts["name"])
+
+    @property
+    def model_facts(self) -> Block:
+        """`name`, `commit`, `experts`, `top_k`, `identified_by` and so on."""
+        facts: Block = self._block["model"]
+        return facts
+
+    @property
+    def commit(self) -> str | None:
+        """Of a hub model."""
+        return self.model_facts.get("commit")
+
+    @property
+    def method(self) -> str:
+        return str(self._block["method"]["name"])
+
+    @property
+    def method_config(self) -> Block:
+        config: Block = self._block["method"].get("config") or {}
+        return config
+
+    @property
+    def requested(self) -> list[str]:
+        """The tasks and groups that were asked for."""
+        name = self._block["task"]["name"]
+        return [name] if isinstance(name, str) else list(name)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that were evaluated, those of groups one by one."""
+        return list(self._block["task"]["tasks"])
+
+    @property
+    def metric(self) -> str | None:
+        """The headline metric as lm-eval's `metric,filter`; None with predict_only."""
+        metric: str | None = self._block["task"].get("metric")
+        return metric
+
+    @property
+    def samples(self) -> Mapping[str, list[int]]:
+        """Document numbers by task."""
+        samples: Mapping[str, list[int]] = self._block["samples"]
+        return samples
+
+    @property
+    def num_documents(self) -> int:
+        return sum(map(len, self.samples.values()))
+
+    @property
+    def partial(self) -> bool:
+        return bool(self._block.get("partial"))
+
+    @property
+    def untuned(self) -> bool:
+        return bool(self._block.get("untuned"))
+
+    @property
+    def versions(self) -> Block:
+        found: Block = self._block.get("versions", {})
+        return found
+
+    @property
+    def version_notes(self) -> list[str]:
+        """A note for each decisive package with another version now: "made with lm_eval 0.4.12, now 0.4.13"."""
+        now = versions()
+        return [
+            f"made with {name} {self.versions.get(name)}, now {now[name]}"
+            for name in DECISIVE
+            if self.versions.get(name) != now[name]
+        ]
+
+    @property
+    def older_intervals(self) -> bool:
+        """Whether an earlier version computed the intervals, and they can be computed again from the stored answers."""
+        return self._block.get("statistics") != statistics.VERSION and not self.version_notes
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The parts of the block that name the run in a summary over seeds."""
+        names = ("model", "method", "task", "untuned", "tuning", "judges")
+        return {name: self._block[name] for name in names if name in self._block}
+
+    @property
+    def stored_in(self) -> Path:
+        """Its folder. The result is stored."""
+        assert self.folder is not None
+        return self.folder
+
+    # What came out.
+
+    @property
+    def groups(self) -> list[str]:
+        return list(self.content.get("groups", {}))
+
+    def evaluated(self, name: str) -> bool:
+        """Whether it has scores of a task or a group."""
+        return name in self.content["results"]
+
+    def scores(self, task: str) -> Block:
+        """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
+        scores: Block = self.content["results"].get(task, {})
+        return scores
+
+    def tasks_of(self, name: str) -> list[str]:
+        """A task itself; the tasks of a group, and of the groups in it."""
+        if name in self.samples:
+            return [name]
+        return [task for child in self.content["group_subtasks"][name] for task in self.tasks_of(child)]
+
+    def interval(self, task: str, metric: str) -> Limits | None:
+        return limits(self._block.get("intervals", {}).get(task, {}).get(metric))
+
+    def lower_is_better(self, task: str, metric: str) -> bool:
+        """Whether lm-eval says so of a `metric,filter`."""
+        better = self.content.get("higher_is_better", {}).get(task, {})
+        return better.get(metric.partition(",")[0]) is False
+
+    @cached_property
+    def cost(self) -> Cost:
+        block = self._block.get("cost") or {}
+        kept = {
+            name: block.get(name) for name in Cost.__dataclass_fields__ if name not in ("seconds", "numbers")
+        }
+        return Cost(seconds=block.get("wall_seconds"), numbers=block, **kept)
+
+    @cached_property
+    def judges(self) -> dict[str, Judge]:
+        found = self._block.get("judges", {})
+        return {
+            name: Judge(metrics=one["metrics"], toy=bool(one.get("toy")), tasks=one.get("tasks", {}))
+            for name, one in found.items()
+        }
+
+    @property
+    def waiting(self) -> int:
+        """The number of answers that wait for a judge which could not be reached."""
+        return sum(counts["waiting"] for judge in self.judges.values() for counts in judge.tasks.values())
+
+    @property
+    def unjudged(self) -> list[str]:
+        """One line per task and judge with unjudged answers."""
+        return [line for name, judge in self.judges.items() for line in judge.unjudged(name)]
+
+    @property
+    def tuning(self) -> Block:
+        """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
+        tuning: Block = self._block.get("tuning") or {}
+        return tuning
+
+    @property
+    def report(self) -> Block:
+        """What the run's method reports of itself."""
+        return self.reported(self.method)
+
+    def reported(self, method: str) -> Block:
+        """What a method reports; empty for a run of another one."""
+        report: Block = self._block.get(method.replace("-", "_")) or {}
+        return report
+
+    # Comparisons on the same documents.
+
+    @property
+    def compared(self) -> list[str]:
+        """The runs that it is compared with, other than the base model's."""
+        return list(self._block.get("compared", {}))
+
+    def other_id(self, other: str = BASE) -> str | None:
+        """The id of the run that it is compared with; None without one."""
+        return (self._other(other) or {}).get("run_id")
+
+    def other_scores(self, task: str, other: str = BASE) -> Block:
+        """The scores of the run that it is compared with; empty without one."""
+        scores: Block = (self._other(other) or {}).get("results", {}).get(task, {})
+        return scores
+
+    def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
+        """The difference to another run; without a number where the runs are not compared."""
+        source = self._block if other == BASE else self._other(other) or {}
+        block = source.get("paired", {}).get(task, {}).get(metric, {})
+        changed = (block.get("to_right"), block.get("to_wrong"))
+        return Paired(
+            n=block.get("n"),
+            difference=block.get("difference"),
+            interval=limits(block.get("ci95")),
+            p_mcnemar=block.get("p_mcnemar"),
+            p_permutation=block.get("p_randomization"),
+            changed=None if None in changed else changed,
+        )
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the result has differences to the base model."""
+        return "paired" in self._block
+
+    def _other(self, name: str) -> Block | None:
+        block = self._block
+        return block.get("baseline") if name == BASE else block.get("compared", {}).get(name)
+
+
+def read_run(folder: Path) -> RunResult | None:
+    """The run that is stored in a folder; None without a results.json of this package. Raises DamagedError."""
+    file = folder / "results.json"
+    content = parsed_once(file)
+    if content is None or "moe_lab" not in content:
+        return None
+    if (problem := results_misfit(content)) is not None:
+        raise damaged(file, problem)
+    return RunResult(content, folder)
+
+
+def find_run(runs: Path, run_id: str) -> RunResult | None:
+    """The run with this id in `outputs/runs`, whose folders end in the first 8 characters of their ids."""
+    for folder in sorted(runs.glob(f"*-{glob.escape(run_id[:8])}")):
+        try:
+            found = read_run(folder)
+        except DamagedError:
+            continue  # the run's own command says so
+        if found is not None and found.run_id == run_id:
+            return found
+    return None
+
+
+def limits(value: Any) -> Limits | None:
+    """Two limits as JSON has them; None where one is missing."""
+    return (float(value[0]), float(value[1])) if value and None not in value else None
+
+
+def compared_names(results: Iterable[RunResult]) -> list[str]:
+    """The runs that any of the results is compared with, other than the base model's."""
+    return list(dict.fromkeys(name for result in results for name in result.compared))

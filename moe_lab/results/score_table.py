@@ -1,0 +1,216 @@
+"""The scores of a command: means over seeds and over tasks, and one correction for all of their comparisons.
+
+A command has one family of comparisons. Each view of it (terminal, tables, pages, figures, data frame) quotes the
+corrected p of that family, so that a difference is significant in all of them or in none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moe_lab.results.model import BASE, RunResult, compared_names, limits
+from moe_lab.results.scores import Comparison, Score, shown_scores
+from moe_lab.results.significance import holm, p_over_seeds
+from moe_lab.results.statistics import LEVEL, Interval, interval_of_mean_of_tasks, over_seeds
+
+
+@dataclass(frozen=True)
+class Family:
+    """The comparisons of a command that have a p, with their p corrected by Holm for their number."""
+
+    corrected: Mapping[Comparison, float]
+
+    @classmethod
+    def of(cls, p_values: Mapping[Comparison, float | None]) -> Family:
+        found = {comparison: p for comparison, p in p_values.items() if p is not None}
+        corrected = [p for p in holm(list(found.values())) if p is not None]
+        return cls(dict(zip(found, corrected, strict=True)))
+
+    @classmethod
+    def of_scores(cls, scores: Iterable[Score]) -> Family:
+        """The family of some scores. A comparison that several tables have counts once."""
+        return cls.of({score.comparison: score.p for score in scores})
+
+    @property
+    def tests(self) -> int:
+        """The number of comparisons."""
+        return len(self.corrected)
+
+    def correct(self, score: Score) -> Score:
+        """The score with `p_holm` and `family`. A comparison outside the family gets none, such as that of one seed."""
+        p = self.corrected.get(score.comparison)
+        return replace(score, p_holm=p, family=None if p is None else self.tests)
+
+    @property
+    def note(self) -> str:
+        """What a view says of the correction; empty for fewer than two comparisons."""
+        return f"{self.tests} comparisons, Holm" if self.tests > 1 else ""
+
+
+NO_COMPARISONS = Family({})
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """The results of one configuration: one per seed."""
+
+    results: Sequence[RunResult]
+    summary: Mapping[str, Any] | None = None
+    """`moe_lab.runs.summaries.summary` of several."""
+    file: Path | None = None
+    """Where the summary is stored."""
+
+    def scores(self, other: str = BASE) -> list[Score]:
+        """The scores of the run, or the means over its seeds."""
+        by_seed = [shown_scores(results, other) for results in self.results]
+        if len(by_seed) == 1 or self.summary is None:
+            return by_seed[0]
+        scores = compared_summary(self.summary.get("scores", {}), other)
+        return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The scores of a command and the family of their comparisons."""
+
+    scores: Sequence[Score]
+    family: Family
+
+    @classmethod
+    def of(cls, groups: Sequence[SeedGroup]) -> ScoreTable:
+        """The scores against base, then against each other run, corrected for all of their comparisons."""
+        others = [BASE, *compared_names(results for group in groups for results in group.results)]
+        found = [
+            score
+            for other in others
+            for group in groups
+            if other == BASE or other in compared_names(group.results)
+            for score in group.scores(other)
+        ]
+        family = Family.of_scores(found)
+        return cls([family.correct(score) for score in found], family)
+
+
+def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]:
+    """A summary's scores with the difference to another run in place of the base model."""
+    if other == BASE:
+        return scores
+    return {
+        task: {
+            metric: {"ci95_documents": one["ci95_documents"]} | one.get("compared", {}).get(other, {})
+            for metric, one in metrics.items()
+        }
+        for task, metrics in scores.items()
+    }
+
+
+def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
+    """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
+
+    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p_mcnemar` and `p_randomization` compare two runs
+    and are None. `p_seeds` is that of the test over seeds and documents together, from five seeds on; with fewer seeds
+    the larger p of a test over seeds and one over documents. Expert metrics have the test over seeds alone.
+    """
+    first = scores[0]
+    mean = summary.get(first.task, {}).get(first.metric, {})
+    values = [score.value for score in scores if score.value is not None]
+    differences = [score.difference for score in scores if score.difference is not None]
+    unknown = {"mean": None, "std": None, "ci95": None}
+    spread = over_seeds(values) if len(values) == len(scores) else unknown
+    moved = over_seeds(differences) if len(differences) == len(scores) else unknown
+    tests = (
+        mean.get("difference_p_documents"),
+        p_over_seeds(differences) if moved["mean"] is not None else None,
+    )
+    larger = None if tests[1] is None else max(p for p in tests if p is not None)
+    return replace(
+        first,
+        run_id=" ".join(score.run_id for score in scores),
+        seeds=len(scores),
+        value=spread["mean"],
+        stderr=None,
+        std=spread["std"],
+        interval=limits(mean.get("ci95_documents")),
+        seed_interval=limits(spread["ci95"]),
+        difference=moved["mean"],
+        difference_interval=limits(mean.get("difference_ci95_both") or mean.get("difference_ci95_documents")),
+        difference_seed_interval=limits(moved["ci95"]),
+        p_mcnemar=None,
+        p_randomization=None,
+        p_seeds=mean.get("difference_p_both", larger),
+        flips=None,
+        marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
+    )
+
+
+def task_mean(scores: Sequence[Score | None]) -> Score | None:
+    """The mean of the scores of several tasks, each with the same weight; None where one is missing.
+
+    `p_average` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
+    """
+    known = [score for score in scores if score is not None]
+    values = [score.value for score in known]
+    if not known or len(known) < len(scores) or None in values:
+        return None
+    first = known[0]
+    difference = _mean([score.difference for score in known])
+    limits = _mean_interval(
+        [score.difference for score in known], [score.difference_interval for score in known]
+    )
+    return replace(
+        first,
+        task="average",
+        run_id=" ".join(dict.fromkeys(score.run_id for score in known)),
+        n=sum(score.n or 0 for score in known),
+        value=_mean(values),
+        stderr=_mean_error([score.stderr for score in known]),
+        std=None,
+        seed_interval=None,
+        difference_seed_interval=None,
+        interval=_mean_interval(values, [score.interval for score in known]),
+        baseline=_mean([score.baseline for score in known]),
+        difference=difference,
+        difference_interval=limits,
+        p_mcnemar=None,
+        p_randomization=None,
+        p_seeds=None,
+        p_average=_p_of_interval(difference, limits),
+        flips=None,
+        marks=tuple(dict.fromkeys(mark for score in known for mark in score.marks)),
+    )
+
+
+def _p_of_interval(difference: float | None, limits: Interval | None) -> float | None:
+    """Two-sided p of the hypothesis that a difference is 0, from the side of its 95% interval that faces 0.
+
+    The interval of an average has sides of different lengths (Zou and Donner, 2008). Each is taken as 1.96 standard
+    errors of a normal distribution.
+    """
+    from scipy.stats import norm
+
+    if difference is None or limits is None:
+        return None
+    side = difference - limits[0] if difference > 0 else limits[1] - difference
+    if side <= 0:
+        return 1.0 if difference == 0 else None
+    return float(2 * norm.sf(abs(difference) / side * norm.ppf((1 + LEVEL) / 2)))
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    return None if None in values else sum(values) / len(values)
+
+
+def _mean_error(errors: Sequence[float | None]) -> float | None:
+    """Standard error of the mean of independent tasks' scores."""
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(known) if len(known) == len(errors) else None
+
+
+def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:
+    known = [one for one in intervals if one is not None]
+    complete = len(known) == len(values) and None not in values
+    return interval_of_mean_of_tasks(values, known) if complete else None

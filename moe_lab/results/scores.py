@@ -1,0 +1,236 @@
+"""The scores of a results.json: value, interval, comparison with the base model, notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moe_lab.results.model import BASE, Block, RunResult
+from moe_lab.results.samples import reported
+from moe_lab.results.significance import ALPHA
+from moe_lab.results.statistics import mcnemar, tango, wilson
+
+Comparison = tuple[str, str, str, str]
+"""What identifies a comparison within a command: run ids, task, metric, and the other run."""
+
+MARKS = {
+    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
+    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
+    "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",
+    "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",
+    "own-text": "own-text: tuned on the perplexity of the model's own solutions, which favours temperature 0.",
+    "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
+    "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
+    "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
+    "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
+    "sampled-weights": "sampled-weights: its id rests on parts of the weights; the run's own command makes it anew.",
+    "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
+}
+"""Notes that follow every number of such a run, with their meaning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One metric of a task in one run. Rates are fractions; a number that does not exist is None."""
+
+    model: str
+    method: str
+    task: str
+    metric: str
+    run_id: str
+    n: int | None = None
+    seeds: int = 1
+    value: float | None = None
+    stderr: float | None = None
+    """lm-eval's standard error, over documents."""
+    std: float | None = None
+    """Over seeds."""
+    interval: tuple[float, float] | None = None
+    """Over documents; of a number of one training over its held-out rows."""
+    seed_interval: tuple[float, float] | None = None
+    """Student's, over seeds."""
+    baseline: float | None = None
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
+    difference_seed_interval: tuple[float, float] | None = None
+    p_mcnemar: float | None = None
+    p_randomization: float | None = None
+    """Of a score of one run that is not made of 0 and 1."""
+    p_seeds: float | None = None
+    """For means over seeds: see `moe_lab.results.score_table.mean_score`."""
+    p_average: float | None = None
+    """For averages over tasks: see `moe_lab.results.score_table.task_mean`."""
+    p_holm: float | None = None
+    """`p`, corrected by Holm for all comparisons of the command (`moe_lab.results.score_table.Family`)."""
+    family: int | None = None
+    """The number of comparisons that `p_holm` is corrected for."""
+    other: str = BASE
+    """The run that the difference is to: the base model's, or a key of `compared` in results.json."""
+    flips: tuple[int, int] | None = None
+    """Documents that only this run has right, and documents that only the base model has right."""
+    marks: tuple[str, ...] = field(default=())
+
+    @property
+    def p(self) -> float | None:
+        """The p of its difference: McNemar's, the permutation test's, that of a mean over seeds or over tasks."""
+        tests = (self.p_mcnemar, self.p_randomization, self.p_seeds, self.p_average)
+        return next((p for p in tests if p is not None), None)
+
+    @property
+    def significant(self) -> bool:
+        """Whether the corrected p is below 0.05."""
+        return self.p_holm is not None and self.p_holm < ALPHA
+
+    @property
+    def comparison(self) -> Comparison:
+        """What identifies its comparison within a command."""
+        return self.run_id, self.task, self.metric, self.other
+
+
+def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -> list[Score]:
+    """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's `metric,filter`).
+
+    The tasks that `task.name` lists come first, then the groups within them.
+
+    Args:
+        other: the run that they are compared with: the base model's, or another one of `RunResult.compared`.
+    """
+    names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
+    return [
+        _named_score(result, name, metric or result.metric, other) for name in names if result.evaluated(name)
+    ]
+
+
+def empty_score(result: RunResult, metric: str) -> Score:
+    """The first score of a run with another metric and no numbers but its documents."""
+    first = scores_of(result)[0]
+    kept = ("model", "method", "task", "run_id", "n", "marks")
+    return Score(**{name: getattr(first, name) for name in kept}, metric=metric)
+
+
+def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
+    """The scores of the headline metric and of every judge's first metric; `other` as in `scores_of`."""
+    metrics = [result.metric, *(judge.metrics[0] for judge in result.judges.values())]
+    scores = [score for metric in dict.fromkeys(metrics) for score in scores_of(result, metric, other)]
+    return list({(score.task, score.metric): score for score in scores}.values())
+
+
+def without_neighbour(result: RunResult) -> tuple[int, int] | None:
+    """(questions without a neighbour, all questions) of a C3PO run.
+
+    A question without a neighbour keeps its pathway. None where every question has its k nearest neighbours, and for
+    the oracle, which has no neighbours.
+    """
+    c3po = result.reported("c3po")
+    without = c3po.get("reference", {}).get("questions_without", 0)
+    if c3po.get("upper_bound") or (c3po.get("epsilon") is None and not without):
+        return None
+    return without, result.num_documents
+
+
+def marks_of(result: RunResult, task: str | None = None, metric: str | None = None) -> tuple[str, ...]:
+    """The notes of a run, or of one of its scores."""
+    judges = [judge for judge in result.judges.values() if metric in (None, *judge.metrics)]
+    holds = {
+        "PARTIAL": result.partial,
+        "untuned": result.untuned,
+        "upper-bound": result.reported("c3po").get("upper_bound"),
+        "other-profile": _tuned_elsewhere(result),
+        "at-bound": result.tuning.get("at_bound"),
+        "own-text": result.tuning.get("references"),
+        "test-profile": result.reported("c2r").get("test_profile"),
+        "toy-judge": any(judge.toy for judge in judges),
+        "unjudged": any(not judge.judged_all(task) for judge in judges),
+        "other-versions": result.version_notes,
+        "sampled-weights": _sampled_weights(result.model_facts),
+        "older-intervals": result.older_intervals,
+    }
+    return tuple(mark for mark, held in holds.items() if held)
+
+
+def _sampled_weights(model: Block) -> bool:
+    """Whether a folder's model was identified by parts of its weight files, as it was before `identified_by`."""
+    return "identified_by" not in model and model.get("commit", "") is None
+
+
+def _tuned_elsewhere(result: RunResult) -> bool:
+    if not result.tuning:
+        return False
+    tuned, config = result.tuning, result.method_config
+    settings = {"n": None, "noise": "gumbel", "noise_scale": "constant", "adaptive": None, "bands": None}
+    ensemble = "n" in config  # a method without routing samples takes the logit scale alone
+    other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())
+    return other or tuned["model"] != result.model
+
+
+def _named_score(result: RunResult, name: str, metric: str | None, other: str) -> Score:
+    """The score of a task or a group. The documents of a group are one sample where its score is their mean."""
+    score = _score(result, name, metric, other)
+    if name in result.samples:
+        return score
+    tasks = [_score(result, task, metric, other) for task in result.tasks_of(name)]
+    counts = [round((task.value or 0.0) * (task.n or 0)) for task in tasks]
+    shares = [count / (task.n or 1) for count, task in zip(counts, tasks, strict=True)]
+    right, total = sum(counts), score.n or 0
+    pairs = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), score.value)]
+    if any(value is None or abs(share - value) > 1e-9 for share, value in pairs):
+        return score  # scores that are no shares of documents, or a group that counts its tasks alike
+    pooled = replace(score, interval=wilson(right, total) if total > 1 else None)
+    if any(task.flips is None for task in tasks):
+        return pooled
+    won, lost = (sum(task.flips[side] for task in tasks if task.flips) for side in (0, 1))
+    return replace(
+        pooled,
+        baseline=(right - won + lost) / total,
+        difference=(won - lost) / total,
+        difference_interval=tango(won, lost, total) if total > 1 else None,
+        p_mcnemar=mcnemar(won, lost),
+        p_randomization=None,
+        flips=(won, lost),
+    )
+
+
+def _score(result: RunResult, task: str, metric: str | None, other: str) -> Score:
+    scores = result.scores(task)
+    metric = headline(scores, metric)
+    paired = result.paired(task, metric, other)
+    return Score(
+        model=result.model,
+        method=result.method,
+        task=task,
+        metric=metric,
+        run_id=result.run_id,
+        n=_documents(result, task, metric),
+        value=_number(scores.get(metric)),
+        stderr=_number(scores.get(metric.replace(",", "_stderr,", 1))),
+        interval=result.interval(task, metric),
+        baseline=_number(result.other_scores(task, other).get(metric)),
+        difference=_number(paired.difference),
+        difference_interval=paired.interval,
+        p_mcnemar=_number(paired.p_mcnemar),
+        p_randomization=_number(paired.p_permutation),
+        other=other,
+        flips=paired.changed,
+        marks=marks_of(result, task, metric),
+    )
+
+
+def headline(scores: Block, metric: str | None) -> str:
+    """`metric` where the task reports it, else the first reported `metric,filter`; a dash with predict_only."""
+    known = reported(scores)
+    if metric in known:
+        return str(metric)
+    return known[0] if known else "-"
+
+
+def _documents(result: RunResult, name: str, metric: str) -> int:
+    """Documents of a task, or of all tasks of a group; of a judge's metric those that have a verdict."""
+    judged = [
+        j.tasks[name]["judged"] for j in result.judges.values() if metric in j.metrics and name in j.tasks
+    ]
+    return judged[0] if judged else sum(len(result.samples[task]) for task in result.tasks_of(name))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

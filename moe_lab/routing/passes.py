@@ -1,0 +1,171 @@
+"""Forward passes of a model: PEFT's wrappers around it, and the tokens of each pass.
+
+Some wrappers call the model inside, and others its forward function, without its hooks. The wrapper's `generate` calls
+the model inside. So hooks on passes belong on both (`on_passes`).
+
+B = sequences of a pass, S = tokens of each, T = B x S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_lab.errors import ModelError
+
+
+def is_peft(module: nn.Module) -> bool:
+    """Whether a module is one of PEFT's wrappers around a module of the model."""
+    return type(module).__module__.partition(".")[0] == "peft"
+
+
+def transformers_model(model: Any) -> Any:
+    """The model of transformers, with its adapters' layers in it; any other model itself.
+
+    Raises ModelError for an argument that is no model, and for adapters of virtual tokens, which the inner model lacks.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"model={model!r:.80} is no model but a {type(model).__name__}. Give a loaded one, e.g. "
+            "AutoModelForCausalLM.from_pretrained(...)."
+        )
+    inner: Any = model
+    if is_peft(model) and hasattr(model, "get_base_model"):
+        config = model.active_peft_config  # type: ignore[operator]
+        if getattr(config, "is_prompt_learning", False):
+            raise ModelError(
+                f"The adapter of kind {config.peft_type.value} adds virtual tokens to every prompt, which is not "
+                "supported. Adapters that change layers are, e.g. LoRA; method=soft-prompt and method=prefix-tuning "
+                "train their own."
+            )
+        inner = model.get_base_model()  # type: ignore[operator]
+    if not hasattr(inner, "config"):
+        raise ModelError(f"{type(inner).__name__} is no model of transformers: it has no config.")
+    return inner
+
+
+def on_passes(
+    model: nn.Module, before: Callable[[tuple, dict], None], after: Callable[[], None] | None = None
+) -> list[Any]:
+    """Call `before` and `after` around each forward pass of the model; returns the handles of the hooks.
+
+    `before` gets the arguments of the pass. A pass may begin in the wrapper or in the model inside, and may go through
+    both. `after` is not called after an exception.
+    """
+    inner, depth = transformers_model(model), 0
+
+    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            try:
+                before(args, kwargs)
+            except BaseException:
+                depth = 0
+                raise
+
+    def leave(module: nn.Module, args: tuple, output: Any) -> None:
+        nonlocal depth
+        depth = max(0, depth - 1)
+        if depth == 0 and output is not None and after is not None:
+            after()
+
+    handles: list[Any] = []
+    for entrance in [model] if inner is model else [model, inner]:
+        handles.append(entrance.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(entrance.register_forward_hook(leave, always_call=True))
+    return handles
+
+
+def around(model: nn.Module, name: str) -> nn.Module:
+    """The module of the model, not of PEFT, that holds the named one."""
+    while name:
+        name = name.rpartition(".")[0]
+        module = model.get_submodule(name)
+        if not is_peft(module) and not isinstance(module, nn.ModuleDict):
+            return module
+    return model
+
+
+def in_use(model: nn.Module, name: str) -> bool:
+    """Whether the named module runs: of a module that PEFT trains as a copy, the original or the active copy does."""
+    path = name.split(".")
+    for end in range(len(path)):
+        wrapper: Any = model.get_submodule(".".join(path[:end]))
+        if is_peft(wrapper) and "original_module" in wrapper._modules:
+            active = [each for each in wrapper.active_adapters if each in wrapper.modules_to_save]
+            original = wrapper.disable_adapters or not active
+            expected = ["original_module"] if original else ["modules_to_save", active[0]]
+            if path[end : end + len(expected)] != expected:
+                return False
+    return True
+
+
+def with_wrapper(block: nn.Module, module: nn.Module) -> nn.Module:
+    """A module with the adapters that PEFT has put around it inside the block."""
+    parents = {child: parent for parent in block.modules() for child in parent.children()}
+    while module in parents and (is_peft(parents[module]) or isinstance(parents[module], nn.ModuleDict)):
+        module = parents[module]
+    return module
+
+
+@dataclass(frozen=True)
+class PassTokens:
+    """The tokens of a forward pass, as the inputs of `model(...)` give them. All [T], on the CPU."""
+
+    real_T: Tensor
+    """bool: False for padding."""
+    sequence_T: Tensor
+    """int64: number of the sequence, from 0. A pass without cached tokens begins new sequences."""
+    position_T: Tensor
+    """int64: index in the unpadded sequence."""
+
+
+@contextmanager
+def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
+    """Call `on_pass` before every forward pass of the model inside the context."""
+    begun, last = 0, 0
+
+    def before(args: tuple, kwargs: dict) -> None:
+        nonlocal begun, last
+        B, S = _shape(args, kwargs)
+        cached = _cached(kwargs)
+        if not cached:
+            begun, last = begun + last, B
+        real_BS, position_BS = _places(kwargs, B, S, cached)
+        sequence_BS = (begun + torch.arange(B))[:, None].expand(B, S)
+        on_pass(PassTokens(*(each.reshape(-1) for each in (real_BS, sequence_BS, position_BS))))
+
+    handles = on_passes(model, before)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _shape(args: tuple, kwargs: dict) -> tuple[int, int]:
+    inputs: Any = args[0] if args else kwargs.get("input_ids")
+    inputs = kwargs["inputs_embeds"] if inputs is None else inputs
+    return inputs.shape[0], inputs.shape[1]
+
+
+def _cached(kwargs: dict) -> int:
+    cache = kwargs.get("past_key_values")
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+def _places(kwargs: dict, B: int, S: int, cached: int) -> tuple[Tensor, Tensor]:
+    """(False for padding, index in the sequence), each [B, S]."""
+    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        real = mask.bool().cpu()
+        return real[:, -S:], (real.cumsum(dim=1) - 1)[:, -S:]
+    if isinstance(positions, Tensor) and positions.dim() == 2:
+        return torch.ones(B, S, dtype=torch.bool), positions.cpu().expand(B, S)
+    return torch.ones(B, S, dtype=torch.bool), torch.arange(cached, cached + S).expand(B, S)

@@ -1,0 +1,207 @@
+"""Policies that route by given probabilities (C3PO) and among partner experts (C2R).
+
+T = tokens of a pass, N = sequences of a pass (or with pathways), S = tokens of each sequence, W = re-routed tokens of
+each, P = re-routed tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token,
+C = given experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe_lab.errors import RoutingError
+from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
+
+
+class Remix:
+    """Routes the first W tokens of each of the N sequences of a pass by given probabilities. Others are not changed.
+
+    The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the router's logits, go
+    through the family's rule, so that the router's own probabilities change nothing.
+
+    Args:
+        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
+        experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K experts that the router
+            chooses at these probabilities.
+        noise: [N, W, E] of the same layers, added to the scores by which the K experts are chosen, not to their
+        weights.
+    """
+
+    def __init__(
+        self,
+        probs: dict[int, Tensor],
+        experts: dict[int, Tensor] | None = None,
+        noise: dict[int, Tensor] | None = None,
+    ):
+        self.probs, self.experts, self.noise = probs, experts, noise
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether some probabilities require gradients."""
+        return torch.is_grad_enabled() and any(probs_NWE.requires_grad for probs_NWE in self.probs.values())
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        if router.layer not in self.probs:
+            return None
+        probs_NWE = self.probs[router.layer].to(routing.logits_TE.device)
+        N, W, _ = probs_NWE.shape
+        S, K = len(routing.logits_TE) // N, routing.index_TK.shape[-1]
+        own_RE = routing.logits_TE.unflatten(0, (N, S))[:, :W].flatten(0, 1)
+        given_RE = logits_of(probs_NWE.flatten(0, 1), router, own_RE)
+        if self.experts is None:
+            scores_RE = router.scores(given_RE.detach())
+            if self.noise:
+                scores_RE = scores_RE + self.noise[router.layer].to(scores_RE.device).flatten(0, 1)
+            index_RC = router.choose(scores_RE, K)
+        else:
+            index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
+        weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
+        if S > W:
+            usual = _with_experts(router, routing, index_RC.shape[-1])
+            weights_RC = _in_front(weights_RC, usual.weights_TK, N)
+            index_RC = _in_front(index_RC, usual.index_TK, N)
+        return Routing(routing.logits_TE, weights_RC, index_RC)
+
+
+def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
+    """float32 [T, E]: the softmax of a router's logits, without the bias for choosing experts."""
+    return router.family.rule.scores(router.module, logits_TE).softmax(dim=-1)
+
+
+def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
+    """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules depend."""
+    size_N1 = router.family.rule.scores(router.module, own_NE).logsumexp(-1, keepdim=True)
+    scores_NE = probs_NE.clamp(min=torch.finfo(probs_NE.dtype).tiny).log() + size_N1
+    return router.family.rule.logits(scores_NE)
+
+
+def _with_experts(router: Router, routing: Routing, C: int) -> Routing:
+    """The same decision with C distinct experts for each token; added experts have weight 0."""
+    more = C - routing.index_TK.shape[-1]
+    if not more:
+        return routing
+    others_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
+    index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
+    return Routing(routing.logits_TE, torch.nn.functional.pad(routing.weights_TK, (0, more)), index_TC)
+
+
+def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
+    """`all_TC` of N sequences with the first tokens of each replaced by `own_RC`."""
+    own_NWC, all_NSC = own_RC.unflatten(0, (N, -1)), all_TC.unflatten(0, (N, -1))
+    return torch.cat([own_NWC, all_NSC[:, own_NWC.shape[1] :]], dim=1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The re-routed tokens of the next pass and their pathways. All [P]."""
+
+    index: Tensor
+    """int64: indices among the T tokens."""
+    pathway: Tensor
+    """int64: index of each token's pathway among N x W."""
+    share: Tensor
+    """float32: share of that pathway. The rest are the token's own probabilities."""
+
+
+class Override:
+    """Routes the tokens given to `expect` by a mixture of given probabilities and their own. Others are not changed.
+
+    The mixture replaces the router's probabilities: top-k and weights are computed from it by the family's rule.
+
+    Args:
+        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
+
+    Raises RoutingError in a pass before the first `expect`.
+    """
+
+    def __init__(self, probs: dict[int, Tensor]):
+        self.probs = {layer: probs_NWE.detach().flatten(0, 1) for layer, probs_NWE in probs.items()}
+        self._expected = False
+        self._places: Places | None = None
+
+    def expect(self, places: Places | None) -> None:
+        """Set the re-routed tokens of the next forward pass; None: no token."""
+        self._expected, self._places = True, places
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        if not self._expected:
+            raise RoutingError("Override has no tokens: `expect` was not called. Call it before each pass.")
+        if self._places is None or router.layer not in self.probs:
+            return None
+        device = routing.logits_TE.device
+        chosen = self._places.index.to(device)
+        own_PE = routing.logits_TE[chosen]
+        given_PE = self.probs[router.layer][self._places.pathway].to(device)
+        share_P1 = self._places.share[:, None].to(device)
+        mixed_PE = torch.lerp(router_probs(router, own_PE), given_PE.float(), share_P1)
+        logits_PE = logits_of(mixed_PE, router, own_PE)
+        index_PK = router.choose(router.scores(logits_PE), routing.index_TK.shape[-1])
+        weights_PK = router.weights(logits_PE, index_PK)
+        return Routing(
+            routing.logits_TE,
+            routing.weights_TK.index_copy(0, chosen, weights_PK.to(routing.weights_TK.dtype)),
+            routing.index_TK.index_copy(0, chosen, index_PK),
+        )
+
+
+def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
+    """bool [L, E, E]: each expert's `count` most co-activated experts, and itself.
+
+    Args:
+        pairs_LEE: number of tokens with both experts. In a tie the lower expert number comes first, so that an expert
+            without tokens has the first `count` other experts as partners.
+    """
+    E = pairs_LEE.shape[-1]
+    itself_EE = torch.eye(E, dtype=torch.bool)
+    order_LEE = pairs_LEE.masked_fill(itself_EE, -1).argsort(dim=-1, descending=True, stable=True)
+    allowed_LEE = torch.zeros(pairs_LEE.shape, dtype=torch.bool)
+    allowed_LEE.scatter_(-1, order_LEE[..., :count], True)
+    return allowed_LEE | itself_EE
+
+
+class PartnersOnly:
+    """Collaboration-constrained routing (C2R, Zhang et al. 2025): a policy that takes experts among partners.
+
+    Each token keeps its expert with the largest score, and takes the others of its top-k from that expert's partners.
+
+    Weights follow the family's rule. A token whose experts are all partners of the first one is not changed.
+
+    Args:
+        allowed_LEE: bool, `partners_of`.
+    """
+
+    def __init__(self, allowed_LEE: Tensor):
+        self.allowed_LEE = allowed_LEE
+        self._changed: dict[torch.device, Tensor | int] = {}
+        self._decided = 0
+
+    @property
+    def decisions(self) -> tuple[int, int]:
+        """(changed decisions, all decisions) so far. A decision is one token in one layer."""
+        return sum(int(count) for count in self._changed.values()), self._decided
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        require_choice_by_logits(router, "C2R chooses partners by")
+        logits_TE, weights_TK, index_TK = routing
+        device, E = logits_TE.device, logits_TE.shape[-1]
+        scores_TE = router.scores(logits_TE)
+        best_T1 = scores_TE.gather(-1, index_TK).argmax(dim=-1, keepdim=True)
+        first_T = index_TK.gather(-1, best_T1)[:, 0]
+        allowed_TE = self.allowed_LEE[router.layer, :E, :E].to(device)[first_T]
+        changed_T = ~allowed_TE.gather(-1, index_TK).all(dim=-1)
+        self._changed[device] = self._changed.get(device, 0) + changed_T.sum()
+        self._decided += len(changed_T)
+        place_N = changed_T.nonzero()[:, 0]
+        if not len(place_N):
+            return None
+        scores_NE = scores_TE[place_N].masked_fill(~allowed_TE[place_N], -torch.inf)
+        index_NK = router.choose(scores_NE, index_TK.shape[-1])
+        weights_NK = router.weights(logits_TE[place_N], index_NK).to(weights_TK.dtype)
+        return Routing(
+            logits_TE,
+            weights_TK.index_copy(0, place_N, weights_NK),
+            index_TK.index_copy(0, place_N, index_NK),
+        )

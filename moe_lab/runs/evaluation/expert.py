@@ -1,0 +1,218 @@
+"""`metrics=expert`: the expert metrics of a run (MoE-Bench, section 4.1)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.metrics.intervals import differences
+from moe_lab.metrics.registry import METRICS, Selections, counted_metrics, evaluations, intervention_metrics
+from moe_lab.metrics.stored import COUNTS, FILE, FOLDER, SCHEMA_VERSION, read_arrays, without_arrays, write_arrays
+from moe_lab.results.atomic import write_atomically, write_json, writing
+from moe_lab.results.identity import versions
+from moe_lab.results.logs import ResponseLog
+from moe_lab.runs.evaluation.measures import Measure
+from moe_lab.runs.evaluation.result_block import cost_block
+from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
+
+if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
+    from moe_lab.config.schema import Config
+    from moe_lab.engine.forward.observer import Observer
+    from moe_lab.engine.hf import Request
+    from moe_lab.methods.method import Method
+    from moe_lab.metrics.counts import Counts, Routes
+    from moe_lab.metrics.intervals import Samples
+    from moe_lab.metrics.registry import Evaluate
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.memory import ModelPool
+    from moe_lab.runs.run import Run
+
+logger = logging.getLogger("moe_lab")
+
+
+class ExpertMetrics(Measure):
+    """Counts the experts of all answers, and evaluates the examples again under changed routing."""
+
+    while_answering = True
+
+    def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+        """Expert metrics are not defined for a method that mixes routings, or without an accuracy."""
+        from moe_lab.tasks.judges import is_judged
+
+        if not method.own_routing:
+            raise ConfigError(
+                f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
+                "other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r."
+            )
+        if facts.fixed_routing:
+            raise ConfigError(
+                f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does not "
+                f"allow: {facts.fixed_routing}.\nLeave metrics=expert out."
+            )
+        if config.predict_only:
+            raise ConfigError(
+                "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
+            )
+        if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
+            raise ConfigError(
+                f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
+                "Leave metrics=expert out, or take a task with right answers."
+            )
+        if config.model.tp_plan is not None:
+            raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+        if not facts.moe_layers:
+            from moe_lab.routing.hook import no_router_message
+
+            raise ModelError(no_router_message(facts.path or facts.name, facts.family))
+        if facts.top_k >= facts.experts:
+            raise ConfigError(
+                f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
+            )
+
+    def evaluations(self, method: Method) -> int:
+        return evaluations() if method.interventions else 0
+
+    def observer(self) -> Routes:
+        from moe_lab.metrics.counts import Routes
+
+        return Routes()
+
+    def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+        evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
+        write_expert_metrics(run, observer, samples, evaluate, ask)
+
+
+def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
+    """The run's documents under a routing policy with an `identity`: lm-eval's samples, and their cost. Resumed."""
+    path = run.folder / "expert_metrics" / f"{name}.jsonl"
+    again = run.config.rerun
+    log = ResponseLog(
+        path.with_suffix(".rerun.jsonl") if again else path, run.answers_header | {"policy": policy.identity}
+    )
+    logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
+    print(f"{run.folder.name}: {name}", file=sys.stderr)
+    try:
+        samples = evaluate_answers(run, models, log, policy, bootstrap_iters=0)["samples"]
+    finally:
+        log.close()
+    if again:
+        os.replace(log.path, path)
+    return samples, cost_block(log)
+
+
+Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
+"""Answers requests once more, seen by the observer."""
+
+
+def write_expert_metrics(
+    run: Run, routes: Routes, samples: Samples, evaluate: Evaluate, ask: Ask
+) -> dict[str, Any]:
+    """Compute the metrics and write the run's files, expert_metrics.json last. Returns its content.
+
+    Requests that `routes` has not seen are answered again: the run was interrupted, or stored without metrics.
+    `samples` are those of the run.
+    """
+    from moe_lab.metrics.counts import count, documents_of
+    from moe_lab.metrics.intervals import losses
+
+    documents = documents_of(run.tasks)
+    missing = [request for key, request in documents.by_key.items() if key not in routes.reads]
+    start = time.perf_counter()
+    if missing:
+        ask(routes, missing)
+    answered = time.perf_counter()
+    counts = count(routes, documents.requests)
+    top_k = [routes.top_k[layer] for layer in routes.layers]
+    found = _header(run, counts, top_k) | entropies(counts)
+    cost = {
+        "asked_again": len(missing),
+        "asking_again_seconds": answered - start if missing else 0.0,
+        "counting_seconds": time.perf_counter() - answered,
+    }
+    _write_counts(run.folder / FOLDER / COUNTS, counts)
+    found |= {"cost": cost, **dict.fromkeys(intervention_metrics())}
+    if run.method.interventions:
+        counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
+        lost = partial(losses, run.tasks["tasks"], samples)
+        selections = Selections(counts_LE, counts.experts, top_k)
+        for name, metric in intervention_metrics().items():
+            found[name] = metric.evaluate(selections, evaluate, lost)
+    found, arrays = without_arrays(found)
+    write_arrays(run.folder / FOLDER, arrays)
+    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
+        found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
+    found["differences"] = {
+        name: differences(arrays, read_arrays(other.folder / FOLDER))
+        for name, other in run.compared_runs.items()
+        if other.stored_metrics() is not None
+    }
+    write_json(run.folder / FILE, found)
+    return found
+
+
+def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
+    from moe_lab.metrics.counts import PHASES
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "commit": run.facts.commit,
+        "versions": versions(),
+        "metric": run.config.task.metric,
+        "documents": counts.documents,
+        "groups": len(counts.pairs_GPLEE),
+        "experts": counts.experts,
+        "top_k": top_k,
+        "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
+    }
+
+
+def entropies(counts: Counts) -> dict[str, Any]:
+    """Every counted metric: {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
+    from moe_lab.metrics.counts import PHASES
+
+    phases = {"all": _measured(counts, [0, 1])}
+    for number, phase in enumerate(PHASES):
+        own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
+        phases[phase] = _measured(counts, [number]) if own and others else phases["all"] if own else {}
+    return {
+        metric: {phase: found.get(metric) for phase, found in phases.items()} for metric in counted_metrics()
+    }
+
+
+def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
+    from moe_lab.metrics.intervals import entropies_of
+
+    return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
+
+
+def _write_counts(path: Path, counts: Counts) -> None:
+    """`selections.<phase>` int64 [L, E] and `pairs.<phase>` int64 [L, E, E] (no diagonal), over all documents."""
+    from safetensors.numpy import save
+
+    from moe_lab.metrics.counts import PHASES
+
+    tensors = {}
+    for number, phase in enumerate(PHASES):
+        pairs_LEE = counts.pairs_GPLEE[:, number].sum(axis=0, dtype=np.int64)
+        selections_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
+        off = 1 - np.eye(pairs_LEE.shape[-1], dtype=np.int64)
+        tensors[f"selections.{phase}"] = np.ascontiguousarray(selections_LE)
+        tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, save(tensors))
+
+
+MEASURE = ExpertMetrics()

@@ -1,0 +1,190 @@
+"""Forms of answers that replace a task's own: letters (`task.answer`), majority votes (`task.self_consistency`)."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from hashlib import sha256
+from itertools import takewhile
+from string import ascii_uppercase
+from typing import Any
+
+from moe_lab.errors import TaskError
+from moe_lab.tasks.judges import score
+from moe_lab.tasks.task_functions import versioned
+
+# Letters: multiple-choice questions with lettered options, answered by a letter
+#
+#     Question: What do plants breathe in?
+#     A. Carbon dioxide
+#     B. Helium
+#     Answer:
+#
+# Every answer is one token, as C3PO's "last token" requires. The question and the options come from the task's lm-eval
+# configuration. Tasks whose options are letters already (MMLU) are unchanged.
+
+PROMPT, LETTERS, GOLD = "letters_prompt", "letters", "letters_gold"
+"""Columns added to every document."""
+_ASKS = re.compile(r"\b(Answer|A):\s*$")
+"""The end of a task's own prompt, before the options."""
+_REPLACED = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
+
+
+def in_letters(config: dict[str, Any]) -> dict[str, Any]:
+    """An lm-eval task's configuration with letters as answers; unchanged for tasks that generate answers.
+
+    Raises TaskError for other tasks without choices.
+    """
+    if config.get("output_type") == "generate_until":
+        return dict(config)
+    if config.get("output_type") != "multiple_choice" or config.get("doc_to_choice") is None:
+        raise TaskError(
+            f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters "
+            "(task.answer=letters, which method=c3po sets by itself).\ntask.answer=text asks it as lm-eval does."
+        )
+    if _has_letters(config["doc_to_choice"]):
+        return config
+    own = {key: config.get(key) for key in _REPLACED}
+    fewshot = {k: v for k, v in (config.get("fewshot_config") or {}).items() if k not in _REPLACED}
+    return {
+        **config,
+        "process_docs": partial(_add_columns, own),
+        "doc_to_text": PROMPT,
+        "doc_to_choice": LETTERS,
+        "doc_to_target": GOLD,
+        "target_delimiter": " ",
+        "fewshot_config": fewshot or None,
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+
+
+def _has_letters(choices: Any) -> bool:
+    return isinstance(choices, list) and choices == list(ascii_uppercase[: len(choices)])
+
+
+@versioned("letters.add_columns", 1)
+def _add_columns(own: dict[str, Any], split: Any) -> Any:
+    """lm-eval `process_docs`: adds the lettered question to the documents."""
+    if own["process_docs"] is not None:
+        split = own["process_docs"](split)
+    rows = [lettered(own, document) for document in split]
+    for column in (PROMPT, LETTERS, GOLD):
+        split = split.add_column(column, [row[column] for row in rows])
+    return split
+
+
+def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """The added columns of one document; `own` has the task's `doc_to_text`, `doc_to_target` and `doc_to_choice`."""
+    text, target = (_value(own[key], document) for key in ("doc_to_text", "doc_to_target"))
+    choices = [str(choice).strip() for choice in _value(own["doc_to_choice"], document)]
+    if isinstance(text, int):
+        question, choices, gold = _blank(choices, str(target), text)
+    else:
+        question = _ASKS.sub("", str(text)).strip()
+        gold = target if isinstance(target, int) else choices.index(str(target).strip())
+    if isinstance(own["doc_to_target"], int):  # the right answer has the same place in every document
+        choices, gold = _shuffled(choices, gold, question)
+    options = "".join(
+        f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, choices, strict=False)
+    )
+    return {
+        PROMPT: f"{question}\n{options}Answer:",
+        LETTERS: list(ascii_uppercase[: len(choices)]),
+        GOLD: gold,
+    }
+
+
+def _value(field: Any, document: dict[str, Any]) -> Any:
+    """lm-eval's evaluation of a `doc_to_...` field: a function, a column, a template, or a value."""
+    if isinstance(field, Callable):  # type: ignore[arg-type]
+        return field(document)
+    if isinstance(field, dict):
+        return list(field.values())
+    if not isinstance(field, str):
+        return field
+    if field in document:
+        return document[field]
+    text = _template(field).render(**document)
+    if text.isdigit():
+        return int(text)
+    return ast.literal_eval(text) if text.startswith("[") and text.endswith("]") else text
+
+
+@cache
+def _template(text: str) -> Any:
+    from lm_eval.utils import env
+
+    return env.from_string(text)
+
+
+def _blank(contexts: list[str], ending: str, gold: int) -> tuple[str, list[str], int]:
+    """WinoGrande's contexts, which differ at their end, before one ending: a sentence with a blank, its fillers."""
+    words = [context.split(" ") for context in contexts]
+    same = list(takewhile(lambda words: len(set(words)) == 1, zip(*words, strict=False)))
+    begin = " ".join([position[0] for position in same] + ["_"])
+    return f"Question: {begin} {ending}", [" ".join(own[len(same) :]) for own in words], gold
+
+
+def _shuffled(choices: list[str], gold: int, question: str) -> tuple[list[str], int]:
+    """The choices in an order that depends on the question alone, and the new index of the right one."""
+    order = list(range(len(choices)))
+    random.Random(sha256(question.encode()).hexdigest()).shuffle(order)
+    return [choices[i] for i in order], order.index(gold)
+
+
+# Self-consistency: k sampled answers to each document, and a majority vote over what the task extracts
+#
+# Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (arXiv 2203.11171). The samples
+# are lm-eval's `repeats`, the vote is its filter `majority_vote`.
+
+TEMPERATURE = 0.7
+"""Of the samples, where neither the task nor `gen_kwargs` samples."""
+
+
+def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
+    """An lm-eval task's configuration with `count` samples, and a vote in each of its filters before `take_first`.
+
+    The answer that most samples have wins; of several such answers, the one that was sampled first. Samples of which a
+    filter extracts nothing vote for its fallback, such as "[invalid]".
+
+    Raises TaskError for a task without an extracted answer.
+    """
+    if reason := _why_not(config):
+        raise TaskError(
+            f"task.self_consistency={count} votes over the answers that a task extracts from generated texts, and "
+            f"{config['task']} {reason}.\nLeave it out."
+        )
+    filters = [
+        {**one, "filter": [*one["filter"][:-1], {"function": "majority_vote"}, one["filter"][-1]]}
+        for one in config["filter_list"]
+    ]
+    generation = dict(config.get("generation_kwargs") or {})
+    if not generation.get("do_sample"):
+        generation |= {"do_sample": True, "temperature": TEMPERATURE}
+    return {**config, "repeats": count, "filter_list": filters, "generation_kwargs": generation}
+
+
+def _why_not(config: dict[str, Any]) -> str | None:
+    if "class" in config:
+        return "is a Python class"
+    if config.get("output_type") != "generate_until":
+        return "scores given texts"
+    if config.get("unsafe_code"):
+        return "executes programs"
+    if config.get("process_results") is score:
+        return "is judged"
+    if config.get("repeats", 1) != 1:
+        return f"has repeats={config['repeats']} of its own"
+    filters = config.get("filter_list")
+    if not isinstance(filters, list) or not all(map(_extracts, filters)):
+        return "extracts none"
+    return None
+
+
+def _extracts(one: dict[str, Any]) -> bool:
+    """Whether a filter extracts an answer from every sample, and takes the first one at its end."""
+    functions = [step["function"] for step in one["filter"]]
+    return len(functions) > 1 and "take_first" not in functions[:-1] and functions[-1] == "take_first"

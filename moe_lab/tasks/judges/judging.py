@@ -1,0 +1,116 @@
+"""Judges the answers of a run. Stored verdicts are read from judgements.jsonl, new ones are appended to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from moe_lab.progress import Progress
+from moe_lab.results.logs import ResponseLog, logs_beside, stored_answers
+from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by, verdict_key
+
+JUDGEMENTS = "judgements.jsonl"
+HEADER = {"judgements": 1}
+"""Of judgements.jsonl; the key of each verdict has the judge's identity."""
+ROOM = 2
+"""Estimated memory of a judge in multiples of its weight files: weights and activations."""
+
+
+@contextmanager
+def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]) -> Iterator[None]:
+    """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in `folder`.
+
+    Verdicts of other runs are reused, except for a rerun. `free` as in `Session`.
+    """
+    if not judges:
+        yield
+        return
+    log = ResponseLog(judgements_file(folder, rerun), HEADER)
+    others = [] if rerun else logs_beside(folder, JUDGEMENTS)
+    known = {key: verdict for path in others for key, verdict in stored_answers(path).items()}
+    try:
+        with judged_by(Session(judges, log, known, free).verdicts):
+            yield
+    finally:
+        log.close()
+
+
+def judgements_file(folder: Path, rerun: bool) -> Path:
+    """The file with the verdicts of a run; an unfinished rerun has its own."""
+    return folder / ("judgements.rerun.jsonl" if rerun else JUDGEMENTS)
+
+
+class Session:
+    """Verdicts by judge and exchange.
+
+    Args:
+        log: stores every verdict at once, by `verdict_key`.
+        known: verdicts of other runs, by `verdict_key`.
+        free: removes the evaluated model from memory if a judge needs the space.
+    """
+
+    def __init__(
+        self,
+        judges: Sequence[Judge],
+        log: ResponseLog,
+        known: Mapping[str, Verdict],
+        free: Callable[[], None],
+    ):
+        self.judges = judges
+        self.log = log
+        self.known = known
+        self.free = free
+
+    def verdicts(self, exchanges: Sequence[Exchange]) -> list[dict[str, Verdict | None]]:
+        """The verdict of each judge by name, per exchange; None if the judge could not be reached."""
+        by_judge: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
+        for judge in self.judges:
+            keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
+            missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
+            for key in missing.keys() & self.known.keys():
+                self.log.answer(key, self.known[key], {})
+                del missing[key]
+            if missing:
+                self._judge(judge, missing)
+            for verdicts, key in zip(by_judge, keys, strict=True):
+                verdicts[judge.name] = self.log.get(key)
+        return by_judge
+
+    def _judge(self, judge: Judge, missing: dict[str, Exchange]) -> None:
+        keys, start = list(missing), time.perf_counter()
+        if ROOM * weight_bytes(judge) > free_memory(judge):
+            self.free()
+        with (
+            Progress(len(keys), f"judge {judge.name}", "answer") as progress,
+            judge.open() as judge_all,
+        ):
+
+            def store(index: int, verdict: Verdict) -> None:
+                self.log.answer(keys[index], verdict, {})
+                progress.update()
+
+            judge_all(list(missing.values()), store)
+        self.log.spend({judge.name: time.perf_counter() - start})
+
+
+def weight_bytes(judge: Judge) -> int:
+    """Bytes of the weight files of a judge's model; 0 without one."""
+    from moe_lab.models.files import known_weights
+
+    folders = judge.folders()
+    return sum(
+        (folder / name).stat().st_size
+        for folder in folders
+        for name in known_weights(folder)
+        if not name.endswith(".json")
+    )
+
+
+def free_memory(judge: Judge) -> int:
+    """Free bytes of the device of the judge's model."""
+    from moe_lab.models.facts import resolve_device
+    from moe_lab.models.memory import free_memory
+
+    return free_memory(resolve_device(judge.config.device))

@@ -1,0 +1,191 @@
+"""Functions that the task YAMLs of this folder name (`!function`), and the versions of such functions in run ids.
+
+A version represents a function in run ids. A change that may change scores raises it. Any other change does not
+change run ids.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from moe_lab.errors import TaskError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+F = TypeVar("F", bound=Callable)
+FIRST = Path(__file__).with_name("first_versions.json")
+"""The source of the oldest functions at version 1. Earlier run ids were made of it, and stay valid."""
+
+
+def versioned(name: str, version: int) -> Callable[[F], F]:
+    """Decorator of a task's function (a filter, `process_docs`, `process_results`).
+
+    Args:
+        name: the function's name in run ids; it stays when the function moves.
+        version: raised whenever scores may change.
+    """
+
+    def mark(function: F) -> F:
+        function.identity = _first().get(name, f"{name} 1") if version == 1 else f"{name} {version}"  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@cache
+def _first() -> dict[str, str]:
+    return json.loads(FIRST.read_text(encoding="utf-8"))
+
+
+# Tasks without a known hub data set
+
+
+def local_only(
+    *, task: str, source: str, documents: int, row: str, folder: str | None = None, **_: Any
+) -> None:
+    """The `custom_dataset` of tasks without a known hub data set. Raises TaskError asking for `data_dir`."""
+    raise TaskError(
+        f"Task {task} needs data_dir=<folder> with {folder or task}/test.jsonl: {documents:,} lines such as\n{row}\n"
+        f"The documents are those of {source}."
+    )
+
+
+# answer_format/: the "Answer format: answer1/answer2/..." prompts of Hu et al. (LLM-Adapters, 2023)
+#
+# RoE uses them (section 3.1). Each function is an lm-eval `process_docs`. It adds `query` (the prompt), `names` (the
+# possible answers) and `gold` (the index of the right one) to every row of a split.
+
+QUESTION = "Please choose the correct answer to the question"
+SENTENCE = "Please choose the correct ending to complete the given sentence"
+
+
+def answer_format(
+    instruction: str, question: str, options: Sequence[str], gold: int, name: str
+) -> dict[str, Any]:
+    """The three columns of one question whose options are called `<name>1`, `<name>2`, ...
+
+    >>> answer_format(QUESTION, "Is it so?", ["yes", "no"], 1, "answer")["names"]
+    ['answer1', 'answer2']
+    """
+    names = [f"{name}{number}" for number in range(1, len(options) + 1)]
+    listed = " ".join(f"{one.capitalize()}: {option}" for one, option in zip(names, options, strict=True))
+    query = f"{instruction}: {question}\n\n{listed}\n\nAnswer format: {'/'.join(names)}\n\n"
+    return {"query": query, "names": names, "gold": gold}
+
+
+@versioned("answer_format.arc", 1)
+def arc(split: Dataset) -> Dataset:
+    """ARC, and OpenBookQA, whose question is the column `question_stem`."""
+
+    def row(document: dict[str, Any]) -> dict[str, Any]:
+        question = document.get("question_stem") or document["question"]
+        choices = document["choices"]
+        gold = choices["label"].index(document["answerKey"].strip())
+        return answer_format(QUESTION, question, choices["text"], gold, "answer")
+
+    return split.map(row)
+
+
+@versioned("answer_format.social_iqa", 1)
+def social_iqa(split: Dataset) -> Dataset:
+    def row(document: dict[str, Any]) -> dict[str, Any]:
+        options = [document[column] for column in ("answerA", "answerB", "answerC")]
+        question = f"{document['context']} {document['question']}"
+        return answer_format(QUESTION, question, options, int(document["label"]) - 1, "answer")
+
+    return split.map(row)
+
+
+@versioned("answer_format.hellaswag", 1)
+def hellaswag(split: Dataset) -> Dataset:
+    def row(document: dict[str, Any]) -> dict[str, Any]:
+        sentence = f"{document['activity_label']}: {document['ctx']}"
+        return answer_format(SENTENCE, sentence, document["endings"], int(document["label"]), "ending")
+
+    return split.map(row)
+
+
+# arithmetic/: the final number of a worked answer
+
+_NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])-?\.\d+")
+
+
+def answer_number(text: str) -> str:
+    """The number after the last "####", else the last number of the text, else "".
+
+    >>> answer_number("3 + 4 = 7 apples.\\n#### 1,007 apples.")
+    '1007'
+    >>> answer_number("He pays $12.50.")
+    '12.50'
+    """
+    _, marker, after = text.rpartition("####")
+    numbers = _NUMBER.findall(after)
+    if marker and numbers:
+        return _plain(numbers[0])
+    numbers = _NUMBER.findall(text)
+    return _plain(numbers[-1]) if numbers else ""
+
+
+def same_number(answer: str, gold: str) -> bool:
+    """Whether two strings are numbers that differ by at most 1e-6, absolutely or relatively ("15.0" is "15")."""
+    try:
+        return math.isclose(float(answer), float(_plain(gold)), rel_tol=1e-6, abs_tol=1e-6)
+    except ValueError:
+        return False
+
+
+def _plain(number: str) -> str:
+    return number.replace(",", "").replace("$", "")
+
+
+@versioned("arithmetic.extract_answers", 1)
+def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str]]:
+    """lm-eval filter: the answer's number of every response."""
+    return [[answer_number(text) for text in texts] for texts in responses]
+
+
+@versioned("arithmetic.score", 1)
+def score_number(document: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """lm-eval `process_results`: 1.0 if the filtered answer is the document's number."""
+    return {"exact_match": float(same_number(results[0], document["answer"]))}
+
+
+# references/: multiple-choice questions of BIG-bench
+
+_ASKS = re.compile(r"\s*\b(Answer|A):\s*$")
+_LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
+"""Options, one a line, at the end of a prompt."""
+
+
+@versioned("references.plain_questions", 1)
+def plain_questions(split: Any) -> Any:
+    """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
+    from datasets import Dataset
+
+    rows = [plain_question(row) for row in split if sum(map(bool, row["multiple_choice_scores"])) == 1]
+    return Dataset.from_list(rows) if rows else split.select([])
+
+
+def plain_question(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of BIG-bench as question, texts of the options and index of the right one.
+
+    >>> row = {"inputs": "Q: Which is wet?\\nA. Fire\\nB. Rain\\nAnswer: ", "multiple_choice_targets": ["A", "B"]}
+    >>> plain_question(row | {"multiple_choice_scores": [0, 1]})
+    {'question': 'Q: Which is wet?', 'options': ['Fire', 'Rain'], 'gold': 1}
+    """
+    question, options = _ASKS.sub("", row["inputs"]), list(row["multiple_choice_targets"])
+    listed = _LISTED.search(question)
+    if listed:
+        texts = [line[len("A. ") :].strip() for line in listed[1].strip().split("\n")]
+        if len(texts) == len(options):
+            question, options = question[: listed.start()], texts
+    scores = [bool(score) for score in row["multiple_choice_scores"]]
+    return {"question": question.strip(), "options": options, "gold": scores.index(True)}

@@ -1,0 +1,170 @@
+"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, or if expert metrics differ
+from a loop over texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from moe_lab import expert_metrics, freeze, override, record
+from moe_lab.errors import ConfigError, ModelError, RoutingError
+from moe_lab.routing import find_routers
+from tests.support.models import left_padded, make_model, small_model
+from tests.support.tiers import by_family
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def second_best(router, routing):
+    scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
+    index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
+    return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+
+
+def test_without_the_best_expert(olmoe):
+    """Equal to a model whose router never chooses them: their logit is lowered in a loop over tokens."""
+    seen = {}
+
+    def by_loop(router, args, output):
+        logits, weights, index = (tensor.clone() for tensor in output)
+        probs = logits.softmax(-1)
+        for t in range(len(logits)):
+            order = logits[t].argsort(descending=True)[1:3]
+            index[t], weights[t] = order, probs[t, order]
+        seen[router] = index
+        return logits, weights, index
+
+    with torch.no_grad():
+        with override(olmoe, second_best) as routers:
+            found = olmoe(IDS).logits
+        handles = [router.module.register_forward_hook(by_loop) for router in routers]
+        expected = olmoe(IDS).logits
+        for handle in handles:
+            handle.remove()
+        assert len(seen) == 4 and torch.allclose(found, expected, atol=1e-5)
+        assert not torch.allclose(olmoe(IDS).logits, expected, atol=1e-2)
+
+
+def test_generate_is_overridden(tokenizer):
+    model = small_model("mixtral")
+    inputs = left_padded(tokenizer, ["hello", "a longer prompt"])
+    plain = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    with override(model, second_best):
+        assert not torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
+    with override(model, lambda router, routing: None):
+        assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r._replace(index_TK=r.index_TK[:, :1]), "shape"),
+        (lambda r: r._replace(index_TK=r.index_TK.int()), "int64"),
+        (lambda r: r._replace(index_TK=r.index_TK + 7), "below 8"),
+        (lambda r: r._replace(weights_TK=r.weights_TK * torch.nan), "NaN"),
+    ],
+)
+def test_decisions_that_are_none_are_refused(olmoe, change, says):
+    with pytest.raises(RoutingError, match=says), override(olmoe, lambda router, routing: change(routing)):
+        olmoe(IDS)
+
+
+def test_a_policy_that_no_token_meets_is_an_error(olmoe):
+    with pytest.raises(RoutingError, match="changed nothing"), override(olmoe, second_best):
+        make_model("olmoe", seed=1)(IDS)
+    with pytest.raises(ZeroDivisionError), override(olmoe, second_best):
+        1 / 0  # noqa: B018
+
+
+# freeze
+
+TRAINED_IDS = torch.arange(24).view(2, 12)
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(TRAINED_IDS, labels=TRAINED_IDS).loss.backward()
+    optimizer.step()
+
+
+def test_a_frozen_router_stays_byte_for_byte():
+    model = make_model("olmoe")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
+    step(model, optimizer)  # momentum
+    routers = [router.module.weight for router in find_routers(model)]
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    with freeze(model, "router") as count:
+        assert count == sum(weight.numel() for weight in routers)
+        step(model, optimizer)
+    same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
+    assert same == {name for name, value in model.named_parameters() if any(value is w for w in routers)}
+    step(model, optimizer)
+    assert not torch.equal(routers[0], before["model.layers.0.mlp.gate.weight"])
+
+
+def test_parameters_that_were_not_trained_stay_so():
+    model = make_model("mixtral")
+    model.lm_head.weight.requires_grad = False
+    with pytest.raises(ZeroDivisionError), freeze(model, "experts", "router"):
+        assert not find_routers(model)[0].module.weight.requires_grad
+        1 / 0  # noqa: B018
+    assert find_routers(model)[0].module.weight.requires_grad and not model.lm_head.weight.requires_grad
+
+
+def test_groups_that_are_not_there_are_refused():
+    model = make_model("olmoe")
+    for groups, says in (
+        (("gate",), "choose among router"),
+        (("shared_experts",), "no such"),
+        ((), "no group"),
+    ):
+        with pytest.raises(ConfigError, match=says), freeze(model, *groups):
+            pass
+    with pytest.raises(ModelError, match="No router was found"), freeze(make_model("llama"), "router"):
+        pass
+
+
+# expert_metrics
+
+TEXTS = ["what is a cat and why", "hello", "two and two are four, and four and four are eight"]
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
+def test_load_balance_and_accuracy_are_those_of_a_loop(family, tokenizer):
+    model = small_model(family)
+    found = expert_metrics(model, TEXTS, tokenizer)
+    selected, right, predicted = [Counter() for _ in range(4)], 0, 0
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.no_grad(), record(model) as routes:
+            guesses = model(ids).logits[0, :-1].argmax(-1).tolist()
+        right += sum(guess == token for guess, token in zip(guesses, ids[0, 1:].tolist(), strict=True))
+        predicted += len(guesses)
+        for layer, index_TK in enumerate(routes.indices):
+            selected[layer].update(index_TK.flatten().tolist())
+    entropies = [
+        -sum(n / counts.total() * math.log2(n / counts.total()) for n in counts.values())
+        for counts in selected
+    ]
+    layers = [entropy for entropy, counts in zip(entropies, selected, strict=True) if counts]
+    assert found["load_balance"]["counted"] == pytest.approx(sum(layers) / len(layers))
+    assert found["accuracy"]["value"] == pytest.approx(right / predicted)
+    assert {"collaboration", "capacity", "specialization"} <= found.keys()
+    assert expert_metrics(model, [tokenizer.encode(text) for text in TEXTS]) | {"seconds": 0} == found | {
+        "seconds": 0
+    }
+
+
+def test_texts_that_cannot_be_read_are_refused(olmoe, tokenizer):
+    for texts, with_tokenizer, says in (
+        (TEXTS, None, "needs the tokenizer"),
+        (["a"], tokenizer, "has 1 tokens"),
+        (["a" * 600], tokenizer, "between 2 and 512"),
+        ([], tokenizer, "no text"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            expert_metrics(olmoe, texts, with_tokenizer)

@@ -1,0 +1,247 @@
+"""Breaks if workers change a number, outlive the command or lose results, or if a failed one is not named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.cli import launchers
+from moe_lab.cli.launchers import Requeued
+from moe_lab.config.schema import Config, LauncherConfig
+from moe_lab.runs.board import Board, log_file
+from tests.support.command import run_command
+
+CONFIG = Config(launcher=LauncherConfig(name="local", workers=2))
+GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "limit=3")
+
+
+def started(folder: Path) -> tuple[subprocess.Popen[str], list[int], Path]:
+    """The command with two workers that have begun, the workers' processes, and the folder of their board."""
+    command = [sys.executable, "-m", "moe_lab", *GRID, "launcher=local", "launcher.workers=2"]
+    process = subprocess.Popen(
+        [*command, f"output_dir={folder}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    workers = wait_until(lambda: len(found := workers_of(process)) == 2 and found)
+    [board] = (folder / "workers").iterdir()
+    wait_until(Board(board).total)
+    return process, workers, board
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    files = sorted(folder.glob("runs/*/results.json"))
+    return {file.parent.name: json.loads(file.read_text())["results"] for file in files}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path):
+    process, workers, board = started(tmp_path / "shared")
+    os.kill(workers[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0 and "Worker 0 ended with exit code -9" in err
+    assert (board / "worker-0.log").exists(), "what it wrote is kept"
+    plain = run_command(capsys, *GRID, f"output_dir={tmp_path / 'plain'}")
+    assert scores(tmp_path / "shared") == scores(tmp_path / "plain") and len(scores(tmp_path / "plain")) == 5
+    table = out.partition("\nCost")[0]
+    assert table == plain.out.partition("\nCost")[0] and "seed=3" in table
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_command_that_is_killed(tmp_path):
+    process, workers, _ = started(tmp_path / "out")
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(alive(worker) for worker in workers), seconds=60)
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+class FakeWorker:
+    """A process that has ended, or runs until it is terminated (code None)."""
+
+    def __init__(self, code: int | None):
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = -signal.SIGTERM if self.code is None else self.code
+
+    def wait(self) -> int | None:
+        return self.code
+
+
+def fake_workers(monkeypatch: pytest.MonkeyPatch, codes: list[int | None]) -> list[FakeWorker]:
+    workers = [FakeWorker(code) for code in codes]
+
+    def start(board: Board, number: int, argv: list[str], variables: dict[str, str]) -> FakeWorker:
+        return workers[number]
+
+    monkeypatch.setattr(launchers, "start", start)
+    monkeypatch.setattr("moe_lab.cli.launchers.PAUSE", 0.01)
+    return workers
+
+
+def run_two(folder: Path) -> list[int]:
+    return launchers.run_local(Board(folder), CONFIG, [])
+
+
+def test_an_interruption_ends_the_workers(monkeypatch, tmp_path):
+    def interrupted(board: Board, workers: int, alive: Any) -> None:
+        raise KeyboardInterrupt
+
+    workers = fake_workers(monkeypatch, [None, 0])
+    monkeypatch.setattr(launchers, "watch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_two(tmp_path)
+    assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
+
+
+def test_the_exit_codes_are_those_of_the_workers(monkeypatch, tmp_path):
+    fake_workers(monkeypatch, [0, 1])
+    assert run_two(tmp_path) == [0, 1]
+
+
+def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 5)
+    assert launchers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "2"
+    assert launchers.environment(7, count=8, gpus=0)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert launchers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "3", "what the user says"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [launchers.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7f")
+    assert [launchers.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "GPU-7f"]
+
+
+# What the command shows of its workers
+
+
+def test_workers_that_failed_are_named_with_their_last_lines(capsys: Any, tmp_path: Path) -> None:
+    log_file(tmp_path, 1).write_text("".join(f"line {i}\n" for i in range(9)))
+    launchers.print_failed(Board(tmp_path), [0, 3, 1])
+    err = capsys.readouterr().err
+    log = tmp_path / "worker-1.log"
+    assert (
+        f"Worker 1 ended with exit code 3 ({log}):\nline 4\nline 5\nline 6\nline 7\nline 8\nWorker 2" in err
+    )
+    assert "Worker 0" not in err and err.endswith("It printed nothing.\n")
+
+
+def test_progress_counts_what_workers_made_beside_what_was_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown: list[tuple[Any, ...]] = []
+
+    class Shown:
+        def __init__(self, total: int, what: str, unit: str, initial: int):
+            shown.append((total, what, unit, initial))
+
+        def __enter__(self) -> Shown:
+            return self
+
+        def __exit__(self, *raised: object) -> None: ...
+
+        def at(self, done: int, note: str | None) -> None:
+            shown.append((done, note))
+
+    worker = Board(tmp_path, 0)
+    steps = [
+        lambda: worker.begin(5, ["a", "b"]),
+        lambda: worker.end("c"),
+        lambda: Board(tmp_path, 1).end("d", "full"),
+    ]
+
+    def alive() -> bool:
+        if steps:
+            steps.pop(0)()
+        return bool(steps)
+
+    monkeypatch.setattr(launchers, "Progress", Shown)
+    monkeypatch.setattr(launchers, "PAUSE", 0.0)
+    launchers.watch(Board(tmp_path), 2, alive)
+    assert shown == [(5, "2 workers", "run", 2), (3, None)]
+
+
+def test_workers_that_end_at_once_are_not_waited_for(tmp_path: Path) -> None:
+    launchers.watch(Board(tmp_path), 2, lambda: False)
+
+
+# submitit and Ray
+
+TWO_SEEDS = ("-m", "method=roe", "method.n=2", "seed=0,1", "task=toy_choice", "limit=3")
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("launcher=submitit", "launcher.cluster=local"),
+        pytest.param(
+            ("launcher=ray", "+launcher.parameters.num_cpus=0.5"),
+            marks=pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed"),
+        ),
+    ],
+    ids=lambda launcher: launcher[0],
+)
+def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
+    shared, plain = tmp_path / "shared", tmp_path / "plain"
+    own = signal.getsignal(signal.SIGTERM)
+    workers = run_command(capsys, *TWO_SEEDS, *launcher, "launcher.workers=2", f"output_dir={shared}")
+    signal.signal(signal.SIGTERM, own)  # Ray has one of its own
+    alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
+    assert workers.code == alone.code == 0, workers.err
+    assert scores(shared) == scores(plain) and len(scores(plain)) == 3
+    assert workers.out.partition("\nCost")[0] == alone.out.partition("\nCost")[0]
+    assert not list((shared / "workers").iterdir()), "no worker failed"
+
+
+def test_a_job_is_queued_again_as_it_is(tmp_path):
+    worker = pickle.loads(pickle.dumps(Requeued(tmp_path, ["method=roe"])))
+    again = worker.checkpoint(3)
+    assert again.function is worker and again.args == (3,)
+    assert (worker.folder, worker.argv) == (tmp_path, ["method=roe"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["launcher=submitit", "launcher.cluster=pbs"], "pbs"),
+        (["launcher=submitit", "launcher.cluster=local", "+launcher.parameters.cpus=2"], "cpus"),
+        (["launcher=local", "launcher.cluster=slurm"], "belongs to launcher=submitit"),
+        (["launcher=local", "launcher.address=auto"], "belongs to launcher=ray"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(typed, expected, capsys, tmp_path):
+    ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
+    assert ended.code == 2 and expected in ended.err and "Traceback" not in ended.err

@@ -1,0 +1,122 @@
+"""Breaks if a cell differs from what Hydra composes of its overrides, or if composing changes what other threads read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from moe_lab.config import compose as module
+from moe_lab.config.compose import compose, compose_cell
+from moe_lab.reports.papers.experiment import find_experiments
+
+OVERRIDES = [
+    [],
+    ["seed=3", "model=olmoe", "limit=5", "task=gsm8k", "method.n=4"],
+    ["method=c3po", "method.layers=[1,2]", "gen_kwargs={temperature: 0.5}", "task.metric=acc,none"],
+    ["system_instruction=${oc.env:HOME}", "output_dir=${device}/x", "logger.tags=['a,b',c]"],
+    ["output_dir=${hydra:runtime.choices.model}"],
+    ["+method.phases=2", "model.recipe={dataset: toy, tokens: 5}", "model.path=/a b/c"],
+    ["hydra.verbose=false", "seed=1"],
+    ["model=olmoe", "model=mixtral", "seed=1", "seed=2"],
+]
+
+
+def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> module.Cell:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_put_together", lambda source, parsed: None)
+        return compose_cell(overrides, [])
+
+
+@pytest.mark.parametrize("overrides", OVERRIDES, ids=" ".join)
+def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
+    expected = by_hydra(overrides, monkeypatch)
+    assert compose_cell(overrides, []) == expected
+    assert compose(overrides) == [expected]
+
+
+@pytest.mark.slow
+def test_the_cells_of_all_experiments_are_what_hydra_composes(monkeypatch):
+    scales = [scale for one in find_experiments("all", []) for scale in one.scales.values()]
+    cells = sorted({tuple(cell) for scale in scales for cell in scale.overrides()})[::60]
+    for cell in map(list, cells):
+        assert compose_cell(cell, []) == by_hydra(cell, monkeypatch), cell
+
+
+def test_an_option_that_includes_another_is_composed_by_hydra(tmp_path):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text("defaults: [gsm8k, _self_]\nmetric: acc,none\n")
+    cell = compose_cell(["task=mine", "seed=2"], [str(tmp_path)])
+    assert cell.values["task"]["name"] == "gsm8k" and cell.values["task"]["metric"] == "acc,none"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["method.nn=3"], ["seed=1,2"], ["task=gsm"], ["seed={a: 1"]],
+)
+def test_errors_are_hydras(overrides, monkeypatch):
+    with pytest.raises(Exception) as expected:
+        by_hydra(overrides, monkeypatch)
+    for composed in (lambda: compose_cell(overrides, []), lambda: compose(overrides)):
+        with pytest.raises(type(expected.value)) as raised:
+            composed()
+        assert str(raised.value) == str(expected.value)
+
+
+def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
+    """A paper's tables have thousands of cells, and Hydra takes a tenth of a second for each."""
+    loaded: list[list[str]] = []
+    load = module._Source.load
+    monkeypatch.setattr(module, "_bases", {})
+    monkeypatch.setattr(
+        module._Source, "load", lambda self, options: loaded.append(options) or load(self, options)
+    )
+    for model in ("olmoe", "mixtral"):
+        for seed in range(5):
+            compose_cell([f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], [])
+    assert loaded == [[], ["model=tiny"], ["task=gsm8k"]]
+
+
+def test_an_option_that_changed_since_the_last_command_is_read_again(tmp_path):
+    (tmp_path / "model").mkdir()
+    for path in ("one", "two"):
+        (tmp_path / "model" / "mine.yaml").write_text(f"name: mine\npath: {path}\n")
+        grid = compose(["--config-dir", str(tmp_path), "-m", "model=mine", "seed=1,2"])
+        assert [cell.values["model"]["path"] for cell in grid] == [path, path]
+
+
+def test_composing_changes_nothing_that_other_threads_read():
+    environment, arguments, folder = dict(os.environ), list(sys.argv), os.getcwd()
+    changed: list[str] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            if sys.argv != arguments or os.getcwd() != folder or dict(os.environ) != environment:
+                changed.append("changed")
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            grids = list(pool.map(lambda seed: compose(["-m", f"seed={seed},7", "model=tiny"]), range(6)))
+    finally:
+        ended.set()
+        watching.join()
+    assert [[cell.values["seed"] for cell in grid] for grid in grids] == [[seed, 7] for seed in range(6)]
+    assert not changed
+
+
+def test_sys_argv_and_the_environment_are_not_touched(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("the environment is shared with other threads")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ("notebook",))
+        patch.setattr(os, "putenv", refuse)
+        patch.setattr(os, "unsetenv", refuse)
+        (cell,) = compose(["seed=5"])
+        assert cell.values["seed"] == 5 and sys.argv == ("notebook",)

@@ -1,0 +1,126 @@
+"""Samples by the clean distribution's measure, and the logit scale against float64 by hand.
+
+Broken by: a bound compared the wrong way, NaN where a probability is 0, a scale of each sample in place of the mean's,
+a normalizer that is not scaled, a token that a sweep counts twice or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from moe_lab.engine.forward.ensemble import (
+    MEASURES,
+    SCALES,
+    Adaptive,
+    Ensemble,
+    ScaleSweep,
+    at_bound,
+    unsureness,
+)
+from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
+from moe_lab.routing import GumbelTopK
+from tests.support.unsure import slow_measure
+
+
+def test_measures_are_those_of_a_loop():
+    logits = torch.randn(6, 30, generator=torch.Generator().manual_seed(0)) * 3
+    logits[2] = -torch.inf
+    logits[2, 4] = 1.0
+    found = unsureness(logits)
+    for measure in MEASURES:
+        for logits_V, value in zip(logits.double(), found[measure], strict=True):
+            assert float(value) == pytest.approx(slow_measure(logits_V.softmax(-1), measure), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("measure", "bands", "expected"),
+    [
+        ("margin", [(0.2, 8), (0.6, 4)], [8, 4, 4, 1, 1]),
+        ("margin", [(0.2, 1), (0.5, 8)], [1, 8, 8, 1, 1]),
+        ("margin", [(0.0, 8)], [1] * 5),
+        ("margin", [(2.0, 8)], [8] * 5),
+        ("entropy", [(0.6, 8), (0.2, 4)], [1, 4, 4, 8, 8]),
+        ("entropy", [(0.0, 8)], [8] * 5),
+    ],
+)
+def test_samples_of_a_token(measure, bands, expected):
+    adaptive = Adaptive(measure, bands)
+    assert adaptive.samples_of({measure: torch.tensor([0.0, 0.2, 0.3, 0.6, 1.0])}).tolist() == expected
+    adaptive.samples_of({measure: torch.tensor([0.1, 0.7])})
+    assert sum(adaptive.tokens) == 7
+    assert adaptive.uncounted().tokens == [0] * len(adaptive.tokens)
+
+
+def test_tokens_are_counted_by_band():
+    """Also where two bands have the same samples, or one has those of no band."""
+    adaptive = Adaptive("margin", [(0.1, 1), (0.3, 4), (0.5, 4)])
+    for _ in range(2):
+        adaptive.samples_of({"margin": torch.tensor([0.05, 0.2, 0.2, 0.4, 0.9, 0.9])})
+    assert adaptive.tokens == [2, 4, 2, 4]
+
+
+TEXTS = [("2 + 2 =", " 4"), ("2 + 2 =", " 5 and"), ("A longer prompt: one", " two three")]
+
+
+@pytest.fixture
+def logits_MnV():
+    return torch.randn(5, 3, 11, generator=torch.Generator().manual_seed(0)) * 4
+
+
+def by_hand(logits_nV: torch.Tensor, scale: float, aggregate: str) -> torch.Tensor:
+    """Log-probabilities [V] of one position, in float64."""
+    logits_nV = logits_nV.double()
+    if aggregate == "logits":
+        scores_V = logits_nV.mean(dim=0)
+    else:
+        scores_V = sum(one.softmax(dim=-1) for one in logits_nV).div(len(logits_nV)).log()  # type: ignore[union-attr]
+    powers = [math.exp(scale * float(score)) for score in scores_V]
+    return torch.tensor([math.log(power / sum(powers)) for power in powers])
+
+
+@pytest.mark.parametrize("aggregate", ["probabilities", "logits"])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
+def test_the_averaged_distribution_is_scaled(logits_MnV, n, aggregate, scale):
+    logits_MnV = logits_MnV[:, :n]
+    ensemble = Ensemble(n=n, aggregate=aggregate, logit_scale=scale)
+    expected = torch.stack([by_hand(logits_nV, scale, aggregate) for logits_nV in logits_MnV])
+    at, target = torch.tensor([4, 0, 2, 2]), torch.tensor([10, 3, 0, 7])
+    assert torch.allclose(ensemble.score(logits_MnV, at, target), expected[at, target].float(), atol=1e-5)
+    assert torch.allclose(ensemble.next_scores(logits_MnV).softmax(-1), expected.exp().float(), atol=1e-6)
+    assert ensemble.greedy(logits_MnV).equal(expected.argmax(dim=-1))
+
+
+def scored(model, tokenizer, ensemble: Ensemble) -> list[float]:
+    lm = EngineLM(model, tokenizer, ensemble=ensemble, progress=False)
+    answers: dict[int, tuple[float, bool]] = {}
+    lm.answer("loglikelihood", [Request(pair) for pair in TEXTS], answers.__setitem__)
+    return [answers[index][0] for index in range(len(TEXTS))]
+
+
+@pytest.mark.parametrize("cache", ["clean", "standard"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(olmoe, tokenizer, n, cache):
+    routing = GumbelTopK([0.0, 0.5, 0.5, 0.0], seed=1) if n > 1 else None
+    ensemble = Ensemble(n=n, routing=routing, first_noisy=1, cache=cache)
+    sweep = ScaleSweep()
+    swept = scored(olmoe, tokenizer, Ensemble(**{**vars(ensemble), "sweep": sweep}))
+    assert swept == pytest.approx(scored(olmoe, tokenizer, ensemble), abs=1e-4)
+    lm = EngineLM(olmoe, tokenizer, progress=False)
+    assert sweep.tokens == sum(lm.count_tokens("loglikelihood", Request(pair)) for pair in TEXTS)
+    totals = {}
+    for place in (0, 50, 100, 140):
+        scale = float(SCALES[place])
+        totals[place] = sum(scored(olmoe, tokenizer, Ensemble(**{**vars(ensemble), "logit_scale": scale})))
+        assert float(sweep.totals_S[place]) == pytest.approx(totals[place], abs=1e-3)
+    scale, loss = sweep.best()
+    assert -loss * sweep.tokens >= max(totals.values()) - 1e-3
+
+
+def test_a_scale_at_either_end_is_at_the_bound():
+    assert at_bound(float(SCALES[0])) and at_bound(float(SCALES[-1])) and not at_bound(1.0)
+    assert SCALES[0] == pytest.approx(0.25, abs=1e-3) and SCALES[-1] == pytest.approx(4, abs=1e-2)

@@ -1,0 +1,252 @@
+"""cache=clean, standard and none, with clean and noisy prompts: each equals its slow reference.
+
+Broken by: noise keyed by anything but the sample and the position, a sample that reads another's keys and values, a
+prompt read with (or without) noise where it should not be, scoring that differs from decoding, or a family in `LATE`
+whose layer does anything but add its block's output to each token.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moe_lab.engine.forward import histories
+from moe_lab.engine.forward.batch import TokenTree, collate
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.generate import generate
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget, ScoringRequest
+from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests.support import roe_reference as reference
+from tests.support import rounding
+from tests.support.ensembles import (
+    HISTORIES,
+    SEED,
+    N,
+    answers_of,
+    assert_scores,
+    ensemble_for,
+    prompts_for,
+    questions_for,
+    scores_of,
+    temperatures_for,
+)
+from tests.support.models import make_model, small_model
+from tests.support.tiers import by_family
+
+
+def logits_of_steps(model):
+    """[M, n, V] of two steps of three sequences, all MoE layers with noise."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(250) for _ in range(9)] for _ in range(3)]
+    routing = GumbelTopK([2.0] * len(find_routers(model)), 1)
+    logits = []
+    with EnsembleForward(model, Ensemble(4, routing)) as forward:
+        cache = forward.new_cache()
+        forward(
+            replace(collate([TokenTree(prompt, []) for prompt in prompts], 0, forward.device), noise=False),
+            cache,
+        )
+        for step in range(2):
+            trees = [
+                TokenTree([*prompt, 5, 5][: 10 + step], [[0]], 9 + step, document)
+                for document, prompt in enumerate(prompts)
+            ]
+            logits.append(forward(collate(trees, 9 + step, forward.device), cache))
+    assert routing.decisions[0] > 0
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("family", by_family(sorted(histories.LATE)))
+def test_late_is_the_same_as_in_front_of_the_layer(family, monkeypatch):
+    model = small_model(family)
+    late = logits_of_steps(model)
+    monkeypatch.setattr(histories, "LATE", frozenset())
+    rounding.assert_close(late, logits_of_steps(model))
+
+
+def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):
+    model = small_model("dbrx")
+    right = logits_of_steps(model)
+    monkeypatch.setattr(histories, "LATE", frozenset({"dbrx"}))
+    assert (right - logits_of_steps(model)).abs().max() > 0.1
+
+
+BUDGETS = [Budget(4000), Budget(4000, 1), Budget(70), Budget(9)]
+WEIGHTS = pytest.mark.parametrize(
+    "perturbed",
+    [
+        pytest.param(False, id="clean-weights"),
+        pytest.param(True, id="perturbed-weights", marks=pytest.mark.slow),
+    ],
+)
+
+
+@WEIGHTS
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
+def test_scores_equal_the_slow_reference(family, history, perturbed):
+    model = make_model(family)
+    double = reference.in_float64(model)
+    switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
+    questions = questions_for(random.Random(0), 2, choices=1, longest=6)
+    expected = [
+        [
+            reference.score(double, q.context, c, N, temperatures_for(model), **switches)
+            for c in q.continuations
+        ]
+        for q in questions
+    ]
+    for budget in BUDGETS:
+        ensemble = ensemble_for(model, history, perturbed)
+        assert_scores(scores_of(model, questions, budget, ensemble)[0], expected)
+        assert ensemble.routing.decisions[0] > 0
+
+
+@WEIGHTS
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
+def test_tokens_equal_the_slow_reference(family, history, perturbed):
+    model = make_model(family)
+    double = reference.in_float64(model)
+    switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
+    prompts = [[7], *prompts_for(random.Random(0), 2)]
+    expected = [
+        reference.generate(double, prompt, N, temperatures_for(model), steps=4, **switches)
+        for prompt in prompts
+    ]
+    for budget in BUDGETS:
+        found = answers_of(model, prompts, budget, 4, ensemble_for(model, history, perturbed))
+        for tokens, (expected_tokens, gap) in zip(found, expected, strict=True):
+            # Below this gap between the best two probabilities, float32 may choose otherwise.
+            assert tokens == expected_tokens or gap < 1e-5
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+def test_scoring_equals_decoding_token_by_token(moe_model, history):
+    rng = random.Random(4)
+    questions = [
+        ScoringRequest(prompt, [[rng.randrange(256) for _ in range(6)]], document_key(prompt))
+        for prompt in prompts_for(rng, 4)
+    ]
+    scored, _ = scores_of(moe_model, questions, Budget(4000), ensemble_for(moe_model, history))
+    total = [0.0] * len(questions)
+
+    def forced(scores_AV, answers):
+        tokens = [questions[a.index].continuations[0][len(a.generated)] for a in answers]
+        for row, answer, token in zip(scores_AV.log_softmax(-1), answers, tokens, strict=True):
+            total[answer.index] += float(row[token])
+        return tokens
+
+    answers = [GenerationState(i, q.context, q.noise_key) for i, q in enumerate(questions)]
+    with EnsembleForward(moe_model, ensemble_for(moe_model, history)) as forward:
+        generate(
+            forward, answers, Budget(4000), Decoding(forced, lambda generated: False, 6), lambda answer: None
+        )
+    assert total == rounding.approx([scored[i][0][0] for i in range(len(questions))])
+
+
+@pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
+def test_batch_and_order_change_nothing(olmoe, history):
+    questions = questions_for(random.Random(6), 5)
+    expected, _ = scores_of(olmoe, questions, Budget(10_000), ensemble_for(olmoe, history))
+    backwards, _ = scores_of(olmoe, questions[::-1], Budget(150), ensemble_for(olmoe, history))
+    assert_scores([backwards[4 - i] for i in range(5)], [expected[i] for i in range(5)])
+    prompts = prompts_for(random.Random(6), 5)
+    options = {"do_sample": True, "temperature": 1.2}
+    together = answers_of(olmoe, prompts, Budget(4000), 5, ensemble_for(olmoe, history), options, repeats=2)
+    alone = answers_of(
+        olmoe, prompts[::-1], Budget(4000, 1), 5, ensemble_for(olmoe, history), options, repeats=2
+    )
+    assert together == [tokens for i in range(5) for tokens in alone[2 * (4 - i) : 2 * (4 - i) + 2]]
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize(("n", "temperatures"), [(N, [0.0] * 4), (1, [0.5] * 4)], ids=["t=0", "n=1"])
+def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
+    questions, prompts = questions_for(random.Random(5), 4), prompts_for(random.Random(5), 4)
+    ensemble = ensemble_for(olmoe, history, temperatures=temperatures, n=n)
+    expected, _ = scores_of(olmoe, questions, Budget(4000))
+    assert_scores(scores_of(olmoe, questions, Budget(4000), ensemble)[0], expected)
+    plain = answers_of(olmoe, prompts, Budget(4000), 5)
+    assert answers_of(olmoe, prompts, Budget(4000), 5, ensemble) == plain
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+def test_sharing_the_first_layers_changes_nothing(moe_model, history):
+    questions, prompts = questions_for(random.Random(9), 4), prompts_for(random.Random(9), 4)
+    layers = len(find_routers(moe_model))
+    temperatures = [0.0, 0.0] + [0.6] * (layers - 2)
+    found = []
+    for first_noisy in (0, 1, 2):
+        ensemble = ensemble_for(moe_model, history, temperatures=temperatures, first_noisy=first_noisy)
+        scores, forward = scores_of(moe_model, questions, Budget(4000), ensemble)
+        found.append((scores, answers_of(moe_model, prompts, Budget(4000), 5, ensemble)))
+    for scores, tokens in found[1:]:
+        assert_scores(scores, found[0][0])
+        assert tokens == found[0][1]
+
+
+def test_histories_are_not_the_same_thing(olmoe):
+    # If samples had one history in all modes, or prompts were always read the same way, these would be equal. (A single
+    # token is the same for clean and for standard with a clean prompt; here it is three.)
+    context = [5, 6, 7, 8, 9, 10]
+    question = ScoringRequest(context, [[11, 12, 13]], document_key(context))
+    found = [
+        scores_of(olmoe, [question], Budget(4000), ensemble_for(olmoe, history))[0][0][0][0]
+        for history in HISTORIES[:3]
+    ]
+    assert min(abs(found[a] - found[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 1e-3
+
+
+def test_no_cache_reads_everything_again_for_every_token(olmoe):
+    def tokens_in(cache, prefill):
+        ensemble = ensemble_for(olmoe, (cache, prefill), first_noisy=0)
+        with EnsembleForward(olmoe, ensemble) as forward:
+            choose = lambda scores, answers: scores.argmax(-1).tolist()  # noqa: E731
+            answers = [GenerationState(0, [1, 2, 3, 4], 9)]
+            generate(forward, answers, Budget(100), Decoding(choose, lambda g: False, 3), lambda a: None)
+        return forward.tokens_in
+
+    assert tokens_in("clean", "noisy") == 4 + 2 + 3 * 3
+    assert tokens_in("standard", "noisy") == N * (4 + 2)
+    assert tokens_in("standard", "clean") == 3 + N * 3
+    assert tokens_in("none", "noisy") == N * (4 + 5 + 6)
+    assert tokens_in("none", "clean") == 3 * 3 + N * (1 + 2 + 3)
+
+
+@pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
+def test_reuse_changes_nothing_where_samples_have_their_own_history(olmoe, tokenizer, history):
+    options = {"max_gen_toks": 5, "until": []}
+    requests = {
+        "loglikelihood": [Request(("some context", " more"))],
+        "generate_until": [Request((prompt, options)) for prompt in ("abc", "a", "some longer prompt")],
+    }
+    for kind, asked in requests.items():
+        found = []
+        for reuse in (False, True, True):
+            lm = EngineLM(olmoe, tokenizer, ensemble=ensemble_for(olmoe, history), reuse=reuse)
+            answers = {}
+            lm.answer(kind, asked, answers.__setitem__)
+            lm.answer(kind, asked, answers.__setitem__)
+            found.append(answers)
+        assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("history", HISTORIES[:2])
+def test_padding_makes_no_noisy_decisions(olmoe, history):
+    """Broken by noise for padding: the share of changed decisions would depend on the batch."""
+    questions = questions_for(random.Random(4), 5)
+
+    def decided(budget):
+        ensemble = ensemble_for(olmoe, history)
+        scores_of(olmoe, questions, budget, ensemble)
+        return ensemble.routing.decisions
+
+    assert decided(Budget(4000)) == decided(Budget(4000, 1))

@@ -1,0 +1,181 @@
+"""Generation: the tokens of transformers' own, and for RoE those of the slow reference."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.histories import LATE
+from moe_lab.engine.generate import generate
+from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import Decoding, StoppingCriteria, generation_config
+from moe_lab.engine.scoring import Budget
+from moe_lab.errors import ConfigError, RoutingError
+from moe_lab.models.experts import NAME as WEIGHTS_FIRST
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.support import roe_reference as reference
+from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
+from tests.support.host_reads import HostReads
+from tests.support.models import make_model, small_model
+from tests.support.tiers import by_family
+
+BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_greedy_tokens_are_those_of_transformers(moe_model, budget):
+    prompts = prompts_for(random.Random(0), 7)
+    assert answers_of(moe_model, prompts, budget, 9) == [
+        greedy_by_transformers(moe_model, p, 9) for p in prompts
+    ]
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
+def test_roe_tokens_are_those_of_the_slow_reference(family):
+    model = make_model(family)
+    double = reference.in_float64(model)
+    layers = len(find_routers(model))
+    temperatures = [0.0] + [0.7] * (layers - 2) + [0.3]
+    prompts = prompts_for(random.Random(0), 4)
+    expected = [reference.generate(double, prompt, 4, temperatures, steps=5, seed=3) for prompt in prompts]
+    for budget in BUDGETS:
+        found = answers_of(
+            model, prompts, budget, 5, Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy=1)
+        )
+        for tokens, (expected_tokens, gap) in zip(found, expected, strict=True):
+            # Below this gap between the best two probabilities, float32 may choose otherwise.
+            assert tokens == expected_tokens or gap < 1e-5
+
+
+def test_roe_without_noise_generates_what_the_plain_model_does(olmoe):
+    prompts = prompts_for(random.Random(1), 6)
+    plain = answers_of(olmoe, prompts, Budget(4000), 8)
+    assert answers_of(olmoe, prompts, Budget(4000), 8, Ensemble(4, GumbelTopK([0.0] * 4, 0), 1)) == plain
+
+
+def test_roe_on_weights_first_experts_is_the_same():
+    prompts = prompts_for(random.Random(7), 3)
+    found = []
+    for experts in ("grouped_mm", WEIGHTS_FIRST):
+        model = make_model("olmoe")
+        model.set_experts_implementation(experts)
+        ensemble = Ensemble(8, GumbelTopK([0.0, 0.6, 0.6, 0.6], 0), first_noisy=1)
+        found.append(answers_of(model, prompts, Budget(4000), 6, ensemble))
+    assert found[0] == found[1]
+
+
+def test_the_cache_keeps_the_clean_samples_only(olmoe):
+    caches, lengths = [], []
+
+    def choose(log_probs, answers):
+        lengths.append([layer.length for layer in caches[0].layers])
+        return log_probs.argmax(-1).tolist()
+
+    with EnsembleForward(olmoe, Ensemble(8, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), 1)) as forward:
+        new_cache = forward.new_cache
+        forward.new_cache = lambda capacity=0: caches.append(new_cache(capacity)) or caches[-1]
+        generate(
+            forward,
+            [GenerationState(0, [1, 2, 3, 4], 9)],
+            Budget(100),
+            Decoding(choose, lambda g: False, 3),
+            lambda a: None,
+        )
+    assert lengths == [[4] * 4, [5] * 4, [6] * 4]
+
+
+def test_stop_strings_and_end_tokens(olmoe, tokenizer):
+    prompts = prompts_for(random.Random(2), 5)
+    free = answers_of(olmoe, prompts, Budget(4000), 12)
+    stop = tokenizer.decode(free[0][3:5])
+    stopped = answers_of(olmoe, prompts, Budget(4000), 12, stop=[stop], tokenizer=tokenizer)
+    assert stop in tokenizer.decode(stopped[0]) and len(stopped[0]) <= 5
+    for tokens, unstopped in zip(stopped, free, strict=True):
+        assert tokens == unstopped[: len(tokens)]
+    config = generation_config(olmoe, {"eos_token_id": free[0][0]})
+    assert StoppingCriteria(tokenizer, [], config)([free[0][0]])
+
+
+@pytest.mark.parametrize("ensemble", [None, (3, [0.0, 0.4, 0.4, 0.0])])
+def test_sampling_does_not_depend_on_the_batch(olmoe, ensemble):
+    prompts = prompts_for(random.Random(3), 5)
+    options = {"do_sample": True, "temperature": 1.3, "top_k": 40}
+
+    def run(budget):
+        own = Ensemble(ensemble[0], GumbelTopK(ensemble[1], 0), 1) if ensemble else None
+        return answers_of(olmoe, prompts, budget, 6, own, options, repeats=2)
+
+    together, alone = run(Budget(4000)), run(Budget(4000, 1))
+    assert together == alone
+    # Two answers to one prompt are two samples: that all 5 pairs agree in 6 tokens is practically impossible.
+    assert any(together[i] != together[i + 1] for i in range(0, 10, 2))
+
+
+def test_sampling_follows_the_distribution(olmoe):
+    # 2,000 first tokens; top_k=3 leaves three outcomes. A right sampler fails with probability 1e-6.
+    from scipy.stats import chisquare
+
+    prompt, draws = [3, 1, 4], 2000
+    found = answers_of(
+        olmoe, [prompt], Budget(4000, 500), 1, options={"do_sample": True, "top_k": 3}, repeats=draws
+    )
+    with torch.no_grad():
+        best = olmoe(torch.tensor([prompt])).logits[0, -1].topk(3)
+    probs = best.values.softmax(-1).double()
+    counts = [sum(tokens[0] == int(token) for tokens in found) for token in best.indices]
+    assert sum(counts) == draws
+    assert chisquare(counts, (probs / probs.sum() * draws).tolist()).pvalue > 1e-6
+
+
+def test_unknown_options_are_refused(olmoe):
+    with pytest.raises(ConfigError, match="temprature"):
+        generation_config(olmoe, {"temprature": 1.0})
+    with pytest.raises(ConfigError, match="num_beams=4"):
+        generation_config(olmoe, {"num_beams": 4})
+
+
+def test_penalties_act_as_in_transformers(olmoe):
+    prompt = prompts_for(random.Random(8), 1)[0]
+    options = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 3}
+    with torch.no_grad():
+        expected = olmoe.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, **options
+        )[0, len(prompt) :]
+    (found,) = answers_of(olmoe, [prompt], Budget(4000), 12, options=options)
+    assert found == expected.tolist()
+    assert found != greedy_by_transformers(olmoe, prompt, 12)
+
+
+def test_nan_is_an_error_not_an_answer():
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(RoutingError, match="NaN"):
+        answers_of(model, [[1, 2, 3]], Budget(100), 2)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "family", by_family(sorted(LATE - {"jetmoe"}))
+)  # JetMoE's own code reads sizes of experts
+def test_a_step_reads_the_device_once(family, count, monkeypatch):
+    """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
+    model, reads = small_model(family), HostReads()
+    model.set_experts_implementation("grouped_mm")
+    ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))
+    extend = Decoding.extend
+    steps: list[int] = []
+
+    def counted(self, states, scores_AV):
+        steps.append(reads.count)
+        extend(self, states, scores_AV)
+
+    monkeypatch.setattr(Decoding, "extend", counted)
+    with reads:
+        answers_of(model, prompts_for(random.Random(2), count), Budget(4000), 6, ensemble)
+    assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads.places[steps[1] :]

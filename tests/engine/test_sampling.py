@@ -1,0 +1,233 @@
+"""Sampled answers, generation options and near ties.
+
+Broken by: answers of lm-eval's `hf` model that depend on their batch or order, a field of transformers' GenerationConfig
+that is neither supported (`WORKS`) nor refused (`UNSUPPORTED`), or a bound of near ties that is not the dtype's.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from moe_lab import RoE
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.sampling import NEAR, UNSUPPORTED, Sampler, near, unsupported
+from moe_lab.errors import ConfigError
+from tests.support.models import left_padded, make_model, make_tokenizer, small_model
+
+OPTIONS = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+
+
+def answers(prompts, repeat=0):
+    lm = EngineLM(small_model("qwen3_next"), make_tokenizer(), batch_size=4, progress=False)
+    assert lm.engine is None
+    found = {}
+    lm.answer("generate_until", [Request((prompt, OPTIONS), repeat) for prompt in prompts], found.__setitem__)
+    return dict(zip(prompts, (found[i] for i in range(len(prompts))), strict=True))
+
+
+def test_answers_do_not_depend_on_order_company_or_what_was_drawn_before():
+    first = answers(["one prompt", "another one", "a third"])
+    torch.rand(5)
+    assert answers(["a third", "one prompt"]) == {key: first[key] for key in ("a third", "one prompt")}
+
+
+def test_several_answers_to_a_prompt_differ():
+    assert answers(["one prompt"]) != answers(["one prompt"], repeat=1)
+
+
+PROMPTS = ["hello", "what is a cat and why", "abc" * 5]
+SAMPLED = {"do_sample": True}
+NO_EFFECT = {
+    "assistant_confidence_threshold": 0.5,
+    "assistant_ensemble_weight": 0.5,
+    "assistant_lookbehind": 2,
+    "bos_token_id": 3,
+    "compile_config": None,
+    "continuous_batching_config": None,
+    "decoder_start_token_id": 3,
+    "disable_compile": True,
+    "diversity_penalty": 0.5,
+    "early_stopping": False,
+    "length_penalty": 0.5,
+    "low_memory": True,
+    "max_matching_ngram_size": 2,
+    "num_assistant_tokens": 3,
+    "num_assistant_tokens_schedule": "heuristic",
+    "prefill_chunk_size": 2,
+    "speculation_type": "dflash",
+    "target_lookbehind": 2,
+    "transformers_version": "5.0.0",
+    "use_cache": False,
+    "_from_model_config": False,
+}
+"""Nothing changes greedy text by them, in transformers either."""
+WORKS = {
+    "bad_words_ids": [[61], [42]],
+    "begin_suppress_tokens": list(range(40, 200)),
+    "encoder_no_repeat_ngram_size": 1,
+    "encoder_repetition_penalty": 3.0,
+    "eos_token_id": list(range(30, 120)),
+    "exponential_decay_length_penalty": (1, 3.0),
+    "forced_bos_token_id": 5,
+    "forced_eos_token_id": 7,
+    "max_length": 28,
+    "max_new_tokens": 3,
+    "max_time": 1e-9,
+    "min_length": 30,
+    "min_new_tokens": 8,
+    "no_repeat_ngram_size": 1,
+    "pad_token_id": 9,
+    "remove_invalid_values": True,
+    "renormalize_logits": True,
+    "repetition_penalty": 3.0,
+    "sequence_bias": {(61,): 9.0, (62,): -9.0},
+    "suppress_tokens": list(range(150)),
+}
+"""Greedy text is that of transformers."""
+SAMPLES = {
+    "do_sample": True,
+    "epsilon_cutoff": 0.02,
+    "eta_cutoff": 0.5,
+    "min_p": 0.5,
+    "num_return_sequences": 2,
+    "temperature": 0.2,
+    "top_h": 0.1,
+    "top_k": 2,
+    "top_p": 0.2,
+    "typical_p": 0.2,
+    "watermarking_config": {"greenlist_ratio": 0.25, "bias": 9.0, "hashing_key": 15485863},
+}
+"""They change samples, which have noise of their own."""
+STOPS = "stop_strings"
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Sequences of a batch end at different steps."""
+    model = make_model("olmoe")
+    model.generation_config.eos_token_id = list(range(60, 75))
+    return model
+
+
+def test_every_field_is_known():
+    known = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED]
+    assert sorted(known) == sorted(set(known)) == sorted(GenerationConfig().to_dict())
+
+
+def three_ways(roe, model, field, value, options):
+    """The answers by a keyword, by a GenerationConfig and by the model's own."""
+    yield roe.generate(PROMPTS, **options, **{field: value})
+    yield roe.generate(PROMPTS, generation_config=GenerationConfig(**options, **{field: value}))
+    own = model.generation_config
+    try:
+        model.generation_config = copy.deepcopy(own)
+        changed = GenerationConfig(**SAMPLED | {field: value})
+        for name in {field} | ({"do_sample"} if field == "num_return_sequences" else set()):
+            setattr(model.generation_config, name, getattr(changed, name))
+        yield roe.generate(PROMPTS, **options)
+    finally:
+        model.generation_config = own
+
+
+@pytest.mark.parametrize(("field", "value"), [*WORKS.items(), *NO_EFFECT.items()])
+def test_text_is_that_of_transformers(model, tokenizer, field, value):
+    options = {} if field == "max_length" else {"max_new_tokens": 8}
+    inputs = left_padded(tokenizer, PROMPTS)
+    options.pop(field, None)
+    plain = model.generate(**inputs, do_sample=False, **options, **{field: value})
+    width = inputs["input_ids"].shape[1]
+    expected = tokenizer.batch_decode(plain[:, width:], skip_special_tokens=True)
+    roe = RoE(model, tokenizer, n=1)
+    found = list(three_ways(roe, model, field, value, options))
+    assert found == [expected] * 3
+    ids = model.generate(**inputs, custom_generate=roe, do_sample=False, **options, **{field: value})
+    assert torch.equal(ids, plain)
+
+
+@pytest.mark.parametrize(("field", "value"), SAMPLES.items())
+def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, tokenizer, field, value):
+    options = {"max_new_tokens": 6} | (SAMPLED if field != "do_sample" else {})
+    roe = RoE(model, tokenizer, n=2, temperature=0.7)
+    found = list(three_ways(roe, model, field, value, options))
+    assert found[0] == found[1] == found[2] != roe.generate(PROMPTS, **options)
+
+
+def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
+    roe = RoE(model, tokenizer, n=2)
+    options = {"max_new_tokens": 30, "eos_token_id": 256, "do_sample": True}
+    whole = roe.generate("hello", **options)
+    stop = next(character for character in whole[2:] if character.isascii())
+    for found in three_ways(roe, model, STOPS, [stop], options):
+        assert found[0] == whole[: whole.index(stop) + 1]
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_refused_is_named(model, tokenizer, name):
+    value = {"cache_implementation": "static", "cache_config": {"bits": 4}, "dola_layers": "low"}.get(name, 2)
+    value = [[1]] if name in ("force_words_ids", "constraints") else value
+    roe, config = RoE(model, tokenizer, n=2), GenerationConfig()
+    setattr(config, name, value)
+    assert name in unsupported(config)
+    for options in ({name: value}, {"generation_config": config}):
+        with pytest.raises(ConfigError, match=f"{name}=.* not supported.*Leave it out"):
+            roe.generate("hello", **options)
+    assert unsupported(GenerationConfig(num_beams=1, guidance_scale=1.0)) is None
+
+
+def test_an_assistant_is_refused(model, tokenizer):
+    roe, assistant = RoE(model, tokenizer, n=2), make_model("olmoe", seed=1)
+    with pytest.raises(ConfigError, match="assistant_model"):
+        roe.generate("hello", assistant_model=assistant)
+    with pytest.raises(ValueError, match="assistant_model"):
+        model.generate(torch.tensor([[1, 2]]), custom_generate=roe, assistant_model=assistant)
+
+
+def test_processors_and_prefixes_see_the_rows_of_the_batch(model, tokenizer):
+    inputs, seen = left_padded(tokenizer, PROMPTS), set()
+
+    def allowed(row, ids):
+        seen.add(row)
+        return list(range(row * 40, row * 40 + 40))
+
+    options = {"max_new_tokens": 6, "prefix_allowed_tokens_fn": allowed, "eos_token_id": [5, 50]}
+    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
+    assert torch.equal(one, model.generate(**inputs, **options)) and seen == {0, 1, 2}
+
+
+def stub(dtype: torch.dtype):
+    """What a `Sampler` reads of a model."""
+    return SimpleNamespace(
+        dtype=dtype,
+        device=torch.device("cpu"),
+        _prepare_special_tokens=lambda *args, **keys: None,
+        _get_logits_processor=lambda *args, **keys: [],
+    )
+
+
+SCORES = torch.tensor([[12.125, 12.0625, -4.0, 0.0], [12.125, 11.0, -4.0, 0.0]])
+"""A runner-up one bfloat16 step away, and one far away."""
+
+
+@pytest.mark.parametrize("dtype, ties", [(torch.bfloat16, 1), (torch.float16, 0), (torch.float32, 0)])
+def test_ties_are_judged_at_the_dtypes_rounding(dtype, ties):
+    decoder = Sampler(stub(dtype), GenerationConfig(do_sample=False), 0)
+    assert decoder(SCORES, [None, None]) == [0, 0]
+    assert decoder.near_ties == ties
+
+
+def test_the_bound_is_the_same_for_logits_and_log_probabilities_and_without_excluded_tokens():
+    epsilon = torch.finfo(torch.bfloat16).eps
+    bound = near(SCORES, epsilon)
+    assert torch.allclose(bound, torch.full((2,), epsilon * 16.125))
+    assert torch.allclose(near(SCORES.log_softmax(dim=-1), epsilon), bound, rtol=1e-5)
+    excluded = torch.cat([SCORES, torch.full((2, 1), -torch.inf)], dim=-1)
+    assert torch.equal(near(excluded, epsilon), bound)
+
+
+def test_in_float32_it_is_what_passes_of_other_shapes_differ_by():
+    assert near(SCORES, torch.finfo(torch.float32).eps).tolist() == pytest.approx([NEAR, NEAR])

@@ -1,0 +1,227 @@
+"""Scores equal those of one plain forward pass per continuation, however the work is batched, ordered or repeated."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from moe_lab.engine.forward.batch import TokenTree
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.scoring import Budget, ScoringRequest, TokenScores, read_scores
+from moe_lab.errors import RoutingError
+from moe_lab.routing import GumbelTopK, document_key, find_routers
+from tests.support import roe_reference as reference
+from tests.support import rounding
+from tests.support.ensembles import plain, questions_for, scores_of
+from tests.support.models import make_model
+from tests.support.tiers import by_family
+
+BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(70), Budget(7)]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_equals_plain_forward_passes(moe_model, budget):
+    questions = questions_for(random.Random(0), 7)
+    found, _ = scores_of(moe_model, questions, budget)
+    for i, question in enumerate(questions):
+        for (value, greedy), continuation in zip(found[i], question.continuations, strict=True):
+            expected, expected_greedy = plain(moe_model, question, continuation)
+            assert value == rounding.approx(expected)
+            assert greedy == expected_greedy
+
+
+def test_the_greedy_continuation_is_called_greedy(olmoe):
+    context = [1, 2, 3]
+    with torch.no_grad():
+        best = int(olmoe(torch.tensor([context])).logits[0, -1].argmax())
+    found, _ = scores_of(olmoe, [ScoringRequest(context, [[best], [(best + 1) % 256]], 0)], Budget(100))
+    assert [greedy for _, greedy in found[0]] == [True, False]
+
+
+def test_nothing_is_computed_twice(olmoe):
+    # 30 shared tokens once, then per question its own context, and its choices without their last tokens.
+    shared = list(range(30))
+    questions = [ScoringRequest([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)]
+    _, forward = scores_of(olmoe, questions, Budget(4000))
+    assert forward.tokens_in == 30 + 4 * (2 + len([1, 2]))
+
+
+def test_unlike_questions_share_a_pass(olmoe):
+    passes = []
+    handle = olmoe.register_forward_pre_hook(lambda module, args: passes.append(1))
+    questions = [ScoringRequest([i, i + 1, i + 2], [[5], [6, 7]], i) for i in range(0, 60, 10)]
+    scores_of(olmoe, questions, Budget(4000))
+    handle.remove()
+    assert len(passes) == 1
+
+
+def test_eager_attention_takes_the_same_masks(olmoe):
+    questions = questions_for(random.Random(3), 4)
+    expected, _ = scores_of(olmoe, questions, Budget(4000))
+    olmoe.set_attn_implementation("eager")
+    try:
+        found, _ = scores_of(olmoe, questions, Budget(4000))
+    finally:
+        olmoe.set_attn_implementation("sdpa")
+    for i in expected:
+        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
+def test_roe_equals_the_slow_reference(family):
+    model = make_model(family)
+    double = reference.in_float64(model)
+    layers = len(find_routers(model))
+    temperatures = [0.0] + [0.7] * (layers - 2) + [0.3]
+    questions = questions_for(random.Random(0), 3, choices=2, longest=8)
+    expected = [
+        [reference.score(double, q.context, c, 4, temperatures, seed=3) for c in q.continuations]
+        for q in questions
+    ]
+    clean = [
+        [reference.score(double, q.context, c, 1, temperatures) for c in q.continuations] for q in questions
+    ]
+    for budget in (Budget(4000), Budget(60), Budget(13)):
+        for first_noisy in (0, 1):
+            ensemble = Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy)
+            found, _ = scores_of(model, questions, budget, ensemble)
+            for i in found:
+                assert [value for value, _ in found[i]] == rounding.approx([v for v, _ in expected[i]])
+                assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
+            assert ensemble.routing.decisions[0] > 0
+    # The noise must matter for this test to mean anything.
+    assert (
+        max(abs(a[0] - b[0]) for x, y in zip(expected, clean, strict=True) for a, b in zip(x, y, strict=True))
+        > 0.05
+    )
+
+
+def test_perturbed_weights_equal_the_slow_reference(olmoe):
+    double = reference.in_float64(olmoe)
+    question = ScoringRequest([5, 6, 7, 8], [[9, 10]], document_key([5, 6, 7, 8]))
+    expected, _ = reference.score(double, question.context, [9, 10], 3, [0.6] * 4, perturbed=True)
+    found, _ = scores_of(
+        olmoe, [question], Budget(500), Ensemble(3, GumbelTopK([0.6] * 4, 0, perturbed_weights=True))
+    )
+    assert found[0][0][0] == rounding.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "ensemble", [Ensemble(1), Ensemble(5, GumbelTopK([0.0] * 4, 0), first_noisy=1)], ids=["n=1", "t=0"]
+)
+def test_without_noise_roe_is_the_plain_model(olmoe, ensemble):
+    questions = questions_for(random.Random(5), 5)
+    expected, _ = scores_of(olmoe, questions, Budget(4000))
+    found, _ = scores_of(olmoe, questions, Budget(4000), ensemble)
+    for i in expected:
+        assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
+        assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
+
+
+def test_batch_and_order_do_not_change_roe(olmoe):
+    questions = questions_for(random.Random(6), 6)
+
+    def run(questions, budget):
+        return scores_of(olmoe, questions, budget, Ensemble(6, GumbelTopK([0.0, 0.6, 0.6, 0.6], 1), 1))[0]
+
+    expected = run(questions, Budget(10_000))
+    alone = {i: run([question], Budget(10_000, 1))[0] for i, question in enumerate(questions)}
+    backwards = run(questions[::-1], Budget(150))
+    for i in expected:
+        values = [value for value, _ in expected[i]]
+        assert [value for value, _ in alone[i]] == rounding.approx(values)
+        assert [value for value, _ in backwards[len(questions) - 1 - i]] == rounding.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "expected"),
+    [
+        (Ensemble(1), lambda rows: rows[:, 0].log_softmax(-1)),
+        (Ensemble(3), lambda rows: rows.softmax(-1).mean(1).log()),
+        (Ensemble(3, include_clean=False), lambda rows: rows[:, 1:].softmax(-1).mean(1).log()),
+        (Ensemble(3, aggregate="logits"), lambda rows: rows.mean(1).log_softmax(-1)),
+    ],
+)
+def test_aggregates_are_as_defined(ensemble, expected):
+    logits_MnV = torch.randn(4, ensemble.n, 5, generator=torch.Generator().manual_seed(0)) * 3
+    wanted_P, target_P = torch.tensor([0, 3, 3, 1]), torch.tensor([4, 0, 2, 1])
+    log_probs = expected(logits_MnV.double())
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    found = ensemble.next_scores(logits_MnV).double().log_softmax(-1)
+    torch.testing.assert_close(found, log_probs, **close)
+    scores = ensemble.score(logits_MnV, wanted_P, target_P).double()
+    torch.testing.assert_close(scores, log_probs[wanted_P, target_P], **close)
+    assert torch.equal(ensemble.greedy(logits_MnV), log_probs.argmax(-1))
+
+
+def test_scores_of_hopeless_tokens_are_finite():
+    logits_MnV = torch.tensor([[[0.0, -400.0], [0.0, -300.0]]])
+    score = Ensemble(2).score(logits_MnV, torch.tensor([0]), torch.tensor([1]))
+    assert float(score) == pytest.approx(-300 - 0.6931472, abs=1e-4)
+
+
+def test_nan_is_an_error_not_a_score():
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(RoutingError, match="NaN"):
+        scores_of(model, questions_for(random.Random(0), 2), Budget(100))
+
+
+def test_tree_shares_nodes_of_continuations_that_begin_alike():
+    row = TokenTree([1, 2, 3], [[7, 8, 9], [7, 8, 5], [7, 1], [4]], cached=1)
+    assert row.ids == [2, 3, 7, 8]
+    assert row.positions == [1, 2, 3, 4]
+    assert row.paths == [[1, 2, 3], [1, 2, 3], [1, 2], [1]]
+    assert row.logit_nodes == [1, 2, 3]
+
+
+TREES = [TokenTree([1, 2], [[3], [3, 4], [5, 4, 0]]), TokenTree([7], [[2, 2]])]
+LOGITS = torch.randn(sum(len(tree.logit_nodes) for tree in TREES), 3, 8, generator=torch.manual_seed(0))
+
+
+def slow(logits_of):
+    """The log-likelihood of each continuation, where the mean probabilities after a node are known."""
+    scores, first = [], 0
+    for tree in TREES:
+        place = {node: first + at for at, node in enumerate(tree.logit_nodes)}
+        first += len(place)
+        scores.append([])
+        for path, own in zip(tree.paths, tree.continuations, strict=True):
+            probs = [logits_of(place[node]).double().softmax(-1).mean(0) for node in path]
+            total = sum(float(p[token].log()) for p, token in zip(probs, own, strict=True))
+            scores[-1].append((total, all(int(p.argmax()) == t for p, t in zip(probs, own, strict=True))))
+    return scores
+
+
+def assert_same(found, expected):
+    for own, other in zip(found, expected, strict=True):
+        assert [value for value, _ in own] == pytest.approx([value for value, _ in other], abs=1e-5)
+        assert [greedy for _, greedy in own] == [greedy for _, greedy in other]
+
+
+def test_parts_in_order():
+    found = read_scores(Ensemble(n=3), TREES, LOGITS.split([1, 3, len(LOGITS) - 4]))
+    assert_same(found, slow(lambda place: LOGITS[place]))
+
+
+def test_nodes_with_other_numbers_of_samples():
+    """All nodes are plain at first; then some get three samples, in another order, and one of each tree two."""
+    plain = TokenScores(TREES)
+    plain.put(Ensemble(), torch.arange(len(LOGITS)), LOGITS[:, :1])
+    scores = TokenScores(TREES, plain.by_tree())
+    three, two = torch.tensor([3, 1]), torch.tensor([0, len(LOGITS) - 1])
+    scores.put(Ensemble(n=3), three, LOGITS[three])
+    scores.put(Ensemble(n=2), two, LOGITS[two, :2])
+    samples = {3: 3, 1: 3, 0: 2, len(LOGITS) - 1: 2}
+    assert_same(scores.summed(), slow(lambda place: LOGITS[place, : samples.get(place, 1)]))
+    assert_same(plain.summed(), slow(lambda place: LOGITS[place, :1]))
+
+
+def test_a_node_that_is_missing_is_an_error():
+    scores = TokenScores(TREES)
+    scores.put(Ensemble(), torch.tensor([0]), LOGITS[:1, :1])
+    with pytest.raises(RoutingError, match="NaN"):
+        scores.summed()

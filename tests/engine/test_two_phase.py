@@ -1,0 +1,208 @@
+"""Two-phase scoring with cached activations changes no number, and saves the clean tokens of later calls.
+
+Broken by: chunks that hold a logit position twice or not at all, or a pass above the budget.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moe_lab.engine import engine, two_phase
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.kv_cache import Store
+from moe_lab.engine.forward.layers import decoder_layers
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.two_phase import CHUNK_SAMPLES, passes, together
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.support import rounding
+
+SAMPLES = [torch.tensor([1, 4, 4, 9, 1]), torch.tensor([1, 1]), torch.tensor([4] * 100)]
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 4000])
+@pytest.mark.parametrize("n", [4, 9])
+def test_positions_with_n_samples(n, tokens):
+    requests = [(object(), own) for own in SAMPLES]
+    places = []
+    for chunks in passes(requests, n, Budget(tokens)):
+        widest = max(len(chunk.at_C) for chunk in chunks)
+        assert widest * (n - 1) <= max(CHUNK_SAMPLES, n - 1)
+        assert len(chunks) * widest * (n - 1) <= tokens or (len(chunks), widest) == (1, 1)
+        for chunk in chunks:
+            own = next(samples for request, samples in requests if request is chunk.request)
+            assert (own[chunk.at_C] == n).all()
+            places += chunk.place_C.tolist()
+    assert places == (torch.cat(SAMPLES) == n).nonzero()[:, 0].tolist()
+
+
+def test_requests_of_one_pass():
+    cached = {i: SimpleNamespace(kv_cache=SimpleNamespace(length=10 - i)) for i in range(3)}
+    samples = dict(enumerate(SAMPLES))
+    assert list(together(cached, samples, Budget(14))) == [[0, 1], [2]]
+    assert list(together(cached, samples, Budget(4000, 1))) == [[0], [1], [2]]
+
+
+WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
+KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
+
+
+def text(rng, words):
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def requests_of(kind):
+    """Some with a common beginning, some with several continuations, some that are the same."""
+    rng = random.Random(0)
+    if kind == "loglikelihood":
+        contexts = ["one and the same beginning " * (i % 2) + text(rng, i + 1) for i in range(5)]
+        return [Request((c, " " + text(rng, k))) for c in contexts for k in (1, 2, 4)] + [Request(("", "a"))]
+    if kind == "loglikelihood_rolling":
+        return [Request((text(rng, words),)) for words in (1, 12, 25)]
+    options = {"max_gen_toks": 6, "until": []}
+    prompts = ["a", *(text(rng, words) for words in (2, 9, 5, 9))]
+    return [Request((prompt, options)) for prompt in [*prompts, prompts[2]]]
+
+
+def ensembles_for(model, n=5):
+    """Two vectors of temperatures, and none at all, as tuning asks for them in turn."""
+    layers = len(find_routers(model))
+    vectors = ([0.0, 3.0] + [1.0] * (layers - 2), [0.0] * (layers - 1) + [2.0], [0.0] * layers)
+    return [Ensemble(n, GumbelTopK(vector, seed=2), first_noisy=1) for vector in vectors]
+
+
+def ask(lm, kind):
+    answers = {}
+    lm.answer(kind, requests_of(kind), answers.__setitem__)
+    return [answers[i] for i in range(len(requests_of(kind)))]
+
+
+def direct(model, tokenizer, ensemble, **options):
+    """An LM that scores in whole passes, which test_scoring.py compares with the slow reference."""
+    lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
+    lm.engine.two_phase = None
+    return lm
+
+
+def assert_same(kind, found, expected):
+    for own, other in zip(found, expected, strict=True):
+        if kind == "generate_until":
+            assert own == other
+        elif kind == "loglikelihood":
+            assert own[0] == rounding.approx(other[0]) and own[1] == other[1]
+        else:
+            assert own == pytest.approx(other, abs=1e-4, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", ["auto", 1])
+def test_same_answers_as_in_whole_passes_with_and_without_reuse(moe_model, tokenizer, kind, batch_size):
+    options = dict(batch_size=batch_size, max_length=120, progress=False)
+    ensembles = ensembles_for(moe_model)
+    lm = EngineLM(moe_model, tokenizer, ensemble=ensembles[0], reuse=True, **options)
+    found = []
+    for ensemble in [*ensembles, ensembles[0]]:
+        lm.set_ensemble(ensemble)
+        found.append(ask(lm, kind))
+    for ensemble, answers in zip(ensembles_for(moe_model), found[:3], strict=True):
+        expected = ask(direct(moe_model, tokenizer, ensemble, **options), kind)
+        assert_same(kind, answers, expected)
+        assert_same(kind, ask(EngineLM(moe_model, tokenizer, ensemble=ensemble, **options), kind), expected)
+    assert_same(kind, found[3], found[0])
+    # The temperatures must matter for this test to mean anything.
+    assert found[0] != found[1] and found[0] != found[2]
+
+
+@pytest.mark.slow
+def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch):
+    ensembles = ensembles_for(olmoe)
+    expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
+    for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
+        monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
+        monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
+        lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
+        for _ in range(2):
+            assert_same("loglikelihood_rolling", ask(lm, "loglikelihood_rolling"), expected)
+
+
+def test_later_calls_put_noisy_samples_through_the_model_and_nothing_else(olmoe, tokenizer):
+    noisy, other, none = ensembles_for(olmoe)
+    lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
+    request = Request(("a context of some length, " * 4 + "then", " answer"))
+    wanted = lm.count_tokens("loglikelihood", request)
+    costs = []
+    for ensemble in (noisy, other, none):
+        lm.set_ensemble(ensemble)
+        lm.answer("loglikelihood", [request], lambda i, answer: None)
+        costs.append(lm.cost["tokens_in"])
+    assert costs[0] == len(request.args[0]) + wanted - 1 + wanted * 4
+    assert costs[1] - costs[0] == wanted * 4
+    assert costs[2] == costs[1]
+    assert lm.cost["noisy_decisions"] == wanted * 4 * (3 + 1)
+
+
+def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
+    noisy, other, _ = ensembles_for(olmoe)
+    lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
+    request = Request(("a prompt of some length", {"max_gen_toks": 1, "until": []}))
+    lm.answer("generate_until", [request], lambda i, answer: None)
+    first = lm.cost["tokens_in"]
+    lm.set_ensemble(other)
+    lm.answer("generate_until", [request], lambda i, answer: None)
+    assert first == len(request.args[0]) + 4 and lm.cost["tokens_in"] - first == 5
+
+
+def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
+    ensembles = ensembles_for(olmoe)
+    expected = [ask(EngineLM(olmoe, tokenizer, ensemble=ensembles[0]), kind) for kind in KINDS]
+    monkeypatch.setattr(engine, "store_on", lambda device: Store(0))
+    lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
+    for _ in range(2):
+        for kind, answers in zip(KINDS, expected, strict=True):
+            assert_same(kind, ask(lm, kind), answers)
+
+
+def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):
+    ensemble = ensembles_for(olmoe)[0]
+    expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensemble), "loglikelihood")
+    lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, reuse=True, batch_size=1)
+
+    def leave(index, answer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lm.answer("loglikelihood", requests_of("loglikelihood"), leave)
+    assert lm.cost["tokens_in"] > 0 and len(decoder_layers(olmoe)) == 4
+    assert_same("loglikelihood", ask(lm, "loglikelihood"), expected)
+
+
+def test_an_ensemble_that_forks_before_the_cached_activations_is_refused(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer, ensemble=ensembles_for(olmoe)[0], reuse=True)
+    with pytest.raises(ValueError, match="first_noisy=0"):
+        lm.set_ensemble(Ensemble(5, GumbelTopK([0.5] * 4, 0)))
+
+
+def test_tokens_that_requests_are_scored_on(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer, max_length=10)
+    assert lm.count_tokens("loglikelihood", Request(("abc", " de"))) == 3
+    assert lm.count_tokens("loglikelihood_rolling", Request(("a" * 25,))) == 25
+    with pytest.raises(ValueError, match="generate_until"):
+        lm.count_tokens("generate_until", Request(("abc", {})))
+
+
+def test_samples_without_noise_are_computed_unless_activations_are_cached(olmoe, tokenizer):
+    """Broken by a run at temperature 0 that costs nothing: overhead would not be measured."""
+
+    def tokens_in(reuse: bool) -> int:
+        ensemble = Ensemble(n=4, routing=GumbelTopK([0.0] * 4, seed=0), first_noisy=1)
+        lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, reuse=reuse, progress=False)
+        lm.answer("loglikelihood", [Request(("abc", "de"))], lambda index, answer: None)
+        return lm.cost["tokens_in"]
+
+    assert tokens_in(reuse=False) == 4 + 3 * 2
+    assert tokens_in(reuse=True) == 4

@@ -1,0 +1,303 @@
+"""Gradient descent on the neighbours' loss, and with wrong answers as negative evidence.
+
+Broken by: a gradient that is not that of whole passes, a change outside the pathway, wrong answers that become more
+probable, a question without right neighbours that is changed.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import moe_lab.methods.c3po.descent
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.token_span import TokenSpan
+from moe_lab.errors import RoutingError
+from moe_lab.methods.c3po.descent import LOSSES, Contrast, Descent, NeighbourLoss, learning_rates, ngd
+from moe_lab.methods.c3po.pathway import Pathways
+from moe_lab.routing.policies import Remix
+from tests.support import rounding
+from tests.support.brute_prompt_tail import FAMILIES, prompts, whole_logits
+from tests.support.c3po import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of
+from tests.support.models import small_model
+from tests.support.tiers import by_family
+
+SMALL = (1e-3, 1e-3)
+SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]
+
+
+@pytest.fixture(params=by_family(FAMILIES))
+def family(request):
+    return request.param
+
+
+def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
+    """Equation 3 for question n, by whole passes of its neighbours' prompts and answers without any cache."""
+    probs = {layer: probs_NWE[n] for layer, probs_NWE in pathways.probs().items()}
+    experts = {layer: pathways.core[n, :, i] for i, layer in enumerate(setting.layers)}
+    span = setting.tails.span
+    total = torch.zeros(())
+    for j, tail in enumerate(setting.neighbours[n]):
+        if tail is None:
+            continue
+        number = next(i for i, reference in enumerate(setting.references) if reference is tail)
+        prompt, answer = prompts(seed=1, least=span.size)[number], answers[number]
+        logits_TV = whole_logits(
+            setting.model,
+            [*prompt, *answer[:-1]],
+            span.start(len(prompt)),
+            probs,
+            experts if relax == "core" else None,
+        )
+        losses = []
+        for token, logits_V in zip(answer, logits_TV[len(prompt) - 1 :], strict=True):
+            target_V = torch.nn.functional.one_hot(torch.tensor(token), len(logits_V))
+            if kind == "l2":
+                losses.append((logits_V.softmax(-1) - target_V).square().sum())
+            else:
+                losses.append(-logits_V.log_softmax(-1)[token])
+        total = total + WEIGHT_NK[n, j] * sum(losses) / len(answer)
+    return total / WEIGHT_NK[n].sum()
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "l2"])
+@pytest.mark.parametrize("relax", ["core", "topk"])
+def test_loss_and_gradient_are_those_of_whole_passes(setting, relax, kind):
+    """Brute-force autograd through the whole model: no cache, no batch, the weights written by a hook."""
+    equals_whole_passes(setting, relax, kind, ANSWERS)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "l2"])
+@pytest.mark.parametrize("span", SPANS, ids=str)
+def test_other_tokens_and_longer_answers_too(family, span, kind, monkeypatch):
+    """Answers of one to three tokens, in float64, in passes of few tokens."""
+    monkeypatch.setattr(moe_lab.methods.c3po.descent, "TOKENS", 12)
+    model = copy.deepcopy(small_model(family)).double()
+    model.set_experts_implementation("eager")
+    setting = setting_of(model, span, LONG_ANSWERS)
+    assert len(setting.loss()._parts) > 1
+    equals_whole_passes(setting, "core", kind, LONG_ANSWERS, atol=1e-8)
+
+
+def equals_whole_passes(setting, relax, kind, answers, atol=2e-6):
+    pathways = setting.pathways()
+    with torch.no_grad():
+        pathways.theta += torch.randn(pathways.theta.shape, generator=torch.Generator().manual_seed(0))
+    loss_N, gradient = setting.loss(kind).gradient(pathways, relax)
+    for n in range(2):
+        expected = brute_loss(setting, pathways, n, relax, kind, answers)
+        (brute,) = torch.autograd.grad(expected, [pathways.theta])
+        torch.testing.assert_close(loss_N[n], expected.to(loss_N.dtype), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(gradient[n], brute[n].to(gradient.dtype), atol=atol, rtol=1e-3)
+    assert relax == "topk" or gradient.abs().max() > 30 * atol
+    assert loss_N[2] == 0 and not gradient[2].any()
+
+
+@pytest.mark.parametrize("relax", ["core", "topk"])
+@pytest.mark.parametrize("span", [SPANS[0], SPANS[-1]], ids=str)
+def test_gradient_equals_finite_differences(family, span, relax):
+    """In float64, with answers of several tokens. The differences of topk are taken where no expert changes its place
+    among the first K."""
+    model = copy.deepcopy(small_model(family)).double()
+    model.set_experts_implementation("eager")
+    setting = setting_of(model, span, LONG_ANSWERS)
+    references = setting.references
+    neighbours = [[references[0], references[1]], [references[3], references[4]]]
+    loss = NeighbourLoss(setting.tails, neighbours, torch.tensor([[1.0, 0.5], [0.3, 0.9]]).double())
+    E = setting.pathway_NWME.shape[-1]
+    steep_NWME = (torch.linspace(2, -2, E).double().softmax(-1)).expand_as(setting.pathway_NWME)[:2]
+    pathways = Pathways(steep_NWME, setting.layers, CORE)
+    (gradient,) = torch.autograd.grad(loss(pathways, relax).sum(), [pathways.theta])
+    step = 5e-3
+    for n, w, i, c in [(0, 0, 0, 0), (0, -1, 1, 1), (1, 0, 0, 3), (1, -1, 1, 4), (1, -1, 0, 1)]:
+        around = []
+        for sign in (1, -1):
+            moved = pathways.copy()
+            with torch.no_grad():
+                moved.theta[n, w, i, c] += sign * step
+            around.append(loss.value(moved, relax).sum())
+        difference = (around[0] - around[1]) / (2 * step)
+        torch.testing.assert_close(gradient[n, w, i, c], difference, atol=2e-5, rtol=2e-3)
+
+
+class Noted(Remix):
+    """Keeps what each router decided, and what became of it."""
+
+    def __call__(self, router, routing):
+        changed = super().__call__(router, routing)
+        self.__dict__.setdefault("noted", {})[router.layer] = routing, changed
+        return changed
+
+
+def test_three_tokens_change_apart_and_nothing_else_does(family):
+    """Experts outside the core keep their probabilities exactly; other tokens and layers their experts and weights."""
+    setting = setting_of(small_model(family), TokenSpan("first", 3), LONG_ANSWERS)
+    layer, other = setting.layers
+    pathways = Pathways(setting.pathway_NWME, [layer], CORE)
+    changed, _ = ngd(pathways, setting.loss(), Descent(steps=3, rates=(0.1, 0.1)))
+    moved = changed.probs_NWLE() != pathways.clean_NWLE
+    core = torch.zeros_like(moved).scatter(-1, pathways.core, True)
+    assert not moved[~core].any() and torch.equal(changed.theta[2], pathways.theta[2])
+    steps = (changed.theta - pathways.theta)[:2, :, 0]
+    assert (steps[0] != 0).any(-1).all(), "each token has a gradient"
+    assert (steps[0, 0] - steps[0, 1]).abs().max() > 1e-3, "of its own"
+
+    remix = Noted(changed.probs())
+    setting.tails.score(setting.questions, remix)
+    own, given = remix.noted[layer]
+    for before, after in zip(own[1:], given[1:], strict=True):
+        before, after = before.unflatten(0, (3, -1)), after.unflatten(0, (3, -1))
+        assert torch.equal(before[:, 3:], after[:, 3:])
+    assert not torch.equal(own.weights_TK, given.weights_TK)
+    assert remix.noted[other][1] is None
+
+
+@pytest.mark.parametrize("update", ["adam", "gd"])
+def test_a_small_step_lowers_the_loss(setting, update):
+    descent = Descent(steps=1, update=update, rates=SMALL, schedule="fixed")
+    _, losses = ngd(setting.pathways(), setting.loss(), descent)
+    assert losses.shape == (2, 3) and (losses[1, :2] < losses[0, :2]).all()
+
+
+def test_no_steps_change_nothing(setting):
+    pathways = setting.pathways()
+    changed, losses = ngd(pathways, setting.loss(), Descent(steps=0))
+    assert torch.equal(changed.theta, pathways.theta) and losses.shape == (1, 3)
+    rounding.assert_close(
+        setting.tails.logits(setting.questions, changed.remix("topk")),
+        setting.tails.logits(setting.questions, None),
+    )
+
+
+def test_only_questions_with_neighbours_change_and_their_input_does_not(setting):
+    pathways = setting.pathways()
+    before = pathways.theta.detach().clone()
+    changed, losses = ngd(pathways, setting.loss(), Descent(steps=3))
+    assert torch.equal(pathways.theta, before) and pathways.theta.grad is None
+    assert torch.equal(changed.theta[2], before[2]) and losses[:, 2].isnan().all()
+    assert (changed.theta[:2] != before[:2]).any(dim=-1).all() and losses[:, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("relax", ["core", "topk"])
+def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
+    descent = Descent(steps=4, relax=relax)
+    together, losses = ngd(setting.pathways(), setting.loss(), descent)
+    for n in range(3):
+        one = slice(n, n + 1)
+        alone = Pathways(setting.pathway_NWME[one], setting.layers, CORE)
+        changed, own_losses = ngd(alone, setting.loss(rows=one), descent)
+        torch.testing.assert_close(together.theta[one], changed.theta, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(losses[:, one], own_losses, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_many_steps_learn_the_neighbours_answers(setting):
+    _, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=20, rates=(0.3, 0.3)))
+    assert (losses[-1, :2] < losses[0, :2] - 0.02).all()
+
+
+def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
+    """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
+    whole, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
+    monkeypatch.setattr(moe_lab.methods.c3po.descent, "ROWS", 2)
+    monkeypatch.setattr(moe_lab.methods.c3po.descent, "HELD_BYTES", 0)
+    parts, own_losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
+    torch.testing.assert_close(parts.theta, whole.theta, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(own_losses, losses, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_plain_gradient_descent_follows_equation_1(olmoe):
+    pathways = olmoe.pathways()
+    (gradient,) = torch.autograd.grad(olmoe.loss()(pathways, "core").sum(), [pathways.theta])
+    changed, _ = ngd(
+        pathways, olmoe.loss(), Descent(steps=1, update="gd", rates=(0.7, 0.7), schedule="fixed")
+    )
+    torch.testing.assert_close(changed.theta, pathways.theta - 0.7 * gradient)
+
+
+def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
+    read = olmoe.tails.read(prompts(seed=2)[:3], Budget(64), [[[5]], [[6]], [[7]]])
+    loss = NeighbourLoss(olmoe.tails, [[tail] for tail in read], torch.ones(3, 1))
+    untouched = olmoe.tails.logits(olmoe.questions, None).log_softmax(-1)
+    rounding.assert_close(loss.value(olmoe.pathways(), "topk"), -untouched[[0, 1, 2], [5, 6, 7]])
+    changed, _ = ngd(olmoe.pathways(), loss, Descent(steps=20, rates=(0.3, 0.3), relax="topk"))
+    after = olmoe.tails.logits(olmoe.questions, changed.remix("topk")).log_softmax(-1)
+    assert (after[[0, 1, 2], [5, 6, 7]] > untouched[[0, 1, 2], [5, 6, 7]]).all()
+
+
+def test_no_neighbour_at_all_leaves_every_pathway(olmoe):
+    nobody = NeighbourLoss(olmoe.tails, [[None]] * 3, torch.zeros(3, 1))
+    changed, losses = ngd(olmoe.pathways(), nobody, Descent(steps=2))
+    assert torch.equal(changed.theta, olmoe.pathways().theta) and losses.isnan().all()
+
+
+def test_a_weighed_neighbour_without_work_is_a_defect(olmoe):
+    with pytest.raises(ValueError, match="was not read"):
+        NeighbourLoss(olmoe.tails, [[None]], torch.ones(1, 1))
+
+
+def test_a_loss_that_is_nan_is_named(olmoe):
+    loss = olmoe.loss()
+    loss.share_P[0] = torch.nan
+    with pytest.raises(RoutingError, match="NaN"):
+        ngd(olmoe.pathways(), loss, Descent(steps=1))
+
+
+def test_learning_rates():
+    assert learning_rates("fixed", 0.1, 0.001, 3) == [0.1, 0.1, 0.1]
+    cosine = learning_rates("cosine", 0.1, 0.001, 5)
+    assert cosine == pytest.approx([0.1, 0.0855, 0.0505, 0.0155, 0.001], abs=1e-4)
+    assert learning_rates("cosine", 0.1, 0.001, 1) == [0.1]
+    step = learning_rates("step", 1e-2, 1e-5, 10)
+    assert step == pytest.approx([1e-2] * 3 + [1e-3] * 2 + [1e-4] * 3 + [1e-5] * 2)
+    assert learning_rates("step", 1e-2, 1e-5, 0) == learning_rates("cosine", 1e-2, 1e-5, 0) == []
+
+
+WRONG_NK = torch.tensor([[0.7], [0.4], [0.0]])
+
+
+def contrast(setting, weight: float) -> tuple[Contrast, NeighbourLoss]:
+    wrong = NeighbourLoss(
+        setting.tails, [[setting.references[4]], [setting.references[0]], [None]], WRONG_NK, "unlikelihood"
+    )
+    return Contrast(setting.loss(), wrong, weight), wrong
+
+
+def test_unlikelihood_is_that_of_the_token_not_coming():
+    torch.manual_seed(0)
+    logits_AV = torch.randn(6, 9, dtype=torch.float64)
+    target_A = torch.tensor([0, 8, 3, 3, 1, 5])
+    expected = -(1 - logits_AV.softmax(-1)[torch.arange(6), target_A]).log()
+    assert torch.allclose(LOSSES["unlikelihood"](logits_AV, target_A), expected)
+
+
+def test_its_gradient_is_that_of_both_losses(olmoe):
+    loss, wrong = contrast(olmoe, 0.5)
+    pathways = olmoe.pathways()
+    total_N, gradient = loss.gradient(pathways, "core")
+    expected_N = setting_loss(olmoe, pathways) + 0.5 * wrong(pathways, "core")
+    assert torch.allclose(total_N, expected_N.detach(), atol=1e-6)
+    assert torch.allclose(gradient, torch.autograd.grad(expected_N.sum(), [pathways.theta])[0], atol=1e-6)
+    assert not torch.allclose(gradient, olmoe.loss().gradient(pathways, "core")[1], atol=1e-6)
+
+
+def setting_loss(setting, pathways):
+    return setting.loss()(pathways, "core")
+
+
+def test_descent_makes_wrong_answers_less_likely(olmoe):
+    descent = Descent(steps=8, rates=(0.1, 0.1), schedule="fixed")
+    found = {}
+    for weight in (0.0, 20.0):
+        loss, wrong = contrast(olmoe, weight)
+        changed, _ = ngd(olmoe.pathways(), loss, descent)
+        found[weight] = wrong.value(changed, "core")
+        assert torch.allclose(changed.probs_NWLE()[2], olmoe.pathways().probs_NWLE()[2], atol=1e-6), (
+            "no neighbours"
+        )
+    plain, _ = ngd(olmoe.pathways(), olmoe.loss(), descent)
+    assert torch.allclose(found[0.0][:2], contrast(olmoe, 0.0)[1].value(plain, "core")[:2], atol=1e-6)
+    assert (found[20.0][:2] < found[0.0][:2]).all()
+    assert contrast(olmoe, 1.0)[0].value(plain, "core").isnan().tolist() == [False, False, True]
+    assert WEIGHT_NK[2].sum() == 0

@@ -1,0 +1,236 @@
+"""The engine of `method=c3po`: re-routed tokens, generated answers, traces.
+
+Broken by: the weights of another question or token, a reference whose answer is not the model's own or not right, a
+label that reaches anything but the oracle, answers that change without steps, a trace of another question, states that
+are not those of the optimization, an answer without a line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.engine.token_span import TokenSpan
+from moe_lab.methods.c3po.engine import rerouted_choices
+from moe_lab.methods.references.embeddings import text_key
+from moe_lab.routing import find_routers
+from tests.support import rounding
+from tests.support.brute_prompt_tail import whole_logits
+from tests.support.c3po import setting_of
+from tests.support.command import run_command
+from tests.support.models import make_model
+
+
+@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("span", [TokenSpan(), TokenSpan("middle", 2)], ids=str)
+def test_as_a_hook_on_the_experts_sees_them(family, span):
+    model = make_model(family)
+    setting = setting_of(model, span)
+    torch.manual_seed(0)
+    pathways = setting.pathways()
+    with torch.no_grad():
+        pathways.theta += torch.randn(pathways.theta.shape)
+    found = rerouted_choices(setting.tails, setting.questions, pathways)
+    seen = {}
+    for layer, router in enumerate(find_routers(model)):
+        router.block.experts.register_forward_pre_hook(
+            lambda module, args, layer=layer: seen.update({layer: args[1:3]})
+        )
+    changed = 0
+    for number, (choices, question) in enumerate(zip(found, setting.questions, strict=True)):
+        start = span.start(len(question.prompt))
+        at = start + span.size - 1
+        own = {layer: probs[number].detach() for layer, probs in pathways.probs().items()}
+        with torch.no_grad():
+            whole_logits(model, question.prompt, start, own)
+        assert choices.read == question.prompt[: at + 1]
+        assert [set(layer) for layer in choices.layers] == [
+            set(index_TK[at].tolist()) for index_TK, _ in (seen[layer] for layer in sorted(seen))
+        ]
+        for layer, (index_TK, weights_TK) in seen.items():
+            expected = dict(zip(index_TK[at].tolist(), weights_TK[at].tolist(), strict=True))
+            assert choices.layers[layer] == rounding.approx(expected)
+        with torch.no_grad():
+            model(torch.tensor([question.prompt]), use_cache=False)
+        changed += any(set(seen[layer][0][at].tolist()) != set(choices.layers[layer]) for layer in seen)
+    assert changed, "the pathways take other experts"
+
+
+KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=3"]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("outputs")
+
+
+def answers(capsys, folder: Path, *keys: str) -> tuple[dict, list[str]]:
+    """(the moe_lab block, what was generated)"""
+    ended = run_command(capsys, f"output_dir={folder}", *keys)
+    assert ended.code == 0, ended.err
+    run = Path(ended.out.splitlines()[-1]).parent
+    lines = (run / "samples_toy_math.jsonl").read_text().splitlines()
+    return json.loads((run / "results.json").read_text())["moe_lab"], [
+        json.loads(line)["resps"][0][0] for line in lines
+    ]
+
+
+@pytest.mark.slow
+def test_without_steps_answers_are_the_untouched_models(outputs, capsys):
+    _, base = answers(capsys, outputs, "method=base", "task=toy_math", "limit=6")
+    for persistence in ("prompt_last", "all_new"):
+        keys = [*KEYS, "method.steps=0", f"method.persistence={persistence}"]
+        _, found = answers(capsys, outputs, *keys)
+        assert (found == base) == (persistence == "prompt_last")  # later tokens get the prompt's, even so
+
+
+@pytest.mark.slow
+def test_references_are_the_models_own_right_answers(outputs, capsys):
+    block, _ = answers(capsys, outputs, *KEYS)
+    counts = block["c3po"]["reference"]["set"]
+    assert counts["label"] == "own train split" and counts["asked"] == 16
+    [folder] = (outputs / "references").iterdir()
+    lines = [json.loads(line) for line in (folder / "references.jsonl").read_text().splitlines()]
+    from moe_lab.tasks.toy import toy_math
+
+    gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["train"]}
+    for line in lines:
+        said, right = (re.search(r"#### (-?\d+)", text) for text in (line["answer"], gold[line["text"]]))
+        assert line["correct"] == bool(said and said[1] == right[1])
+        assert 0 < len(line["answer_ids"]) <= 32
+    assert sum(line["correct"] for line in lines) == counts["correct"] > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["kernel_regression", "mode_finding", "oracle"])
+def test_every_optimizer_generates(optimizer, outputs, capsys):
+    block, found = answers(capsys, outputs, *KEYS, f"method.optimizer={optimizer}", "method.shifts=2")
+    assert len(found) == 6 and block["c3po"]["optimizer"] == optimizer
+    assert block["cost"]["tokens_out"] > 0
+
+
+@pytest.mark.slow
+def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatch):
+    from moe_lab.methods.c3po.optimizer import PathwayOptimizer
+    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.tasks.toy import toy_math
+
+    gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["test"]}
+    given = []
+    original = PathwayOptimizer.__call__
+
+    def noting(self, texts, tails, own=None, **options):
+        given.extend(zip(texts, own or [None] * len(texts), strict=True))
+        return original(self, texts, tails, own, **options)
+
+    monkeypatch.setattr(PathwayOptimizer, "__call__", noting)
+    answers(capsys, outputs, *KEYS, "method.optimizer=oracle", "method.steps=1")
+    tokenizer = load_tokenizer(ModelConfig(name="tiny"), offline=True)
+    assert len(given) == 6
+    for text, tail in given:
+        [right] = tail.tree.continuations
+        assert tuple(right) == tuple(tokenizer(f" {gold[text]}").input_ids[:32])
+    given.clear()
+    answers(capsys, outputs, *KEYS, "method.steps=1")
+    assert [own for _, own in given] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["task=toy_math", "method.n=2"], "method.n=2 is for multiple-choice questions"),
+        (["task=toy_math", "method.trace=true"], "method.trace=true is for multiple-choice questions"),
+        (["task=toy_choice", "method.persistence=all_new"], "method.persistence=all_new"),
+        (["task=toy_choice", "method.negative=1.0", "method.optimizer=oracle"], "method.optimizer=ngd"),
+        (["task=toy_choice", "method.temperature=-1.0", "method.n=2"], "at least 0"),
+        (["task=toy_text", "task.answer=text"], "likelihood of texts"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(keys, told, outputs, capsys, loads):
+    ended = run_command(capsys, "method=c3po", f"output_dir={outputs}", *keys)
+    assert ended.code == 2 and told in ended.err
+    assert loads == []
+
+
+TRACED = ["method=c3po", "task=toy_choice", "limit=20", "method.reference_size=60", "method.k=2"]
+
+
+def traced(capsys, folder: Path, *keys: str) -> tuple[dict, list[dict], list[dict]]:
+    """(the c3po block, traces, samples)"""
+    ended = run_command(capsys, f"output_dir={folder}", *TRACED, "method.trace=true", *keys)
+    assert ended.code == 0, ended.err
+    run = Path(ended.out.splitlines()[-1]).parent
+    lines = [json.loads(line) for line in (run / "traces.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (run / "samples_toy_choice.jsonl").read_text().splitlines()]
+    return json.loads((run / "results.json").read_text())["moe_lab"]["c3po"], lines, samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "states"),
+    [
+        (["method.steps=4"], 5),
+        (["method.optimizer=kernel_regression"], 2),
+        (["method.optimizer=mode_finding", "method.shifts=3"], 4),
+        (["method.optimizer=oracle", "method.steps=2"], 3),
+    ],
+    ids=str,
+)
+def test_every_answer_has_its_line(keys, states, tmp_path, capsys):
+    block, lines, samples = traced(capsys, tmp_path, *keys)
+    by_prompt = {line["prompt"]: line for line in lines}
+    assert len(lines) == len(samples) == 20
+    changed = 0
+    for sample in samples:
+        line = by_prompt[text_key(sample["arguments"]["gen_args_0"]["arg_0"])]
+        answered = {
+            sample["arguments"][f"gen_args_{i}"]["arg_1"]: float(sample["resps"][i][0][0]) for i in range(4)
+        }
+        assert dict(zip(line["continuations"], line["scores"][-1], strict=True)) == pytest.approx(answered)
+        assert len(line["scores"]) == len(line["losses"]) == states
+        before, after = torch.tensor(line["before"]), torch.tensor(line["after"])
+        assert before.shape == after.shape == (1, 5, 16) and line["layers"] == block["layers"]
+        assert torch.allclose(after.sum(-1), torch.ones(1, 5), atol=1e-4)
+        changed += not torch.allclose(after, before, atol=1e-4)
+        assert len(line["neighbours"]) == (0 if "oracle" in str(keys) else 2)
+        if line["neighbours"]:
+            assert sum(each["weight"] for each in line["neighbours"]) == rounding.approx(1)
+    assert changed > 10
+
+
+@pytest.mark.slow
+def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(tmp_path, capsys):
+    _, lines, traced_samples = traced(capsys, tmp_path)
+    ended = run_command(capsys, f"output_dir={tmp_path}", *TRACED)
+    run = Path(ended.out.splitlines()[-1]).parent
+    assert not (run / "traces.jsonl").exists()
+    plain = [json.loads(line) for line in (run / "samples_toy_choice.jsonl").read_text().splitlines()]
+    assert [sample["resps"] for sample in traced_samples] == [sample["resps"] for sample in plain]
+    [base] = (tmp_path / "runs").glob("tiny-base-*")
+    for text in (base / "samples_toy_choice.jsonl").read_text().splitlines():
+        sample = json.loads(text)
+        key = text_key(sample["arguments"]["gen_args_0"]["arg_0"])
+        line = next(line for line in lines if line["prompt"] == key)
+        own = [float(resps[0][0]) for resps in sample["resps"]]
+        assert line["scores"][0] == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", ["method.optimizer=ngd", "method.negative=5.0", "method.optimizer=mode_finding"]
+)
+def test_questions_abstain(more, tmp_path, capsys):
+    keys = ("method.steps=2", "method.abstain=0.7", more)
+    block, lines, _ = traced(capsys, tmp_path, *keys)
+    alone = [line for line in lines if not line["neighbours"]]
+    assert 0 < len(alone) == block["reference"]["too_far"] < 20
+    for line in alone:
+        assert torch.allclose(torch.tensor(line["after"]), torch.tensor(line["before"]), atol=1e-6)
+        assert line["scores"][0] == rounding.approx(line["scores"][-1])
+    nearest = [line["neighbours"][0]["distance"] for line in lines if line["neighbours"]]
+    assert max(nearest) <= 0.7

@@ -1,0 +1,277 @@
+"""Kernels by their formulas, up to a factor per question; kernel regression at the ends of alpha and of the bandwidth, and
+at the alpha with the least loss; mode finding on two clusters with known centres. Broken by another result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from moe_lab.errors import ConfigError, RoutingError
+from moe_lab.methods.c3po.descent import NeighbourLoss
+from moe_lab.methods.c3po.kernel_methods import (
+    ALPHAS,
+    KERNELS,
+    SCALED,
+    Shifts,
+    distances,
+    kernel,
+    kernel_regression,
+    mode_finding,
+    without_neighbours,
+)
+from moe_lab.methods.c3po.pathway import Pathways
+from tests.support import rounding
+from tests.support.c3po import CORE, WEIGHT_NK
+
+DISTANCES = [0.3, 0.7, 1.2]
+FORMULAS = {
+    "linear": lambda d, h: 1 - d * d / 2,
+    "polynomial": lambda d, h: (1 + (1 - d * d / 2)) ** 2,
+    "matern": lambda d, h: (1 + math.sqrt(3) * d / h) * math.exp(-math.sqrt(3) * d / h),
+    "gaussian": lambda d, h: math.exp(-d * d / (2 * h * h)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"), [*((name, None) for name in KERNELS), *((name, 0.4) for name in SCALED)]
+)
+def test_formulas_with_the_median_where_no_bandwidth_is_given(name, bandwidth):
+    values = [FORMULAS[name](d, bandwidth or 0.7) for d in DISTANCES]
+    expected = torch.tensor([value / max(values) for value in values])
+    torch.testing.assert_close(kernel(name, torch.tensor([DISTANCES]), bandwidth)[0], expected)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_missing_neighbours_weigh_nothing_and_do_not_move_the_median(name):
+    inf = math.inf
+    found = kernel(name, torch.tensor([[*DISTANCES, inf, inf], [inf] * 5]))
+    torch.testing.assert_close(found[0, :3], kernel(name, torch.tensor([DISTANCES]))[0])
+    assert found[0, 3:].tolist() == [0, 0] and found[1].tolist() == [0] * 5
+    assert kernel(name, torch.empty(2, 0)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_small_and_large_bandwidths_take_the_nearest_and_all_alike(name):
+    distance = torch.tensor([DISTANCES])
+    assert kernel(name, distance, 1e-3)[0].tolist() == [1, 0, 0]
+    torch.testing.assert_close(kernel(name, distance, 1e5)[0], torch.ones(3))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_neighbour_in_the_same_place_is_no_trouble(name):
+    found = kernel(name, torch.tensor([[0.0, 0.0, 1.0]]))
+    assert found.isfinite().all() and found[0, 0] == 1 and found[0, 2] < 1
+
+
+def test_opposite_directions_weigh_nothing_under_the_linear_kernel():
+    assert kernel("linear", torch.tensor([[1.5, 1.9]])).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(SCALED)))
+def test_a_bandwidth_of_a_kernel_without_one_is_refused(name):
+    with pytest.raises(ConfigError, match="no bandwidth"):
+        kernel(name, torch.tensor([DISTANCES]), 0.5)
+
+
+DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] * 3])
+
+
+def loss_with(setting, weight_NK):
+    return NeighbourLoss(setting.tails, setting.neighbours, weight_NK)
+
+
+def pathway_of(setting, token):
+    return token.pathway_WME[:, setting.layers]
+
+
+def test_alpha_1_is_the_untouched_pathway(setting):
+    changed, losses = kernel_regression(setting.pathways(), setting.loss(), 1.0)
+    torch.testing.assert_close(changed.probs_NWLE(), setting.pathway_NWME[:, :, setting.layers])
+    rounding.assert_close(losses[0], losses[1], equal_nan=True)
+
+
+def test_alpha_0_with_all_experts_is_the_weighted_mean_of_the_neighbours(setting):
+    """Equation 4 as it stands."""
+    changed, _ = kernel_regression(setting.pathways(core=None), setting.loss(), 0.0)
+    for n in range(2):
+        parts = [
+            weight * pathway_of(setting, token)
+            for weight, token in zip(WEIGHT_NK[n], setting.neighbours[n], strict=True)
+            if token is not None
+        ]
+        torch.testing.assert_close(changed.probs_NWLE()[n], sum(parts) / WEIGHT_NK[n].sum())
+
+
+def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting):
+    pathways = setting.pathways()
+    changed, _ = kernel_regression(pathways, setting.loss(), 0.0)
+    mean_NWLE = setting.loss().mean_pathway(pathways)
+    found, clean = changed.probs_NWLE(), pathways.clean_NWLE
+    core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(-1, pathways.core[:2])
+    torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
+    outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)
+    assert torch.equal(found[outside], clean[outside])
+    torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:3]))
+
+
+def test_bandwidth_0_takes_the_nearest_and_infinity_the_plain_mean(setting):
+    nearest = [setting.references[1], setting.references[4]]
+    narrow = loss_with(setting, kernel("gaussian", DISTANCE_NK, 1e-4))
+    changed, _ = kernel_regression(setting.pathways(core=None), narrow, 0.0)
+    for n in range(2):
+        torch.testing.assert_close(changed.probs_NWLE()[n], pathway_of(setting, nearest[n]))
+    wide = loss_with(setting, kernel("gaussian", DISTANCE_NK, 1e6))
+    changed, _ = kernel_regression(setting.pathways(core=None), wide, 0.0)
+    for n in range(2):
+        mean = torch.stack([pathway_of(setting, token) for token in setting.neighbours[n] if token]).mean(0)
+        torch.testing.assert_close(changed.probs_NWLE()[n], mean)
+
+
+def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
+    pathways, loss = setting.pathways(), setting.loss()
+    changed, losses = kernel_regression(pathways, loss, None)
+    fixed = [kernel_regression(pathways, loss, alpha) for alpha in ALPHAS]
+    for n in range(2):
+        best = min(range(len(ALPHAS)), key=lambda a: fixed[a][1][1, n].item())
+        rounding.assert_close(losses[1, n], fixed[best][1][1, n])
+        torch.testing.assert_close(changed.theta[n], fixed[best][0].theta[n])
+        assert losses[1, n] <= losses[0, n] + 1e-6
+
+
+@pytest.mark.parametrize("alpha", [None, 0.0])
+def test_without_neighbours_a_pathway_stays(setting, alpha):
+    pathways = setting.pathways()
+    changed, losses = kernel_regression(pathways, setting.loss(), alpha)
+    rounding.assert_close(changed.theta[2], pathways.theta[2])
+    assert losses[:, 2].isnan().all()
+    nobody = NeighbourLoss(setting.tails, [[None]] * 3, torch.zeros(3, 1))
+    changed, losses = kernel_regression(pathways, nobody, alpha)
+    rounding.assert_close(changed.theta, pathways.theta)
+    assert losses.isnan().all()
+
+
+def test_a_loss_that_is_nan_is_told(olmoe, monkeypatch):
+    """Else the least of eleven losses would be the one that could not be computed."""
+    loss = olmoe.loss()
+    values = iter([2.0] * 3 + [float("nan")] + [2.0] * 20)
+    monkeypatch.setattr(
+        NeighbourLoss, "value", lambda self, pathways, relax: self.seen(torch.full((3,), next(values)))
+    )
+    with pytest.raises(RoutingError, match="loss is NaN"):
+        kernel_regression(olmoe.pathways(), loss, None)
+
+
+SHIFTS = Shifts(count=30, alpha=0.5, k=4, kernel="gaussian")
+
+
+def cluster(setting, expert, size, seed):
+    """Pathways around one that favours `expert`, [size, 1, M, E]."""
+    generator = torch.Generator().manual_seed(seed)
+    centre_ME = torch.full(setting.pathway_NWME.shape[2:], 0.02)
+    centre_ME[:, expert] = 1
+    noise = 0.02 * torch.rand(size, *centre_ME.shape, generator=generator)
+    return ((centre_ME + noise) / (centre_ME + noise).sum(-1, keepdim=True))[:, None]
+
+
+@pytest.fixture
+def two_clusters(olmoe):
+    return torch.cat([cluster(olmoe, 0, 4, seed=1), cluster(olmoe, 3, 4, seed=2)])
+
+
+def near(olmoe, expert):
+    """Three questions, each a little off the cluster of `expert`."""
+    mixed = 0.7 * cluster(olmoe, expert, 3, seed=5) + 0.3 / olmoe.pathway_NWME.shape[-1]
+    return mixed / mixed.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(("expert", "members"), [(0, slice(0, 4)), (3, slice(4, 8))])
+def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(olmoe, two_clusters, expert, members):
+    wide = dataclasses.replace(SHIFTS, bandwidth=1e6)
+    pathways = Pathways(near(olmoe, expert), olmoe.layers, None)
+    changed, losses = mode_finding(pathways, olmoe.loss(), two_clusters, wide)
+    mean_WLE = two_clusters[members][:, :, olmoe.layers].mean(0)
+    for found_WLE in changed.probs_NWLE():
+        torch.testing.assert_close(found_WLE, mean_WLE, atol=1e-5, rtol=1e-3)
+    assert losses.shape == (31, 3) and losses[:, :2].isfinite().all()
+
+
+def test_a_mode_stays(olmoe, two_clusters):
+    """All neighbours in one place, which is the question's own."""
+    same = two_clusters[:1].expand(4, -1, -1, -1)
+    pathways = Pathways(same[:3], olmoe.layers, CORE)
+    changed, losses = mode_finding(pathways, olmoe.loss(), same, SHIFTS)
+    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
+    torch.testing.assert_close(losses[-1, :2], losses[0, :2])
+
+
+def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
+    pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
+    shifts = Shifts(count=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1)
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
+    for n in range(3):
+        own_WLE = pathways.clean_NWLE[n]
+        away = [
+            (own_WLE - other[:, olmoe.layers]).square().sum().div(2).sqrt().item() for other in two_clusters
+        ]
+        nearest = sorted(range(8), key=away.__getitem__)[:3]
+        weights = [math.exp(-(away[i] ** 2) / (2 * 0.1**2)) for i in nearest]
+        mean_WLE = sum(
+            w * two_clusters[i][:, olmoe.layers] for w, i in zip(weights, nearest, strict=True)
+        ) / sum(weights)
+        torch.testing.assert_close(
+            changed.probs_NWLE()[n], 0.3 * own_WLE + 0.7 * mean_WLE, atol=1e-6, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(("alpha", "count"), [(1.0, 5), (0.5, 0)])
+def test_alpha_1_or_no_shifts_change_nothing(olmoe, two_clusters, alpha, count):
+    pathways = olmoe.pathways()
+    shifts = Shifts(count=count, alpha=alpha)
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
+    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
+
+
+def test_only_core_experts_change(olmoe, two_clusters):
+    pathways = olmoe.pathways()
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, SHIFTS)
+    outside = torch.ones_like(pathways.clean_NWLE, dtype=torch.bool).scatter(-1, pathways.core, False)
+    assert torch.equal(changed.probs_NWLE()[outside], pathways.clean_NWLE[outside])
+    moved = changed.core_probs() - pathways.core_probs()
+    assert moved.abs().amax(dim=-1).min() > 1e-3
+
+
+def test_excluded_references_and_those_outside_the_ball_do_not_count(olmoe, two_clusters):
+    pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
+    first = torch.tensor([True] * 4 + [False] * 4).expand(3, -1)
+    wide = dataclasses.replace(SHIFTS, bandwidth=1e6)
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, wide, excluded_NR=first)
+    mean_WLE = two_clusters[4:][:, :, olmoe.layers].mean(0)
+    torch.testing.assert_close(changed.probs_NWLE()[0], mean_WLE, atol=1e-5, rtol=1e-3)
+    small = dataclasses.replace(SHIFTS, epsilon=1e-6)
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, small)
+    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
+
+
+def test_distances_are_like_those_of_unit_vectors():
+    one, other = torch.eye(4)[0].expand(1, 2, 3, 4), torch.eye(4)[1].expand(1, 2, 3, 4)
+    found = distances(one, torch.cat([one, other]))
+    torch.testing.assert_close(found, torch.tensor([[0.0, math.sqrt(2)]]))
+
+
+def test_a_question_without_a_neighbour_is_told_by_half_the_squared_distance(olmoe, two_clusters):
+    pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
+    nearest_N = distances(pathways.clean_NWLE, two_clusters[:, :, olmoe.layers]).amin(dim=1)
+    radius = nearest_N.median().square().item() / 2
+    none = torch.zeros(3, 8, dtype=torch.bool)
+    shifts = dataclasses.replace(SHIFTS, k=8, epsilon=radius * (1 + 1e-5))
+    without_N = without_neighbours(pathways, two_clusters, shifts, none)
+    assert without_N.tolist() == (nearest_N > nearest_N.median()).tolist() and without_N.sum() == 1
+    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
+    kept_N = (changed.probs_NWLE() - pathways.clean_NWLE).abs().amax(dim=(1, 2, 3)) < 1e-6
+    assert kept_N.equal(without_N)
+    assert without_neighbours(pathways, two_clusters, SHIFTS, ~none).all()
+    assert not without_neighbours(pathways, two_clusters, SHIFTS, none).any()

@@ -1,0 +1,139 @@
+"""Schedules and rates. Broken by: a schedule that switches elsewhere than at half, a learning rate that does not follow it,
+bad phases that are accepted.
+"""
+
+from __future__ import annotations
+
+import pytest
+from transformers import get_linear_schedule_with_warmup
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods.finetune_freeze.config import (
+    SCHEDULES,
+    FinetuneConfig,
+    Phase,
+    boundaries,
+    label,
+    phase_at,
+    phases_of,
+)
+
+
+def test_the_papers_nine_schedules_have_their_halves():
+    assert len(SCHEDULES) == 9
+    labels = {label(phases_of(name)) for name in SCHEDULES}
+    assert labels == {f"{first}→{second}" for first in "NRE" for second in "NRE"}
+    assert phases_of("none-router") == (
+        Phase(frozen=(), until=0.5),
+        Phase(frozen=("router",), until=1.0),
+    )
+
+
+def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
+    listed = [{"frozen": [], "until": 0.5}, {"frozen": ["router"], "until": 1}]
+    assert phases_of("experts", listed) == phases_of("none-router")
+    three = phases_of("none", [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *listed])
+    assert three[0] == Phase(frozen=("experts", "router"), until=0.25, lr=1e-3)
+    assert label(three) == "ER 25%→N 50%→R 100%"
+
+
+def test_the_switch_is_at_half_of_the_steps_rounded_down():
+    phases = phases_of("none-router")
+    assert boundaries(phases, 10) == [5, 10] and boundaries(phases, 7) == [3, 7]
+    assert [phase_at([3, 7], step) for step in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
+    thirds = phases_of("none", [{"frozen": [], "until": share} for share in (0.1, 0.7, 1.0)])
+    assert boundaries(thirds, 10) == [1, 7, 10], "0.7 * 10 is below 7 in floating point"
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        [],
+        "router",
+        [{"frozen": [], "until": 0.5}],
+        [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.0}],
+        [{"frozen": [], "until": 0.0}, {"frozen": [], "until": 1.0}],
+        [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.5}],
+        [{"frozen": ["gate"], "until": 1.0}],
+        [{"frozen": ["router", "router"], "until": 1.0}],
+        [{"frozen": "router", "until": 1.0}],
+        [{"frozen": [], "until": 1.0, "lr": -1}],
+        [{"frozen": [], "until": 1.0, "rate": 1}],
+        [{"until": 1.0}],
+        [{"frozen": [], "until": True}],
+    ],
+)
+def test_phases_that_are_none_are_refused(phases):
+    with pytest.raises(ConfigError, match=r"method\.phases"):
+        FinetuneConfig(phases=phases)
+
+
+def test_an_unknown_schedule_names_the_closest():
+    with pytest.raises(ConfigError, match="Did you mean 'none-router'"):
+        FinetuneConfig(schedule="none-routers")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"learning_rate": 0.0},
+        {"router_lr": float("inf")},
+        {"weight_decay": -1.0},
+        {"warmup_ratio": 1.0},
+    ]
+    + [{key: 0} for key in ("max_steps", "batch_size", "gradient_accumulation", "length", "dataset_size")],
+)
+def test_an_impossible_value_is_named(wrong):
+    (key,) = wrong
+    with pytest.raises(ConfigError, match=f"method.{key}="):
+        FinetuneConfig(**wrong)
+
+
+def test_a_phase_without_a_step_is_refused():
+    with pytest.raises(ConfigError, match="phase 1 has no step"):
+        FinetuneConfig(schedule="none-router", epochs=1).recipe().ends(3)
+
+
+def test_the_rate_is_transformers_linear_schedule():
+    import torch
+
+    recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1, learning_rate=3e-4).recipe()
+    rate = recipe.rate(160, router=False)
+    assert recipe.steps(160) == 40
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_linear_schedule_with_warmup(optimizer, 4, 40).lr_lambdas[0]
+    assert [rate(step) for step in range(41)] == [theirs(step) for step in range(41)]
+
+
+def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():
+    phases = [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.0, "lr": 1e-4}]
+    recipe = FinetuneConfig(phases=phases, learning_rate=1e-3, router_lr=1e-5, epochs=1).recipe()
+    plain = FinetuneConfig(learning_rate=1e-3, epochs=1).recipe().rate(40, router=True)
+    own, router = recipe.rate(40, router=False), recipe.rate(40, router=True)
+    assert own(4) == plain(4) and own(6) == pytest.approx(plain(6) / 10)
+    assert [router(step) for step in range(10)] == [plain(step) for step in range(10)]
+    assert router.learning_rate == 1e-5
+
+
+def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
+    recipe = FinetuneConfig(epochs=3, batch_size=1, gradient_accumulation=4)
+    assert recipe.recipe().steps(9) == 9
+    assert FinetuneConfig(epochs=3, max_steps=5).recipe().steps(9) == 5
+
+
+def test_shared_experts_are_frozen_with_the_experts_and_are_part_of_what_determines_the_weights():
+    settings = {"schedule": "experts-router"}
+    plain, shared = (
+        FinetuneConfig(**settings, freeze_shared_experts=freeze).recipe() for freeze in (False, True)
+    )
+    assert [phase.frozen for phase in shared.phases] == [("experts", "shared_experts"), ("router",)]
+    assert shared.label == "ES→R" and plain.label == "E→R"
+    assert plain.identity() != shared.identity()
+    assert "freeze_shared_experts" not in shared.identity(), "it is told by the phases"
+    other = FinetuneConfig(schedule="router", freeze_shared_experts=True).recipe()
+    assert other == FinetuneConfig(schedule="router").recipe(), (
+        "it makes no difference where no experts are frozen"
+    )
+    listed = [{"frozen": ["shared_experts"], "until": 1.0}]
+    assert FinetuneConfig(phases=listed).recipe().label == "S→S"

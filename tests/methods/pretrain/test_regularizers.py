@@ -1,0 +1,362 @@
+"""Regularizers of routers, loss-free balance, and the routing that both read.
+
+Broken by: an axis or a factor (E, K, tokens) too many, a gradient through the choice, a bias that an optimizer, a
+gradient or fine-tuning moves, a step by passes or processes instead of the optimizer step's load, a wrong sign, a bias
+that a checkpoint loses, regularizers that read another choice than the experts got, hooks that stay.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
+
+from moe_lab.methods.pretrain.trainer import (
+    Decisions,
+    LossFreeBalance,
+    TrainingRouting,
+    balance_loss,
+    device_loss,
+    load,
+    training_routing,
+    z_loss,
+)
+from moe_lab.methods.pretrain.training import train, train_together
+from moe_lab.methods.trained import save_model
+from moe_lab.models.designs.configuration import UNITS
+from moe_lab.routing.hook import routed
+from tests.support.families import VOCAB
+from tests.support.models import make_model, make_tokenizer, small_model
+from tests.support.pretrainings import training_of
+from tests.support.routed_designs import Seen, made
+from tests.support.tiers import by_family
+from tests.support.trainings import train as finetune
+
+SHAPES = [(1, 2, 1), (5, 7, 3), (7, 5, 2), (6, 4, 4)]
+"""Tokens, experts, experts per token: all different where an axis could be taken for another."""
+
+
+def given(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
+    """float64 logits, and experts that are not those of the highest logits."""
+    generator = torch.Generator().manual_seed(tokens)
+    logits_TE = torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
+    index_TK = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
+    return logits_TE, index_TK
+
+
+def shares(logits_TE: Tensor, index_TK: Tensor) -> tuple[list[float], list[float]]:
+    """f and P of every expert."""
+    tokens, experts = logits_TE.shape
+    chosen, probability = [0.0] * experts, [0.0] * experts
+    for token in range(tokens):
+        numbers = [math.exp(logit) for logit in logits_TE[token].tolist()]
+        for expert in range(experts):
+            chosen[expert] += (expert in index_TK[token].tolist()) / tokens
+            probability[expert] += numbers[expert] / sum(numbers) / tokens
+    return chosen, probability
+
+
+def by_loops(name: str, logits_TE: Tensor, index_TK: Tensor, devices: int = 1) -> float:
+    f, p = shares(logits_TE, index_TK)
+    if name == "balance":
+        return sum(a * b for a, b in zip(f, p, strict=True))
+    if name == "z":
+        sums = [math.log(sum(math.exp(logit) for logit in row)) for row in logits_TE.tolist()]
+        return sum(each**2 for each in sums) / len(sums)
+    size, k = len(f) // devices, index_TK.shape[1]
+    groups = [range(size * device, size * (device + 1)) for device in range(devices)]
+    return sum(
+        sum(len(f) / k * f[expert] for expert in group) / size * sum(p[expert] for expert in group)
+        for group in groups
+    )
+
+
+LOSSES = {
+    "balance": lambda logits, index: balance_loss(logits, index),
+    "z": lambda logits, index: z_loss(logits),
+    "device": lambda logits, index: device_loss(logits, index, 3),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ("balance", "z"))
+def test_losses_are_their_formulas(name, shape):
+    logits_TE, index_TK = given(*shape)
+    found = LOSSES[name](logits_TE.float(), index_TK)
+    assert found.dtype == torch.float32 and found.dim() == 0
+    assert found.item() == pytest.approx(by_loops(name, logits_TE, index_TK), rel=1e-6)
+
+
+@pytest.mark.parametrize("devices", (1, 2, 3, 6))
+def test_the_device_loss_is_its_formula(devices):
+    logits_TE, index_TK = given(5, 6, 2)
+    expected = by_loops("device", logits_TE, index_TK, devices)
+    assert device_loss(logits_TE.float(), index_TK, devices).item() == pytest.approx(expected, rel=1e-6)
+    if devices == 6:
+        assert expected == pytest.approx(6 / 2 * by_loops("balance", logits_TE, index_TK))
+    if devices == 1:
+        assert expected == pytest.approx(1.0), "one device has all"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_finite_differences(name):
+    """Of the loops in float64, along every logit. The choice stays: f has no gradient."""
+    logits_TE, index_TK = given(4, 6, 2)
+    leaf_TE = logits_TE.float().requires_grad_()
+    LOSSES[name](leaf_TE, index_TK).backward()
+    for place in range(logits_TE.numel()):
+        values = []
+        for sign in (1, -1):
+            moved_TE = logits_TE.clone()
+            moved_TE.view(-1)[place] += sign * 1e-4
+            values.append(by_loops(name, moved_TE, index_TK, 3))
+        expected = (values[0] - values[1]) / 2e-4
+        assert leaf_TE.grad.view(-1)[place].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_uniform_routing_has_the_value_of_the_docs():
+    """K / E, log(E) squared, and 1; all experts on one device cost the number of devices."""
+    logits_TE = torch.zeros(6, 6)
+    index_TK = torch.tensor([[token, (token + 1) % 6] for token in range(6)])
+    assert balance_loss(logits_TE, index_TK).item() == pytest.approx(2 / 6)
+    assert z_loss(logits_TE).item() == pytest.approx(math.log(6) ** 2)
+    assert device_loss(logits_TE, index_TK, 3).item() == pytest.approx(1.0)
+    logits_TE[:, :2] = 50.0
+    first_TK = torch.tensor([[0, 1]] * 6)
+    assert balance_loss(logits_TE, first_TK).item() == pytest.approx(1.0)
+    assert device_loss(logits_TE, first_TK, 3).item() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_transformers_loss_of_one_layer_is_e_times_ours(shape):
+    """Of several layers it is not: theirs multiplies means over the tokens of all layers."""
+    tokens, experts, k = shape
+    layers = [given(*shape)[0].float(), given(*shape)[0].float().flip(1) * 3]
+    ours = [balance_loss(logits_TE, logits_TE.topk(k).indices) for logits_TE in layers]
+    for logits_TE, own in zip(layers, ours, strict=True):
+        theirs = load_balancing_loss_func((logits_TE,), experts, k)
+        torch.testing.assert_close(theirs, experts * own)
+    if tokens > 1 and k < experts:
+        pooled = load_balancing_loss_func(tuple(layers), experts, k)
+        assert not torch.isclose(pooled, experts * sum(ours) / 2, rtol=1e-3)
+
+
+def test_load_counts_every_choice():
+    assert load(torch.tensor([[0, 3], [3, 4], [3, 0]]), 6).tolist() == [2, 0, 0, 3, 1, 0]
+    assert load(torch.empty(0, 2, dtype=torch.int64), 3).tolist() == [0, 0, 0]
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    logits_TE, index_TK = given(64, 8, 2)
+    low_TE = logits_TE.bfloat16()
+    for name in ("balance", "z"):
+        found = LOSSES[name](low_TE, index_TK)
+        assert found.dtype == torch.float32
+        assert found.item() == pytest.approx(by_loops(name, low_TE.double(), index_TK), rel=1e-5)
+
+
+ALONE = SimpleNamespace(world_size=1)
+
+
+class Router(torch.nn.Module):
+    def __init__(self, bias: list[float] | None):
+        super().__init__()
+        self.register_buffer("selection_bias", None if bias is None else torch.tensor(bias))
+
+
+def decided(*experts: int) -> Decisions:
+    return Decisions(torch.zeros(len(experts), 4), torch.tensor(experts)[:, None])
+
+
+def test_a_step_moves_each_bias_by_the_load_of_all_its_passes():
+    model = torch.nn.ModuleList([Router(None), Router([0.0, 0.5, 0.0, 0.0]), Router([0.0] * 4)])
+    balance = LossFreeBalance(model, 0.25)
+    balance.count([decided(0, 0, 1), decided(3)])
+    balance.count([decided(0, 2), decided(3)])
+    assert model[1].selection_bias.tolist() == [0.0, 0.5, 0.0, 0.0], "passes move nothing"
+    balance.on_step_end(ALONE, None, None)
+    # 3, 1, 1, 0 of 5 tokens; the mean is 1.25. 0, 0, 0, 2 of 2 tokens; the mean is 0.5
+    assert model[1].selection_bias.tolist() == [-0.25, 0.75, 0.25, 0.25]
+    assert model[2].selection_bias.tolist() == [0.25, 0.25, 0.25, -0.25]
+    balance.count([decided(1, 0, 2, 3), decided(0)])
+    balance.on_step_end(ALONE, None, None)
+    assert model[1].selection_bias.tolist() == [-0.25, 0.75, 0.25, 0.25], (
+        "even load moves nothing, earlier steps are forgotten"
+    )
+    assert model[2].selection_bias.tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+def biases(model) -> list[torch.Tensor]:
+    return [own for name, own in model.named_buffers() if name.endswith("selection_bias")]
+
+
+def test_no_optimizer_has_the_bias_and_the_steps_move_it(tmp_path):
+    """Three steps of 0.1: each bias is a sum of three of -0.1, 0 and 0.1, with weight decay or not."""
+    trained = train(training_of(tmp_path, bias_rate=0.1, steps=3, weight_decay=0.9, routing_noise=1.0))
+    assert not [name for name, _ in trained.model.named_parameters() if "bias" in name]
+    held = {id(own) for group in trained.optimizer.param_groups for own in group["params"]}
+    moved = biases(trained.model)
+    assert len(moved) == 2 and not held & {id(bias) for bias in moved}
+    for bias_E in moved:
+        assert bias_E.dtype == torch.float32 and not bias_E.requires_grad
+        assert bias_E.abs().max() > 0
+        torch.testing.assert_close(bias_E, (bias_E * 10).round() / 10)
+    assert "balance_loss" not in trained.weights, "the bias takes its place"
+
+
+def unevenness(layers: list[Decisions]) -> float:
+    """Standard deviation of the load, relative to its mean."""
+    loads = [torch.bincount(layer.index_TK.flatten(), minlength=8).float() for layer in layers]
+    return float(torch.stack([(load / load.mean()).std() for load in loads]).mean())
+
+
+def test_it_moves_the_load_towards_balance(tmp_path, monkeypatch, wide):
+    """The weights stay and every step has the same row, so the bias alone changes the load."""
+    found: list[float] = []
+    count = LossFreeBalance.count
+
+    def record(self, layers):
+        found.append(unevenness(layers))
+        count(self, layers)
+
+    monkeypatch.setattr(LossFreeBalance, "count", record)
+    settings = {"steps": 16, "batch_size": 1, "sequence_length": 128, "learning_rate": 1e-20}
+    train(training_of(tmp_path, count=1, bias_rate=0.01, **settings))
+    assert found[0] > 0.3 and max(found[-4:]) < found[0] / 2
+
+
+def test_the_saved_model_has_the_bias_in_float32(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    training = training_of(tmp_path, bias_rate=0.1, steps=1)
+    model, _ = train_together(training)
+    expected = [bias.clone() for bias in biases(model)]
+    save_model(model, training.tokenizer, tmp_path / "model", "bfloat16")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert saved.lm_head.weight.dtype == torch.bfloat16
+    for one, other in zip(biases(saved), expected, strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other) and one.abs().max() > 0
+
+
+@pytest.mark.parametrize("schedule", ("none", pytest.param("router", marks=pytest.mark.slow)))
+def test_fine_tuning_leaves_the_bias(schedule, tmp_path):
+    """With the router frozen or not."""
+    model = train(training_of(tmp_path / "first", bias_rate=0.1, steps=1)).model
+    model.resize_token_embeddings(VOCAB)
+    before = [bias.clone() for bias in biases(model)]
+    gate = model.model.layers[0].mlp.gate.weight.detach().clone()
+    finetune(model, tmp_path / "second", schedule=schedule, count=4)
+    for one, other in zip(biases(model), before, strict=True):
+        assert other.abs().max() > 0 and torch.equal(one, other)
+    assert torch.equal(model.model.layers[0].mlp.gate.weight, gate) == (schedule == "router")
+
+
+LENGTH = 9
+
+
+@pytest.fixture(params=["biased", *by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss"))])
+def model(request):
+    """`biased`: a design with a selection bias that is not zero."""
+    return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
+
+
+def ids(rows: int) -> Tensor:
+    return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def passed(
+    model, rows: Tensor, temperature: list[float] | None, seed: int = 3
+) -> tuple[Tensor, TrainingRouting, Seen]:
+    """Logits of the rows (`rows` are their numbers), the policy, and what came out of the routers."""
+    seen, temperature_B = Seen(), None if temperature is None else torch.tensor(temperature)
+    with (
+        training_routing(model, seed) as routing,
+        routed(model, seen),
+        routing.one_pass(rows, LENGTH, temperature_B),
+    ):
+        logits = model(ids(8)[rows], use_cache=False).logits
+    return logits, routing, seen
+
+
+def test_the_noisy_choice_is_kept(model):
+    _, routing, seen = passed(model, torch.tensor([5, 2]), [3.0, 4.0])
+    for layer, own in zip(routing.layers, seen.routings, strict=True):
+        assert torch.equal(layer.index_TK, own.index_TK)
+        assert not torch.equal(own.index_TK, own.logits_TE.topk(own.index_TK.shape[1]).indices)
+
+
+def test_without_temperature_the_model_runs_as_it_is(model):
+    plain = model(ids(2), use_cache=False).logits
+    logits, routing, seen = passed(model, torch.arange(2), None)
+    assert torch.equal(logits, plain)
+    assert len(routing.layers) == len(seen.routings) > 1
+    for layer, own in zip(routing.layers, seen.routings, strict=True):
+        assert torch.equal(layer.logits_TE, own.logits_TE) and torch.equal(layer.index_TK, own.index_TK)
+
+
+def test_a_pass_keeps_its_own_decisions_only(olmoe):
+    with training_routing(olmoe, 0) as routing, torch.no_grad():
+        for rows in (1, 3):
+            with routing.one_pass(torch.arange(rows), LENGTH, None):
+                olmoe(ids(rows), use_cache=False)
+            olmoe(ids(2), use_cache=False)
+            assert [len(layer.index_TK) for layer in routing.layers] == [rows * LENGTH] * 4
+
+
+def test_a_dense_model_runs_without_decisions():
+    dense = make_model("llama")
+    temperature_B = torch.tensor([1.0, 1.0])
+    with (
+        torch.no_grad(),
+        training_routing(dense, 0) as routing,
+        routing.one_pass(torch.arange(2), LENGTH, temperature_B),
+    ):
+        dense(ids(2))
+    assert routing.layers == []
+
+
+@pytest.mark.parametrize("router", UNITS)
+def test_decisions_of_words_and_sentences_are_observed(router):
+    """Of each token that of its unit's first one; the model runs as it is."""
+    model = made(router)
+    rows = torch.tensor([make_tokenizer()("ab cd. E!").input_ids] * 2)
+    with torch.no_grad():
+        plain = model(rows, use_cache=False, output_router_logits=True)
+        with training_routing(model, 0) as routing, routing.one_pass(torch.arange(2), LENGTH, None):
+            assert torch.equal(model(rows, use_cache=False).logits, plain.logits)
+    words, sentences = [0, 0, 2, 2, 2, 5, 6, 6, 8], [0, 0, 0, 0, 0, 0, 6, 6, 6]
+    firsts = sentences if router == "sentence" else words
+    assert len(routing.layers) == len(plain.router_logits) == 2
+    for layer, logits_TE in zip(routing.layers, plain.router_logits, strict=True):
+        assert torch.equal(layer.logits_TE, logits_TE)
+        if router != "word-hash":  # whose logits are 0: the word's id decides
+            assert torch.equal(layer.index_TK, logits_TE.softmax(-1).topk(2).indices)
+        for row in layer.index_TK.unflatten(0, (2, LENGTH)):
+            assert torch.equal(row, row[firsts])
+            assert len(set(map(tuple, row[sorted(set(firsts))].tolist()))) > 1
+
+
+def test_router_logits_of_expert_choice_are_observed():
+    model = made("expert")
+    with torch.no_grad():
+        plain = model(ids(2), output_router_logits=True)
+        with training_routing(model, 0) as routing, routing.one_pass(torch.arange(2), LENGTH, None):
+            assert torch.equal(model(ids(2)).logits, plain.logits)
+    assert len(routing.layers) == len(plain.router_logits) == 2
+    for layer, logits_TE in zip(routing.layers, plain.router_logits, strict=True):
+        assert torch.equal(layer.logits_TE, logits_TE)
+
+
+@pytest.mark.parametrize("router", ("token", "word", "expert"))
+def test_the_hooks_are_gone_afterwards(router):
+    modules = list(made(router).modules())
+    hooks = sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
+    with pytest.raises(KeyboardInterrupt), training_routing(made(router), 0):
+        assert hooks < sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
+        raise KeyboardInterrupt
+    assert hooks == sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)

@@ -1,0 +1,195 @@
+"""`method=c2r`, on the embedded model and on small ones.
+
+Broken by: a constraint that does not reach the router, a profile that is recorded twice or used for another model, a
+run that is stored under the id of another profile, a profile of test documents that is not reported, too few or too
+many partners, groups of experts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods import c2r, get_method
+from moe_lab.methods.c2r import check_groups, check_partners, check_profile
+from moe_lab.models.source import TINY
+from moe_lab.routing import record
+from tests.support.command import Ended, run_command
+from tests.support.models import small_model
+from tests.support.runs import facts
+
+FEW = ["model=tiny", "task=toy_choice", "limit=6", "method.dataset_size=12"]
+
+
+def command(capsys: Any, folder: Path, *keys: str) -> Ended:
+    return run_command(capsys, "method=c2r", f"output_dir={folder}", *FEW, *keys)
+
+
+def block_of(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+
+
+def scores(folder: Path, run_id: str) -> list[Any]:
+    [samples] = folder.glob(f"runs/*-{run_id[:8]}/samples_*.jsonl")
+    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_it_records_a_profile_once_and_constrains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = block_of(command(capsys, tmp_path, "method.partners=3", "metrics=expert"))
+    assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
+    assert scores(tmp_path, block["run_id"]) != scores(tmp_path, block["baseline"]["run_id"])
+    [profile] = (tmp_path / "profiles").iterdir()
+    told = json.loads((profile / "profile.json").read_text())
+    assert told["conversations"] == 12 and block["c2r"]["profile"] == profile.name
+
+    # under the constraint no expert goes with more than 3 others that chose it, or that it chose
+    folder = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
+    found = json.loads((folder / "expert_metrics.json").read_text())
+    base = json.loads((next(tmp_path.glob("runs/*-base-*")) / "expert_metrics.json").read_text())
+    assert found["collaboration"]["all"]["value"] < base["collaboration"]["all"]["value"]
+    assert found["capacity"] is None and found["specialization"] is None and base["capacity"] is not None
+    assert found["baseline"]["capacity"] == base["capacity"]
+
+    # the same profile for another T, and the untouched model where all others are partners
+    monkeypatch.setattr(c2r, "_record", None)
+    free = block_of(command(capsys, tmp_path, "method.partners=15"))
+    assert free["c2r"]["changed_fraction"] == 0
+    assert scores(tmp_path, free["run_id"]) == scores(tmp_path, free["baseline"]["run_id"])
+    assert (
+        block_of(command(capsys, tmp_path))["run_id"]
+        == block_of(command(capsys, tmp_path, "method.partners=8"))["run_id"]
+    )
+
+
+@pytest.mark.slow
+def test_the_recorded_profile_is_that_of_conversations_read_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from moe_lab.tasks.toy.questions import instructions
+
+    assert command(capsys, tmp_path).code == 0
+    [file] = (tmp_path / "profiles").glob("*/counts.safetensors")
+    pairs = load_file(file)["pairs"]
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    expected = torch.zeros_like(pairs)
+    for row in instructions("train", 12):
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        with torch.no_grad(), record(model) as routes:
+            model(torch.tensor([ids]))
+        for layer, index_TK in enumerate(routes.indices):
+            for experts in index_TK.tolist():
+                for i in experts:
+                    for j in experts:
+                        expected[layer, i, j] += i != j
+    off = pairs * (1 - torch.eye(pairs.shape[-1], dtype=torch.long))
+    assert torch.equal(off, expected)
+
+
+@pytest.mark.slow
+def test_a_profile_of_a_run_is_taken_by_its_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = run_command(capsys, "method=base", "metrics=expert", f"output_dir={tmp_path}", *FEW[:3])
+    assert plain.code == 0, plain.err
+    folder = Path(plain.out.splitlines()[-1]).parent
+    counts = folder / "expert_metrics" / "counts.safetensors"
+    ended = command(capsys, tmp_path, f"method.profile={folder}", "method.partners=4")
+    one = block_of(ended)
+    assert one["c2r"]["test_profile"] and "test-profile: routed by" in ended.out
+    same = block_of(command(capsys, tmp_path, f"method.profile={counts}", "method.partners=4"))
+    assert one["run_id"] == same["run_id"] and not (tmp_path / "profiles").exists()
+    other = load_file(counts)
+    other["pairs.prefill"][0, 1, 2] += 1
+    save_file(other, tmp_path / "other.safetensors")
+    changed = block_of(
+        command(capsys, tmp_path, f"method.profile={tmp_path / 'other.safetensors'}", "method.partners=4")
+    )
+    assert changed["run_id"] != one["run_id"]
+    pairs = {"pairs": other["pairs.prefill"] + other["pairs.decode"] + 1}
+    save_file(pairs, tmp_path / "recorded.safetensors")
+    ended = command(
+        capsys, tmp_path, f"method.profile={tmp_path / 'recorded.safetensors'}", "method.partners=4"
+    )
+    assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["method.partners=2"], "from 3 to 15"),
+        (["method.partners=16"], "method.partners=16"),
+        (["method.profile=/nowhere"], "metrics=expert"),
+        (["method.dataset=/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["method.dataset_size=0"], "dataset_size"),
+    ],
+)
+def test_what_cannot_be_constrained_is_refused_before_weights_load(
+    typed: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], loads: list[str]
+) -> None:
+    ended = command(capsys, tmp_path / "out", *typed)
+    assert ended.code == 2 and named in ended.err
+    assert loads == [] and not (tmp_path / "out").exists()
+
+
+def test_a_profile_of_another_model_and_routers_with_groups_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, loads: list[str]
+) -> None:
+    save_file({"pairs": torch.zeros(2, 3, 3, dtype=torch.long)}, tmp_path / "small.safetensors")
+    ended = command(capsys, tmp_path, f"method.profile={tmp_path / 'small.safetensors'}")
+    assert ended.code == 2 and "of this model" in " ".join(ended.err.split())
+    save_file({"selections": torch.zeros(2, 3)}, tmp_path / "none.safetensors")
+    ended = command(capsys, tmp_path, f"method.profile={tmp_path / 'none.safetensors'}")
+    assert ended.code == 2 and "no pairs" in ended.err
+    model = small_model("deepseek_v3")
+    assert model.config.n_group > 1
+    model.save_pretrained(tmp_path / "grouped")
+    tokenizer.save_pretrained(tmp_path / "grouped")
+    ended = command(capsys, tmp_path, f"model.path={tmp_path / 'grouped'}")
+    assert ended.code == 2 and "within groups" in ended.err
+    assert loads == []
+
+
+def test_each_expert_has_as_many_partners_as_a_token_needs_and_there_are():
+    for count in (facts().top_k - 1, facts().experts - 1):
+        check_partners(count, facts())
+    for count in (facts().top_k - 2, facts().experts):
+        with pytest.raises(ConfigError, match=f"method.partners={count}: this model takes"):
+            check_partners(count, facts())
+
+
+def test_counts_have_the_models_layers_and_experts():
+    layers, experts = facts().moe_layers, facts().experts
+    check_profile("x", torch.zeros(layers, experts, experts), facts())
+    with pytest.raises(ConfigError, match=r"method.profile=x (.|\n)*profile of this model"):
+        check_profile("x", torch.zeros(layers - 1, experts, experts), facts())
+
+
+def test_a_model_that_chooses_within_groups_is_refused(tmp_path):
+    for family, groups in (("olmoe", None), ("deepseek_v3", 2)):
+        architecture = small_model(family).config
+        if groups is not None:
+            architecture.n_group = groups
+        architecture.save_pretrained(tmp_path / family)
+        config = Config(
+            method=get_method("c2r").Config(name="c2r"), model=ModelConfig(path=str(tmp_path / family))
+        )
+        if groups is None:
+            check_groups(config, facts())
+        else:
+            with pytest.raises(ConfigError, match="method=c2r: .* chooses experts within groups"):
+                check_groups(config, facts())

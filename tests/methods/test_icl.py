@@ -1,0 +1,196 @@
+"""`method=icl`: demonstrations before every question.
+
+Broken by: demonstrations that are not the nearest, or not in order; one that is cut in two; other demonstrations for a
+choice that is scored after an interruption; a test label that reaches a prompt; a request that is refused only after
+weights were loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.methods.icl_lm import FILE, Asked, DemonstrationLM
+from tests.support import rounding
+from tests.support.command import run_command
+from tests.support.models import make_model, make_tokenizer
+from tests.support.runs import choices, write_jsonl
+
+QUESTION = "Q: seven?\nAnswer:"
+TEXTS = ["Q: one?\nAnswer:", "Q: two?\nAnswer:", "Q: three?\nAnswer:", "Q: seven!\nAnswer:"]
+BEHIND = "Q: three?\nAnswer: C\n\nQ: one?\nAnswer: A\n\nQ: seven?\nAnswer:"
+"""With k=2: the nearest last, and without the last reference, which is too similar."""
+EMBEDDING = torch.tensor([[0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.6, 0.6, 0.1], [1.0, 0.0, 0.0]])
+
+
+def references() -> SimpleNamespace:
+    def embed(texts: list[str], model: object) -> torch.Tensor:
+        return torch.tensor([[1.0, 0.0, 0.0]] * len(texts))
+
+    rows = torch.nn.functional.normalize(EMBEDDING, dim=1)
+    return SimpleNamespace(texts=TEXTS, answers=[" A", " B", " C", " D"], embedding_RX=rows, embed=embed)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> SimpleNamespace:
+    return SimpleNamespace(model=make_model("olmoe"), tokenizer=make_tokenizer())
+
+
+def language_model(loaded, folder: Path | None = None, max_length: int | None = None, k: int = 2):
+    config = SimpleNamespace(
+        batch_size="auto",
+        max_batch_size=None,
+        max_length=max_length,
+        model=SimpleNamespace(add_bos_token=None),
+    )
+    asked = {QUESTION: Asked("\n\n", {" A", " B", " much longer"}), "": Asked("\n\n", {" A"})}
+    settings = SimpleNamespace(k=k, most_similar=0.999)
+    return DemonstrationLM(loaded, config, settings, references(), asked, folder)
+
+
+def answers(lm: EngineLM, *pairs: tuple[str, str]) -> list[float]:
+    found: dict[int, tuple[float, bool]] = {}
+    lm.answer("loglikelihood", [Request(pair) for pair in pairs], found.__setitem__)
+    return [found[i][0] for i in range(len(pairs))]
+
+
+def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):
+    lm = language_model(loaded, tmp_path)
+    plain = EngineLM(loaded.model, loaded.tokenizer)
+    found = answers(lm, (QUESTION, " A"), (QUESTION, " B"))
+    assert found == rounding.approx(answers(plain, (BEHIND, " A"), (BEHIND, " B")))
+    assert json.loads((tmp_path / FILE).read_text()) == {"prompt": QUESTION, "asked": BEHIND}
+    assert lm.cost["reference_dropped"] == 1 and lm.cost["demonstrations_dropped"] == 0
+
+
+def test_a_question_without_neighbours_is_asked_plainly(loaded):
+    lm, plain = language_model(loaded), EngineLM(loaded.model, loaded.tokenizer)
+    lm._settings = SimpleNamespace(k=2, most_similar=-1.0)
+    assert answers(lm, (QUESTION, " A")) == rounding.approx(answers(plain, (QUESTION, " A")))
+    assert lm.cost["reference_none"] == 1 and lm.cost["reference_dropped"] == 4
+
+
+def test_a_choice_by_itself_has_no_demonstrations(loaded):
+    plain = EngineLM(loaded.model, loaded.tokenizer)
+    assert answers(language_model(loaded), ("", " A")) == rounding.approx(answers(plain, ("", " A")))
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_what_does_not_fit_is_left_out_whole_the_farthest_first(loaded, dropped):
+    """A token is a byte; the longest of all continuations has to fit, whichever is scored now."""
+    shown = BEHIND.split("\n\n", dropped)[-1]
+    room = len(shown) + len(" much longer") - 1
+    fits = language_model(loaded, max_length=room)
+    plain = EngineLM(loaded.model, loaded.tokenizer)
+    assert answers(fits, (QUESTION, " A")) == rounding.approx(answers(plain, (shown, " A")))
+    assert fits.cost["demonstrations_dropped"] == dropped
+    tighter = language_model(loaded, max_length=room - 1)
+    answers(tighter, (QUESTION, " A"))
+    assert tighter.cost["demonstrations_dropped"] == min(dropped + 1, 2)
+
+
+def command(capsys, folder, *keys):
+    return run_command(capsys, "method=icl", f"output_dir={folder}", *keys)
+
+
+def prompts(folder: Path) -> list[dict[str, str]]:
+    [file] = folder.glob(f"runs/*-icl-*/{FILE}")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_the_command_shows_references_that_were_answered_correctly(tmp_path, capsys):
+    ended = command(capsys, tmp_path, "task=toy_choice", "limit=6", "method.reference_size=64")
+    assert ended.code == 0, ended.err
+    block = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+    assert block["icl"]["k"] == 3 and block["icl"]["reference"]["set"]["asked"] == 64
+    [file] = tmp_path.glob("references/*/references.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    right = {line["text"] + line["answer"] for line in lines if line["correct"]}
+    assert len(prompts(tmp_path)) == 6
+    for line in prompts(tmp_path):
+        *shown, question = line["asked"].split("\n\n")
+        assert len(shown) == 3 and set(shown) <= right
+        assert question == line["prompt"]
+
+
+def arc(folder: Path, letters: str) -> Path:
+    test = [row | {"answerKey": letter} for row, letter in zip(choices(6), letters, strict=True)]
+    write_jsonl(folder / "arc_easy" / "test.jsonl", test)
+    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
+    return folder
+
+
+@pytest.mark.slow
+def test_test_labels_reach_no_prompt(tmp_path, capsys):
+    asked = []
+    for letters in ("ABCABC", "CABBCA"):
+        data = arc(tmp_path / letters, letters)
+        keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "method.k=1"]
+        assert command(capsys, tmp_path / f"out-{letters}", *keys).code == 0
+        asked.append(prompts(tmp_path / f"out-{letters}"))
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.slow
+def test_the_reference_set_is_c3pos(tmp_path, capsys):
+    keys = ["task=toy_choice", "limit=2", "method.reference_size=32", f"output_dir={tmp_path}"]
+    for method in ("c3po", "icl"):
+        assert run_command(capsys, f"method={method}", *keys).code == 0
+    assert len(list((tmp_path / "references").iterdir())) == 1
+
+
+def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys):
+    ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", "method.reference_size=4", "method.k=5")
+    assert ended.code == 2
+    assert "method.k=5" in ended.err and "method.reference_size" in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["method.k=0"], "at least 1"),
+        (["method.reference_size=0"], "at least 1"),
+        (["method.reference=nosuchtask"], "nosuchtask"),
+        (["method.reference=toy_math"], "multiple-choice"),
+        (["method.embeddings=nosuch.safetensors"], "no such file"),
+        (["model.tp_plan=auto"], "torchrun"),
+        (["task=toy_math", "task.answer=text"], "multiple-choice"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads):
+    ended = command(capsys, tmp_path, "task=toy_choice", *keys)
+    assert ended.code == 2
+    assert told in ended.err
+    assert loads == []
+
+
+def test_a_prompt_for_every_choice_is_refused(tmp_path, capsys, loads):
+    row = {"sentence": "The cup is _ blue.", "option1": "red", "option2": "green", "answer": "1"}
+    write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [row])
+    ended = command(capsys, tmp_path, "task=winogrande", "task.answer=text", f"data_dir={tmp_path}")
+    assert ended.code == 2
+    assert "task.answer=letters" in ended.err
+    assert loads == []
+
+
+def test_chats_are_refused(tmp_path, capsys, loads):
+    from transformers import AutoTokenizer
+
+    from moe_lab.models.source import TINY
+
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(tmp_path / "chat")
+    keys = ["task=toy_choice", f"model.tokenizer={tmp_path / 'chat'}", "apply_chat_template=true"]
+    ended = command(capsys, tmp_path, *keys)
+    assert ended.code == 2
+    assert "apply_chat_template" in ended.err and "method=icl" in ended.err
+    assert loads == []

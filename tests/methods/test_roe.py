@@ -1,0 +1,178 @@
+"""RoE's settings. Broken by: settings that mean something else for a model, impossible ones that are not refused before
+weights load, a wrong count of the routing samples that adaptive RoE computes.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method, method_names
+from moe_lab.methods.method import Context
+from moe_lab.methods.roe import RoE, adaptive_block, adaptive_footnotes, bands_of
+from moe_lab.models.facts import ModelFacts
+
+FACTS = ModelFacts(
+    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=5, experts=8, top_k=2,
+    max_length=512,
+)  # fmt: skip
+
+
+def roe(**keys):
+    return RoE(RoE.Config(**keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, [0, 0.1, 0.1, 0.1, 0]),
+        ({"temperature": 0.5, "skip_layers": 2}, [0, 0, 0.5, 0, 0]),
+        ({"temperature": 1, "skip_layers": 0}, [1] * 5),
+        ({"temperature": [0.3, 0, 0.1, 0, 0.2]}, [0.3, 0, 0.1, 0, 0.2]),
+        ({"temperature": [0, 0.4, 0.1, 0, 0], "skip_layers": 1}, [0, 0.4, 0.1, 0, 0]),
+    ],
+)
+def test_temperature_per_layer(keys, expected):
+    assert roe(**keys).temperatures(5) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"n": 0}, "method.n=0"),
+        ({"temperature": -0.1}, "method.temperature=-0.1"),
+        ({"temperature": "warm"}, "method.temperature=warm"),
+        ({"temperature": [0.1, -1, 0, 0, 0]}, "at least 0"),
+        ({"temperature": True}, "method.temperature=True"),
+        ({"skip_layers": -1}, "at least 0"),
+        ({"cache": "cleen"}, "Choices: clean, standard, none. Did you mean 'clean'"),
+        ({"prefill": "none", "cache": "standard"}, "Choices: noisy, clean"),
+        ({"prefill": "clean"}, "cache=standard"),
+        ({"weights": "noisy"}, "clean, perturbed"),
+        ({"noise": "antithetik"}, "Did you mean 'antithetic'"),
+        ({"noise_scale": "margins"}, "Choices: constant, margin"),
+        ({"n": 1, "include_clean": False}, "method.include_clean=false"),
+    ],
+)
+def test_impossible_values_are_refused(keys, says):
+    with pytest.raises(ConfigError, match=says):
+        roe(**keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"skip_layers": 3}, "none would be left"),
+        ({"temperature": [0.1] * 4}, "4 entries, and the model has 5"),
+        ({"temperature": [0.1] * 5, "skip_layers": 1}, "contradicts"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(keys, says):
+    with pytest.raises(ConfigError, match=says):
+        roe(**keys).check(FACTS)
+
+
+def test_runs_without_bands_keep_their_identity():
+    assert {"adaptive", "bands"}.isdisjoint(roe().identity(FACTS))
+    assert roe(adaptive="margin", bands=[[0.5, 4]]).identity(FACTS)["bands"] == [(0.5, 4)]
+
+
+def test_the_ensemble_has_the_bands():
+    adaptive = roe(adaptive="entropy", bands=[[2, 8], [0.5, 4]]).ensemble([0.1] * 5, 0, seed=0).adaptive
+    assert (adaptive.measure, adaptive.bands) == ("entropy", [(2.0, 8), (0.5, 4)])
+    assert roe().ensemble([0.1] * 5, 0, seed=0).adaptive is None
+
+
+def test_report():
+    block = roe(n=4).report(FACTS, {"changed_decisions": 3, "noisy_decisions": 12}, {})["roe"]
+    assert block == {
+        "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "prefill": "noisy",
+        "weights": "clean", "changed_fraction": 0.25,
+    }  # fmt: skip
+    assert roe().report(FACTS, {}, {})["roe"]["changed_fraction"] is None
+
+
+def test_noise_that_changes_no_decision_is_a_fraction_of_zero():
+    """The log of a run leaves out counts of 0."""
+    assert roe().report(FACTS, {"noisy_decisions": 12}, {})["roe"]["changed_fraction"] == 0
+
+
+def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
+    config = SimpleNamespace(
+        seed=4,
+        batch_size="auto",
+        max_batch_size=None,
+        max_length=None,
+        model=SimpleNamespace(add_bos_token=None),
+    )
+    loaded = SimpleNamespace(model=olmoe, tokenizer=tokenizer, facts=SimpleNamespace(moe_layers=4))
+    with roe(n=6, temperature=[0, 0, 0.2, 0]).open(loaded, Context(config=config)) as lm:
+        assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
+        assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
+    with roe(cache="none", prefill="clean").open(loaded, Context(config=config)) as lm:
+        assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
+    with roe(n=1).open(loaded, Context(config=config)) as lm:
+        assert lm.ensemble.n == 1 and lm.ensemble.routing is None
+    with roe(noise="antithetic", noise_scale="margin").open(loaded, Context(config=config)) as lm:
+        assert lm.ensemble.routing.antithetic and lm.ensemble.routing.margin_scaled
+
+
+def test_keys_that_came_later_are_part_of_the_identity_at_other_values_only():
+    assert not {"noise", "noise_scale"} & roe().identity(FACTS).keys()
+    changed = roe(noise="antithetic", noise_scale="margin").identity(FACTS)
+    assert (changed["noise"], changed["noise_scale"]) == ("antithetic", "margin")
+
+
+def test_registry():
+    assert {"base", "roe"} <= set(method_names())
+    assert get_method("roe") is RoE
+    with pytest.raises(ConfigError, match="base"):
+        get_method("reo")
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"adaptive": "margin"}, "needs method.bands"),
+        ({"bands": [[0.2, 8]]}, "needs method.adaptive"),
+        ({"adaptive": "margn", "bands": [[0.2, 8]]}, "Did you mean 'margin'"),
+        ({"adaptive": "margin", "bands": [[0.2, 8]], "cache": "standard"}, "needs method.cache=clean"),
+        ({"adaptive": "margin", "bands": []}, "list of .bound, samples."),
+        ({"adaptive": "margin", "bands": [[0.2]]}, "list of .bound, samples."),
+        ({"adaptive": "margin", "bands": [["a", 3]]}, "list of .bound, samples."),
+        ({"adaptive": "margin", "bands": [0.3]}, "list of .bound, samples."),
+        ({"adaptive": "margin", "bands": 0.3}, "list of .bound, samples."),
+        ({"adaptive": "margin", "bands": [[0.3, True]]}, "list of .bound, samples."),
+        ({"adaptive": "margin", "bands": [[-0.2, 8]]}, "at least 0"),
+        ({"adaptive": "margin", "bands": [[float("inf"), 8]]}, "at least 0"),
+        ({"adaptive": "margin", "bands": [[0.2, 33]]}, "to method.n=32"),
+        ({"adaptive": "margin", "bands": [[0.2, 0]]}, "from 1"),
+        ({"adaptive": "margin", "bands": [[0.2, 8.5]]}, "from 1"),
+        ({"adaptive": "margin", "bands": [[0.6, 8], [0.2, 4]]}, "bounds rise"),
+        ({"adaptive": "entropy", "bands": [[0.2, 8], [0.6, 4]]}, "bounds fall"),
+        ({"adaptive": "entropy", "bands": [[0.2, 8], [0.2, 4]]}, "bounds fall"),
+    ],
+)
+def test_impossible_bands_are_refused(keys, says):
+    with pytest.raises(ConfigError, match=says):
+        RoE.Config(**keys)
+
+
+def test_the_rows_that_were_computed():
+    config = RoE.Config(n=16, adaptive="margin", bands=[[0.2, 16.0], [1, 4]])
+    assert bands_of(config) == [(0.2, 16), (1.0, 4)]
+    block = adaptive_block(config, {"band_0": 10, "band_1": 5, "band_2": 100, "tokens_in": 7})["adaptive"]
+    assert block == {
+        "measure": "margin", "bands": [[0.2, 16], [1.0, 4]], "tokens": [10, 5, 100],
+        "rows_used": 10 * 16 + 5 * 4 + 100, "rows_full": 115 * 16, "share_of_rows": 280 / 1840,
+    }  # fmt: skip
+    [line] = adaptive_footnotes({"n": 16, "adaptive": block})
+    assert "15.2% of the rows of n=16" in line and "280 of 1,840" in line
+
+
+def test_nothing_is_said_without_bands_or_without_tokens():
+    assert adaptive_block(RoE.Config(), {}) == {} and adaptive_footnotes({"n": 4}) == []
+    block = adaptive_block(RoE.Config(adaptive="margin", bands=[[0.2, 16]]), {})
+    assert block["adaptive"]["share_of_rows"] is None and adaptive_footnotes({"n": 32} | block) == []

@@ -1,0 +1,220 @@
+"""Tokenized conversations. Broken by: a loss on the questions' tokens, an answer without its end, a truncation that is not
+counted, conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods import tokenized as prepared
+from moe_lab.methods.data_files import Data, read_data
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
+from moe_lab.models.tokenizer import load_tokenizer, with_template
+from tests.support.models import make_tokenizer
+
+
+def read(config, dataset, size=None) -> list:
+    return read_data(config, dataset, size).train
+
+
+TURNS = [
+    {"role": "user", "content": "Where does Ann live?"},
+    {"role": "assistant", "content": "In Rome."},
+    {"role": "user", "content": "And Bob?"},
+    {"role": "assistant", "content": "In Oslo, I think."},
+]
+
+
+@pytest.fixture
+def tiny():
+    return load_tokenizer(Config().model, offline=True)
+
+
+def learned(tokenizer, row: Row) -> str:
+    return tokenizer.decode([label for label in row.labels if label != NO_LOSS])
+
+
+def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(tiny):
+    [row] = encode(tiny, [TURNS])
+    assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
+    assert tiny.decode(row.ids).startswith(
+        "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
+    )
+    assert all(label in (NO_LOSS, token) for token, label in zip(row.ids, row.labels, strict=True))
+
+
+def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
+    plain = make_tokenizer()
+    assert with_template(plain) and not with_template(tiny)
+    [row] = encode(plain, [TURNS])
+    assert plain.decode(row.ids).startswith(
+        "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
+    )
+    assert learned(plain, row) == " In Rome.<|end|> In Oslo, I think.<|end|>"
+
+
+def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(tiny):
+    """As templates do that write reasoning into the last answer only. Where that is all, it is an error."""
+    tiny.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    made = encode_all(tiny, [TURNS, TURNS[:2]], 2048)
+    assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."] and made.left_out == 1
+    with pytest.raises(ConfigError, match="model.tokenizer="):
+        encode_all(tiny, [TURNS, TURNS], 2048)
+
+
+def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):
+    made = encode_all(tiny, [[], TURNS, TURNS[1:]], 2048)
+    assert made.rows == encode(tiny, [TURNS]) and made.left_out == 2
+    with pytest.raises(TaskError, match="No conversation has an answer"):
+        encode_all(tiny, [[], TURNS[1:]], 2048)
+
+
+def test_a_template_that_refuses_a_role_is_told(tiny):
+    tiny.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(TaskError, match="no system role"):
+        encode(tiny, [TURNS])
+
+
+def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
+    whole, first = encode(tiny, [TURNS, TURNS[:2]])
+    cut = encode_all(tiny, [TURNS, TURNS[:2], TURNS[:1]], len(whole.ids) - 2)
+    assert (cut.truncated, cut.left_out) == (1, 1), "the third has no answer"
+    assert [len(row.ids) for row in cut.rows] == [len(whole.ids) - 2, len(first.ids)]
+    assert cut.rows[0].labels == whole.labels[:-2]
+    with pytest.raises(TaskError, match="No conversation has an answer"):
+        encode_all(tiny, [TURNS[:1]], 2048)
+    with pytest.raises(TaskError, match="method.length=3"):
+        encode_all(tiny, [TURNS], 3)
+
+
+def test_padding_stands_behind_and_is_neither_read_nor_learned():
+    batch = Pad(7)([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4], "labels": [4]}])
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 7, 7]]
+    assert batch["labels"].tolist() == [[1, 2, 3], [4, NO_LOSS, NO_LOSS]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_rows_without_labels_are_in_a_batch_only_where_it_has_no_others():
+    rows = Rows([Row([1, 2, 3], [1, 2, 3])])
+    batch = Pad(7)([rows[0], rows[EMPTY]])
+    assert batch["input_ids"].tolist() == [[1, 2, 3]] and batch["attention_mask"].tolist() == [[1, 1, 1]]
+    empty = Pad(7)([rows[EMPTY], rows[EMPTY]])
+    assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]] and empty["attention_mask"].all()
+
+
+def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
+    (tmp_path / "lima").mkdir()
+    turns = {"conversations": [message["content"] for message in TURNS]}
+    (tmp_path / "lima" / "train.jsonl").write_text(json.dumps(turns) + "\n\n" + json.dumps(turns) + "\n")
+    (tmp_path / "own.jsonl").write_text(json.dumps({"messages": TURNS, "kind": "x"}) + "\n")
+    config = Config(data_dir=str(tmp_path))
+    assert read(config, "lima") == [TURNS, TURNS]
+    assert read(config, "lima", 1) == read(config, f"{tmp_path}/own.jsonl")
+
+
+def test_the_toy_conversations_are_of_the_train_split():
+    from moe_lab.tasks.toy.questions import instructions
+
+    found = read(Config(), "toy", 20)
+    assert found == [row["messages"] for row in instructions("train", 20)]
+
+
+def test_the_digest_is_of_both_parts():
+    parts = ([TURNS, TURNS], []), ([TURNS], []), ([TURNS], [TURNS])
+    assert len({Data(train=one, validation=other).digest for one, other in parts}) == 3
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        ('{"text": "a"}', "not a conversation"),
+        ("[1]", "not a conversation"),
+        ("{", "not JSON"),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', "needs a role"),
+        ('{"messages": [{"role": "user", "content": null}]}', "needs a role"),
+        ('{"messages": ["a"]}', "needs a role"),
+        ('{"conversations": [1, 2]}', "list of texts"),
+    ],
+)
+def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"messages": TURNS}) + "\n" + line + "\n")
+    with pytest.raises(TaskError, match=f"own.jsonl, line 2: .*{told}"):
+        read(Config(), str(file))
+
+
+@pytest.mark.parametrize(
+    "dataset, told", [("lima", "offline"), ("alpaca", "unknown"), ("no.jsonl", "no file")]
+)
+def test_a_data_set_that_is_not_there_says_what_to_do(dataset, told):
+    with pytest.raises(TaskError, match=told):
+        read(Config(), dataset)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "own.jsonl").write_text("\n")
+    with pytest.raises(TaskError, match="has 0 conversations"):
+        read(Config(), str(tmp_path / "own.jsonl"))
+
+
+def conversation(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": "In Rome, I think."}]
+
+
+DATA = Data(train=[conversation("Where does Ann live?")] * 8, validation=[], source={"data_set": "one"})
+FACTS = SimpleNamespace(max_length=2048)
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """Prepares data on the tiny model with changes, and how often anything was encoded."""
+    calls: list[int] = []
+
+    def encode(tokenizer, conversations, length):
+        calls.append(length)
+        return encode_all(tokenizer, conversations, length)
+
+    monkeypatch.setattr(prepared, "encode_all", encode)
+    monkeypatch.setattr(prepared, "_last", {})
+
+    def prepare(data: Data = DATA, model: ModelConfig | None = None, **settings):
+        config = Config(model=model or ModelConfig(), offline=True)
+        return prepared.prepare(config, FinetuneConfig(**settings).recipe(), data, FACTS), calls
+
+    return prepare
+
+
+def test_the_same_is_encoded_once_and_keeps_its_own_source(made):
+    first, _ = made(schedule="router")
+    again, calls = made(replace(DATA, source={"data_set": "a copy"}), schedule="none-router")
+    assert calls == [2048] and again.train is first.train
+    assert (first.data.source, again.data.source) == ({"data_set": "one"}, {"data_set": "a copy"})
+
+
+def test_what_differs_is_encoded_anew(made, tmp_path):
+    first, _ = made()
+    short = len(first.train.rows[0].ids) - 2
+    assert len(made(length=short)[0].train.rows[0].ids) == short
+    other = Data(train=[conversation("Who lives in Oslo?")] * 8, validation=DATA.train)
+    assert made(other)[0].train.rows[0].ids != first.train.rows[0].ids
+    make_tokenizer().save_pretrained(tmp_path)
+    bytewise, calls = made(model=ModelConfig(tokenizer=str(tmp_path)))
+    assert bytewise.plain_template and bytewise.train.rows[0].ids != first.train.rows[0].ids
+    tokenizer = load_tokenizer(ModelConfig(tokenizer=str(tmp_path)), offline=True)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{% endfor %}" + (
+        "{% if add_generation_prompt %}assistant|{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    framed, _ = made(model=ModelConfig(tokenizer=str(tmp_path)))
+    assert not framed.plain_template and framed.train.rows[0].ids != bytewise.train.rows[0].ids
+    assert calls == [2048, short, 2048, 2048, 2048, 2048], "each once, and the held-out ones of one"

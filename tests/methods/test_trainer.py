@@ -1,0 +1,108 @@
+"""The checked Trainer. Broken by: a step after a loss or gradient that is NaN, one pass of several that is not checked, a
+loss of an earlier step that is counted again, a checkpoint that is promised and does not exist.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import TrainingArguments
+
+from moe_lab.errors import TrainingError
+from moe_lab.methods.trained import COMPLETE
+from moe_lab.methods.trainer import CheckedTrainer
+
+
+class Line(nn.Module):
+    """A loss of one number; `factor` is multiplied to the loss of each pass, `slope` to its gradient."""
+
+    def __init__(self, factors: list[float], slopes: list[float]):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.factors, self.slopes = factors, slopes
+        self.passes = 0
+
+    def forward(self, x, labels=None):
+        factor, slope = self.factors[self.passes], self.slopes[self.passes]
+        self.passes += 1
+        value = (self.weight * x.mean()).sum()
+        value.register_hook(lambda gradient: gradient * slope)
+        return SimpleNamespace(loss=value * factor)
+
+
+class Watched(CheckedTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = model(**inputs).loss
+        self.losses.append(loss.detach())
+        return loss
+
+
+def train(folder, factors=None, slopes=None, accumulation: int = 1):
+    model = Line(factors or [1.0] * 6, slopes or [1.0] * 6)
+    settings = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=6 // accumulation,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=0.1,
+        weight_decay=0.0,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        use_cpu=True,
+        report_to=[],
+        dataloader_pin_memory=False,
+    )
+    rows = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 6
+    trainer = Watched(schedule=lambda step: 1.0, model=model, args=settings, train_dataset=rows)
+    return trainer, model
+
+
+def test_finite_losses_train_to_the_end(tmp_path):
+    trainer, model = train(tmp_path, accumulation=2)
+    trainer.train()
+    assert trainer.state.global_step == 3 and model.passes == 6 and trainer.losses == []
+    assert model.weight.item() < 0.8
+
+
+@pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
+def test_it_stops_before_the_step_whose_loss_is_no_number(bad, tmp_path):
+    trainer, model = train(tmp_path, factors=[1, 1, bad, 1, 1, 1])
+    with pytest.raises(
+        TrainingError, match=f"The loss of training step 3 is {bad}. Lower method.learning_rate"
+    ):
+        trainer.train()
+    assert model.weight.item() == pytest.approx(0.8), "two steps of Adam"
+
+
+def test_one_pass_of_several_is_enough(tmp_path):
+    """Its first pass; infinities of both signs are no number together."""
+    trainer, _ = train(tmp_path, factors=[1, 1, math.nan, 1, 1, 1], accumulation=2)
+    with pytest.raises(TrainingError, match="The loss of training step 2 is nan"):
+        trainer.train()
+    trainer, _ = train(tmp_path, factors=[math.inf, -math.inf, 1, 1, 1, 1], accumulation=2)
+    with pytest.raises(TrainingError, match="The loss of training step 1 is nan"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("bad", (math.nan, math.inf))
+def test_a_gradient_that_is_no_number_stops_too(bad, tmp_path):
+    trainer, model = train(tmp_path, slopes=[1, bad, 1, 1, 1, 1])
+    with pytest.raises(TrainingError, match=f"The gradient of training step 2 is {bad}"):
+        trainer.train()
+    assert model.weight.isfinite().all()
+
+
+def test_it_promises_a_checkpoint_only_where_a_whole_one_is(tmp_path):
+    place = tmp_path / "checkpoint-1"
+    place.mkdir()
+    for whole in (False, True):
+        if whole:
+            (place / COMPLETE).touch()
+        trainer, _ = train(tmp_path, factors=[math.nan] * 6)
+        with pytest.raises(TrainingError) as stop:
+            trainer.train()
+        assert ("The last checkpoint is kept." in str(stop.value)) == whole

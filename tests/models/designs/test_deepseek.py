@@ -1,0 +1,203 @@
+"""The native DeepSeek-MoE against equations written out, and against the published checkpoint's layout.
+
+Broken by: another softmax or top-k, a renormalization, shared experts left out or gated, RoPE in another layout,
+experts fused in another order, names that do not come back.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.errors import ModelError
+from moe_lab.models.load import load_model
+from moe_lab.models.source import load_config
+from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.routing import find_routers, record
+from tests.support.deepseek.checkpoint import PUBLISHED, SMALL, parameter_shapes, write_checkpoint
+from tests.support.deepseek.reference import Reference
+from tests.support.models import make_tokenizer
+
+TOKENS = [5, 290, 17, 17, 203, 88, 1, 64, 255]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deepseek")
+    write_checkpoint(folder, SMALL)
+    return folder
+
+
+def weights_in(folder) -> dict[str, torch.Tensor]:
+    return {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_topk_prob": True},
+        {"first_k_dense_replace": 2, "n_shared_experts": 1},
+        {"n_shared_experts": None},
+    ],
+    ids=["published", "renormalized", "two dense layers", "no shared experts"],
+)
+def test_every_layer_is_the_papers(changes, tmp_path):
+    config = SMALL | changes
+    weights = write_checkpoint(tmp_path, config)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float64, experts_implementation="eager"
+    )
+    reference = Reference(config, {name: weight.numpy() for name, weight in weights.items()})
+    states = []
+    hooks = [
+        layer.register_forward_hook(lambda module, args, out: states.append(out))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0]
+    for hook in hooks:
+        hook.remove()
+    expected = reference.layers(TOKENS)[1:]
+    assert len(states) == len(expected) == 4
+    for found, wanted in zip(states, expected, strict=True):
+        # transformers computes norms, RoPE and the router's softmax in float32 whatever the model's dtype
+        torch.testing.assert_close(found[0], torch.from_numpy(wanted), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, torch.from_numpy(reference.logits(TOKENS)), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_not_renormalized(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with record(model) as routes, torch.no_grad():
+        model(torch.tensor([TOKENS]))
+    assert len(routes.weights) == 3
+    for weights_TK, logits_TE in zip(routes.weights, routes.logits, strict=True):
+        best_TK = logits_TE.softmax(dim=-1).topk(3).values
+        torch.testing.assert_close(weights_TK, best_TK)
+        assert (weights_TK.sum(dim=-1) < 0.999).all()
+
+
+def test_generation_is_the_references(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    reference = Reference(SMALL, {name: weight.numpy() for name, weight in weights_in(folder).items()})
+    expected = list(TOKENS)
+    for _ in range(6):
+        expected.append(int(reference.logits(expected)[-1].argmax()))
+    assert SMALL["eos_token_id"] not in expected, "the comparison would be cut short"
+    found = model.generate(torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False)
+    assert found[0].tolist() == expected
+
+
+def test_left_padding_changes_nothing(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    padded = torch.tensor([[0, 0, *TOKENS]])
+    mask = torch.tensor([[0, 0] + [1] * len(TOKENS)])
+    with torch.no_grad():
+        plain = model(torch.tensor([TOKENS])).logits[0, -1]
+        found = model(padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits[
+            0, -1
+        ]
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shard", ["1GB", "40KB"])
+def test_a_checkpoint_comes_back_byte_for_byte(folder, shard, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path, max_shard_size=shard)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "40KB")
+    published, saved = weights_in(folder), weights_in(tmp_path)
+    assert saved.keys() == published.keys() == parameter_shapes(SMALL).keys()
+    for name, weight in published.items():
+        assert saved[name].dtype == weight.dtype and torch.equal(saved[name], weight), name
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        ids = torch.tensor([TOKENS])
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_every_parameter_has_a_gradient(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.arange(200)[None]
+    model(ids, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([TOKENS])
+    with torch.no_grad():
+        plain = model(ids, labels=ids)
+        asked = model(ids, labels=ids, output_router_logits=True)
+    assert plain.aux_loss is None and len(asked.router_logits) == 3
+    torch.testing.assert_close(asked.loss - plain.loss, 0.001 * asked.aux_loss, rtol=1e-2, atol=1e-6)
+
+
+def test_it_is_loaded_like_any_other_model(folder):
+    make_tokenizer().save_pretrained(folder)
+    loaded = load_model(ModelConfig(path=str(folder)), dtype="auto", device="cpu", offline=True)
+    assert type(loaded.model).__module__ == "moe_lab.models.designs.deepseek"
+    facts = loaded.facts
+    assert (facts.family, facts.moe_layers, facts.experts, facts.top_k) == ("deepseek", 3, 8, 3)
+    assert [router.name for router in find_routers(loaded.model)] == [
+        f"model.layers.{i}.mlp.gate" for i in (1, 2, 3)
+    ]
+    assert runs_on_kv_cache(loaded.model)
+
+
+def test_the_published_tokenizer_is_byte_level_and_begins_with_its_token(tmp_path):
+    """It calls itself a LlamaTokenizerFast, whose words begin otherwise, and asks for the token in its configuration."""
+    write_checkpoint(tmp_path, SMALL)
+    make_tokenizer().save_pretrained(tmp_path)
+    says = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "add_eos_token": False}
+    says |= {"bos_token": "<|end|>", "eos_token": "<|end|>", "legacy": True, "unk_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(says))
+    plain = make_tokenizer().encode("x  y?")
+    found = load_tokenizer(ModelConfig(path=str(tmp_path), add_bos_token=True), offline=True)
+    assert found.encode("x  y?") == [found.bos_token_id, *plain]
+    assert found.encode("x  y?", add_special_tokens=False) == plain
+    without = load_tokenizer(ModelConfig(path=str(tmp_path)), offline=True)
+    assert without.encode("x  y?") == plain
+
+
+def test_the_published_configuration_is_the_default(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    config = AutoConfig.from_pretrained(tmp_path)
+    default = type(config)()
+    assert config.rope_parameters["rope_theta"] == 10000 and config.dtype == torch.bfloat16
+    for key in parameter_keys():
+        assert getattr(default, key) == getattr(config, key) == PUBLISHED[key], key
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e9, 1) == 16.4
+
+
+def parameter_keys():
+    elsewhere = {
+        "architectures",
+        "auto_map",
+        "model_type",
+        "rope_theta",
+        "rope_scaling",
+        "seq_aux",
+        "torch_dtype",
+    }
+    return PUBLISHED.keys() - elsewhere
+
+
+def test_another_scoring_function_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"scoring_func": "sigmoid"}))
+    with pytest.raises(ModelError, match=r"not valid: scoring_func=sigmoid: .*deepseek_v3"):
+        load_config(ModelConfig(path=str(tmp_path)), offline=True)
+
+
+def test_no_routed_experts_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"n_routed_experts": None}))
+    with pytest.raises(ModelError, match=r"not valid: n_routed_experts=null: .*model_type llama"):
+        load_config(ModelConfig(path=str(tmp_path)), offline=True)

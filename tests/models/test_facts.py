@@ -1,0 +1,188 @@
+"""Quantized checkpoints run with every router called, or are refused before their weights are read.
+
+Broken by: MXFP4 kernels that compute the router themselves, weights dequantized in another layout or order, a method
+that leaves fused experts empty, a refusal that comes after the weights.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import ModelError
+from moe_lab.models.checks import prove_seam
+from moe_lab.models.facts import model_facts
+from moe_lab.models.load import load_model
+from moe_lab.routing import record
+from tests.support.families import VOCAB
+from tests.support.models import make_model, make_tokenizer
+from tests.support.slow_quantizers import FP8_BLOCK, fp8, mxfp4
+
+IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
+
+
+def make_gpt_oss():
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=4,
+        max_position_embeddings=128,
+        bos_token_id=256,
+        eos_token_id=256,
+        pad_token_id=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
+    )
+    model = transformers.GptOssForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def mxfp4_checkpoint(tmp_path_factory):
+    """(folder with published names and MXFP4 experts, the model with the same weights)."""
+    folder = tmp_path_factory.mktemp("mxfp4")
+    model = make_gpt_oss()
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts_EIO = tensors.pop(name)
+        quantized = [mxfp4(expert.t()) for expert in experts_EIO]
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"], read = (
+            torch.stack(part) for part in zip(*quantized, strict=True)
+        )
+        with torch.no_grad():
+            model.get_parameter(name).copy_(read.transpose(1, 2))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    quantize(folder, quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "lm_head"])
+    return folder, model
+
+
+def quantize(folder, **says):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": says}))
+
+
+def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
+    folder, expected = mxfp4_checkpoint
+    loaded = load_model(ModelConfig(path=str(folder)), dtype="float32", device="cpu", offline=True).model
+    for name, parameter in expected.named_parameters():
+        found = loaded.get_parameter(name)
+        assert found.dtype == torch.float32 and torch.equal(found, parameter), name
+    loaded.set_experts_implementation("eager")
+    expected.set_experts_implementation("eager")
+    with torch.no_grad(), record(loaded) as routes:
+        assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
+    assert [len(index) for index in routes.indices] == [IDS.numel()] * 2
+    assert not hasattr(loaded.config, "quantization_config"), "a saved copy would be read as quantized"
+
+
+def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
+    folder, expected = mxfp4_checkpoint
+    loaded = load_model(ModelConfig(path=str(folder)), dtype="bfloat16", device="cpu", offline=True).model
+    for name, parameter in expected.named_parameters():
+        found = loaded.get_parameter(name)
+        assert found.dtype == torch.bfloat16
+        if name.endswith(("gate_up_proj", "down_proj")):
+            assert torch.equal(found.float(), parameter), f"{name}: these numbers need no rounding"
+
+
+def test_fp8_is_dequantized_and_routed(tmp_path):
+    expected = make_model("qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32)
+    expected.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    stored, plain = {}, load_file(tmp_path / "model.safetensors")
+    for name, weight in plain.items():
+        if name.endswith("_proj.weight"):
+            stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(weight)
+        else:
+            stored[name] = weight
+    save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    expected = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    quantize(
+        tmp_path, quant_method="fp8", weight_block_size=[FP8_BLOCK, FP8_BLOCK], activation_scheme="dynamic"
+    )
+    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
+    with torch.no_grad(), record(loaded) as routes:
+        assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
+    assert len(routes.indices) == 4
+
+
+def config_only(folder, family="mixtral", **says):
+    """A folder with a configuration and no weights: what is refused here is refused before weights are read."""
+    make_model(family).config.save_pretrained(folder)
+    quantize(folder, **says)
+    return ModelConfig(path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized with bitsandbytes.*fused"),
+        ({"quant_method": "gptq", "bits": 4}, "quantized with gptq.*fused"),
+        ({"quant_method": "awq", "bits": 4}, "quantized with awq.*fused"),
+        ({"quant_method": "nonsense"}, "nonsense, which transformers does not know"),
+        ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8 and cannot run here: .*GPU"),
+    ],
+    ids=lambda value: value.get("quant_method") if isinstance(value, dict) else "",
+)
+def test_what_cannot_run_is_refused_before_weights_are_read(says, reason, tmp_path):
+    with pytest.raises(ModelError, match=reason) as refusal:
+        model_facts(config_only(tmp_path, **says), dtype="auto", device="cpu", offline=True)
+    assert "unquantized checkpoint" in str(refusal.value) and "93 GB" in str(refusal.value)
+
+
+def test_a_dense_model_may_be_quantized_in_its_linear_layers(tmp_path):
+    """The fused experts are the obstacle: without them only the missing package is."""
+    model = config_only(tmp_path, "llama", quant_method="bitsandbytes", load_in_4bit=True)
+    with pytest.raises(ModelError, match="cannot run here: .*bitsandbytes"):
+        model_facts(model, dtype="auto", device="cpu", offline=True)
+
+
+class OwnLogits(nn.Module):
+    """A fused block as MXFP4's: it computes the router's logits from the router's weight."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden_BSH):
+        hidden_TH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
+        weights_TK, index_TK = (hidden_TH @ self.block.gate.weight.t()).softmax(-1).topk(2)
+        return self.block.experts(hidden_TH, index_TK, weights_TK).view_as(hidden_BSH)
+
+
+def test_a_bypassed_router_is_found_by_the_probe():
+    model = make_model("mixtral")
+    prove_seam(model, torch.device("cpu"), "this model")
+    model.model.layers[2].mlp = OwnLogits(model.model.layers[2].mlp)
+    with pytest.raises(
+        ModelError, match=r"this model cannot be routed.*layers\.2\.mlp\.block\.gate was bypassed"
+    ):
+        prove_seam(model, torch.device("cpu"), "this model")
+
+
+def test_a_router_with_another_rule_is_found_by_the_probe():
+    model = make_model("qwen3_moe")
+    gate = model.model.layers[1].mlp.gate
+    gate.register_forward_hook(lambda module, args, out: (out[0], out[1] * 0.5, out[2]))
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.gate gives its experts other weights"):
+        prove_seam(model, torch.device("cpu"), "this model")

@@ -1,0 +1,77 @@
+"""Breaks when a version of transformers renames or changes something private that this package uses; says what.
+
+Most likely with a new version of transformers: mend `moe_lab/models/transformers_internals.py`, then widen its range.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+import moe_lab
+from moe_lab.models import transformers_internals as internals
+from tests.support.models import small_model
+
+PACKAGES = ("engine", "models", "routing")
+OWNERS = {"config", "text", "model", "AutoModelForCausalLM", "loaded"}
+"""Names of transformers' objects in these packages."""
+
+
+def test_transformers_is_in_the_known_range():
+    assert Version(internals.FIRST) <= Version(transformers.__version__) < Version(internals.BEFORE), (
+        f"transformers {transformers.__version__} was not tried: the other tests of this file say what broke."
+    )
+
+
+def test_generation_settings_and_their_logits_processors():
+    model = small_model("olmoe")
+    config, unknown = internals.generation_config(model, temperature=0.5, do_sample=True, other=1)
+    assert config.temperature == 0.5 and unknown == {"other": 1}
+    processors = internals.logits_processors(model, config)
+    scores = processors(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[1.0, 2.0]]))
+    assert scores.tolist() == [[2.0, 4.0]]
+
+
+@pytest.mark.parametrize("pad", [None, 3])
+def test_the_padding_token_of_prepared_settings(pad):
+    model = small_model("olmoe")
+    config, _ = internals.generation_config(model, eos_token_id=None, pad_token_id=pad)
+    internals.logits_processors(model, config)
+    assert internals.pad_token(config) == pad
+
+
+def test_the_attention_of_a_model():
+    model = small_model("olmoe")
+    layer = model.get_decoder().layers[0].self_attn
+    assert internals.attention_of(model.config) == "sdpa"
+    with internals.replaced_attention(model, "sdpa", "eager"):
+        assert internals.attention_of(layer.config) == "eager"
+    assert internals.attention_of(layer.config) == "sdpa"
+
+
+def test_models_with_recurrent_states_say_so():
+    assert internals.keeps_states(small_model("jamba")) and not internals.keeps_states(small_model("olmoe"))
+
+
+@pytest.mark.parametrize(("family", "can"), [("olmoe", True), ("jetmoe", False)])
+def test_models_with_several_implementations_of_experts(family, can):
+    assert internals.can_set_experts(small_model(family).config) is can
+
+
+def test_only_one_file_of_these_packages_touches_what_is_private():
+    root = Path(moe_lab.__file__).parent
+    found = [
+        f"{file.relative_to(root)}:{node.lineno} {ast.unparse(node)}"
+        for package in PACKAGES
+        for file in sorted((root / package).rglob("*.py"))
+        if file.name != "transformers_internals.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if isinstance(node.value, ast.Name) and node.value.id in OWNERS
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,186 @@
+"""Models in PEFT's wrapper run as the models inside, with their adapters; tokens of a pass follow from its inputs.
+
+Broken by: hooks on a module that PEFT does not call, a frozen original in place of the trained copy, adapters left out,
+positions that ignore mask or cache.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+import moe_lab
+from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record, replay
+from moe_lab.errors import ConfigError, ModelError, RoutingError
+from moe_lab.routing import find_routers
+from moe_lab.routing.passes import pass_tokens
+from tests.support import rounding
+from tests.support.models import left_padded, make_model
+
+PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
+IDS = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
+KINDS = {
+    "attention": {"target_modules": ["q_proj", "v_proj"]},
+    "causal": {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"},
+    "router": {
+        "target_modules": ["q_proj"],
+        "target_parameters": ["mlp.gate.weight", "mlp.experts.down_proj"],
+    },
+    "router-copied": {"target_modules": ["q_proj"], "modules_to_save": ["gate"]},
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def peft(kind):
+    torch.manual_seed(0)
+    model = get_peft_model(
+        make_model("olmoe"), LoraConfig(r=2, init_lora_weights=False, **KINDS[kind])
+    ).eval()
+    with torch.no_grad():
+        for router in find_routers(model) if kind == "router-copied" else ():
+            router.module.weight.normal_(0, 0.3)
+    return model
+
+
+@pytest.fixture
+def merged(peft):
+    """The same model without wrappers."""
+    import copy
+
+    return copy.deepcopy(peft).merge_and_unload().eval()
+
+
+def shifted(router, routing):
+    return routing._replace(index_TK=(routing.index_TK + 1) % routing.logits_TE.shape[-1])
+
+
+def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
+    own, other = (RoE(model, tokenizer, n=3, temperature=0.7) for model in (peft, merged))
+    asked = "what is", [" a cat", "b"]
+    assert own.loglikelihood(*asked) == rounding.approx(other.loglikelihood(*asked), tokens=6)
+    text = own.generate(["hello", "what is"], max_new_tokens=5)
+    assert text == other.generate(["hello", "what is"], max_new_tokens=5)
+    ids = peft.generate(**left_padded(tokenizer, ["hello", "what is"]), custom_generate=own, max_new_tokens=5)
+    assert tokenizer.batch_decode(ids[:, -5:], skip_special_tokens=True) == text
+    keys = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
+    found = [C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)]
+    assert found[0] == rounding.approx(found[1], tokens=6)
+    from lm_eval.api.instance import Instance
+
+    request = [Instance("loglikelihood", {}, ("what is", " a cat"), 0)]
+    found = [
+        moe_lab.lm(model, tokenizer, "roe", n=2).loglikelihood(request)[0][0] for model in (peft, merged)
+    ]
+    assert found[0] == rounding.approx(found[1], tokens=6)
+
+
+def test_routing_is_recorded_replayed_and_overridden(peft, merged):
+    with torch.no_grad():
+        with record(peft) as routes:
+            first = peft(input_ids=IDS).logits
+            peft.generate(input_ids=IDS, max_new_tokens=3, do_sample=False, eos_token_id=None)
+        with record(merged) as expected:
+            merged(input_ids=IDS)
+            merged.generate(input_ids=IDS, max_new_tokens=3, do_sample=False, eos_token_id=None)
+        assert torch.equal(routes.sequences, expected.sequences)
+        assert torch.equal(routes.positions, expected.positions)
+        assert all(torch.equal(a, b) for a, b in zip(routes.indices, expected.indices, strict=True))
+        with replay(peft, routes):
+            assert torch.allclose(peft(input_ids=IDS).logits, first, atol=1e-5)
+        with override(peft, shifted):
+            changed = peft(input_ids=IDS).logits
+        with override(merged, shifted):
+            torch.testing.assert_close(changed, merged(input_ids=IDS).logits, atol=1e-4, rtol=0)
+    assert not torch.allclose(changed, first, atol=1e-2)
+
+
+def test_metrics_and_contexts_are_those_of_the_model_inside(peft, merged, tokenizer):
+    texts = ["what is a cat", "hello"]
+    found, expected = (expert_metrics(model, texts, tokenizer) for model in (peft, merged))
+    assert found["load_balance"] == expected["load_balance"]
+    roe = RoE(peft.get_base_model(), tokenizer, n=2)
+    with pytest.raises(RoutingError, match="inside record"), record(peft):
+        roe.loglikelihood("a", "b")
+
+
+def test_a_group_has_its_adapters(peft, kind):
+    trained = {name for name, value in peft.named_parameters() if value.requires_grad}
+    if kind in ("attention", "causal"):
+        with pytest.raises(ConfigError, match="trains no such"), freeze(peft, "router"):
+            pass
+    else:
+        with freeze(peft, "router"):
+            left = {name for name, value in peft.named_parameters() if value.requires_grad}
+        assert trained - left == {name for name in trained if ".gate." in name} != set()
+    with freeze(peft, "other"):
+        left = {name for name, value in peft.named_parameters() if value.requires_grad}
+    assert left == {name for name in trained if ".gate." in name or ".experts." in name}
+    assert trained == {name for name, value in peft.named_parameters() if value.requires_grad}
+
+
+def test_adapters_that_are_turned_off_are_not_used():
+    model = get_peft_model(make_model("olmoe"), LoraConfig(r=2, **KINDS["router-copied"])).eval()
+    with model.disable_adapter():
+        assert all(router.name.endswith("original_module") for router in find_routers(model))
+        with torch.no_grad(), record(model) as routes:
+            model(input_ids=IDS)
+    assert len(routes.indices) == 4
+    assert all("modules_to_save" in router.name for router in find_routers(model))
+
+
+def test_virtual_tokens_are_refused(tokenizer):
+    settings = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = get_peft_model(make_model("olmoe"), settings).eval()
+    for use in (
+        lambda: RoE(model, tokenizer),
+        lambda: record(model).__enter__(),
+        lambda: freeze(model, "router").__enter__(),
+    ):
+        with pytest.raises(ModelError, match="virtual tokens"):
+            use()
+
+
+def test_gradient_checkpointing_of_a_wrapped_model(peft):
+    peft.train()
+    peft.gradient_checkpointing_enable({"use_reentrant": False})
+    with record(peft) as routes:
+        peft(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+    assert len(routes.positions) == len(routes.indices[0]) == 8
+
+
+PASS_IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+def seen(model, *passes):
+    found = []
+    with torch.no_grad(), pass_tokens(model, found.append):
+        for arguments in passes:
+            model(**arguments)
+    return [(t.real_T.tolist(), t.sequence_T.tolist(), t.position_T.tolist()) for t in found]
+
+
+def test_from_a_mask_with_padding(olmoe):
+    mask = torch.tensor([[0, 1, 1], [1, 1, 0]])
+    ((real, sequence, position),) = seen(olmoe, {"input_ids": PASS_IDS, "attention_mask": mask})
+    assert real == [False, True, True, True, True, False] and sequence == [0, 0, 0, 1, 1, 1]
+    assert [p for p, r in zip(position, real, strict=True) if r] == [0, 1, 0, 1]
+
+
+def test_from_a_cache_and_from_positions(olmoe):
+    with torch.no_grad():
+        cache = olmoe(PASS_IDS).past_key_values
+    first = {"input_ids": PASS_IDS}
+    step = {"input_ids": PASS_IDS[:, :1], "past_key_values": cache}
+    given = {
+        "inputs_embeds": olmoe.get_input_embeddings()(PASS_IDS),
+        "position_ids": torch.tensor([[4, 5, 6]]),
+    }
+    found = seen(olmoe, first, step, given)
+    assert [sequence for _, sequence, _ in found] == [[0, 0, 0, 1, 1, 1], [0, 1], [2, 2, 2, 3, 3, 3]]
+    assert [position for _, _, position in found] == [[0, 1, 2] * 2, [3, 3], [4, 5, 6] * 2]

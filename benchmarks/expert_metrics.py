@@ -20,7 +20,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.counts import Routes, count, documents_of
 from moe_lab.models.load import load_model
 from moe_lab.runs.config import to_config
-from moe_lab.runs.evaluation.metrics import entropies
+from moe_lab.runs.evaluation.expert import entropies
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.tasks.documents import select_documents
 from moe_lab.tasks.loading import load_tasks

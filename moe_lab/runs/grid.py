@@ -13,6 +13,7 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
+from moe_lab.reports.measures import view_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult

@@ -26,9 +26,9 @@ from moe_lab.metrics.registry import (
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures.curves import training_rows
-from moe_lab.reports.loggers.tables import expert_layers, expert_scores
+from moe_lab.reports.measures import view_of
+from moe_lab.reports.measures.expert import lines
 from moe_lab.reports.papers.metrics import expert_score, unit_of
-from moe_lab.reports.terminal.metrics import lines
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.interventions import some_rows
@@ -79,8 +79,10 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
         assert row.value is not None and unit_of(row.metric) == unit
     shown = {(line[0], line[1]) for line in lines(found)}
     assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
-    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= expert_scores(found).keys()
-    assert "used_experts" in {row[0] for row in expert_layers(found)[1]}
+    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= view_of("expert").values(
+        found
+    ).keys()
+    assert "used_experts" in {row[0] for row in view_of("expert").tables(found)["expert/layers"][1]}
     monkeypatch.setitem(METRICS, "another", Redrawn())
     assert run.stored_metrics() is None, "what lacks a metric is computed again"
 

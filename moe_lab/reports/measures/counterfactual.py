@@ -55,12 +55,14 @@ class CounterfactualView(View):
     def page_table(self, content: Content) -> PageTable:
         return PageTable(
             title="Counterfactual routes",
-            caption="Routes that noise proposes, by the probability of the router's most probable token. Log-probabilities of "
-            "the text's tokens in nats; the best route is chosen by the token itself, so its gain is an upper bound; by chance: "
-            "that gain, if the router chose no better than noise. better: share of changed routes that are better, 0.5 by "
-            "chance.",
-            columns=["confidence", "tokens", "router", "gain of RoE", "of a route, mean", "of the best", "by chance"]
-            + ["of the worst", "better"],
+            caption="Routes that noise proposes, by the probability of the router's most probable token. "
+            "Log-probabilities of the text's tokens in nats; the best route is chosen by the token: its gain is an "
+            "upper bound; by chance: that gain, if the router chose no better than noise; better: share of changed "
+            "routes that are better, 0.5 by chance.",
+            columns=[
+                *("confidence", "tokens", "router", "gain of RoE", "of a route, mean", "of the best"),
+                *("by chance", "of the worst", "better"),
+            ],
             rows=[
                 [
                     band["confidence"],

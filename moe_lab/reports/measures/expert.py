@@ -65,9 +65,9 @@ class ExpertView(View):
         rows = []
         for metric in counted_metrics():
             for of, one in content[metric].items():
-                for number, layer in enumerate(one["layers"] if one else []):
+                for index, layer in enumerate(one["layers"] if one else []):
                     limits = layer["ci95"] or [None, None]
-                    rows.append([metric, of, number, layer["value"], *limits, layer["maximum"]])
+                    rows.append([metric, of, index, layer["value"], *limits, layer["maximum"]])
         return {"expert/layers": (LAYER_COLUMNS, rows)}
 
     def page_table(self, content: Content) -> PageTable:

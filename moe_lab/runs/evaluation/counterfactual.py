@@ -59,8 +59,8 @@ class Counterfactual(Measure):
         for name, task in tasks["tasks"].items():
             if task.get_config("output_type") == "generate_until":
                 raise ConfigError(
-                    f"metrics=counterfactual scores the tokens of given texts and right choices, and answers of {name} are "
-                    "generated. Use a task such as toy_text, toy_choice or wikitext."
+                    f"metrics=counterfactual scores the tokens of given texts and right choices, and answers of {name} "
+                    "are generated. Use a task such as toy_text, toy_choice or wikitext."
                 )
         if config.model.tp_plan is not None:
             raise ConfigError(

@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.metrics.intervals import differences
+from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
+from moe_lab.metrics.intervals import differences, entropies_of, losses
 from moe_lab.metrics.registry import METRICS, Selections, counted_metrics, evaluations, intervention_metrics
-from moe_lab.metrics.stored import COUNTS, FILE, FOLDER, SCHEMA_VERSION, read_arrays, without_arrays, write_arrays
+from moe_lab.metrics.stored import (
+    COUNTS,
+    FILE,
+    FOLDER,
+    SCHEMA_VERSION,
+    read_arrays,
+    stored_metrics,
+    without_arrays,
+    write_arrays,
+)
 from moe_lab.results.atomic import write_atomically, write_json, writing
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
@@ -31,7 +41,6 @@ if TYPE_CHECKING:
     from moe_lab.engine.forward.observer import Observer
     from moe_lab.engine.hf import Request
     from moe_lab.methods.method import Method
-    from moe_lab.metrics.counts import Counts, Routes
     from moe_lab.metrics.intervals import Samples
     from moe_lab.metrics.registry import Evaluate
     from moe_lab.models.facts import ModelFacts
@@ -52,13 +61,14 @@ class ExpertMetrics(Measure):
 
         if not method.own_routing:
             raise ConfigError(
-                f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or reads "
-                "other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r."
+                f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
+                "reads other texts.\n"
+                "Use method=base (with model.path= for a model of your own), finetune-freeze or c2r."
             )
         if facts.fixed_routing:
             raise ConfigError(
-                f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does not "
-                f"allow: {facts.fixed_routing}.\nLeave metrics=expert out."
+                f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does "
+                f"not allow: {facts.fixed_routing}.\nLeave metrics=expert out."
             )
         if config.predict_only:
             raise ConfigError(
@@ -70,7 +80,9 @@ class ExpertMetrics(Measure):
                 "Leave metrics=expert out, or take a task with right answers."
             )
         if config.model.tp_plan is not None:
-            raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+            raise ConfigError(
+                "metrics=expert takes one process. Use model.device_map=auto for a large model."
+            )
         if not facts.moe_layers:
             from moe_lab.routing.hook import no_router_message
 
@@ -84,11 +96,10 @@ class ExpertMetrics(Measure):
         return evaluations() if method.interventions else 0
 
     def observer(self) -> Routes:
-        from moe_lab.metrics.counts import Routes
-
         return Routes()
 
     def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+        assert isinstance(observer, Routes)
         evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
         write_expert_metrics(run, observer, samples, evaluate, ask)
 
@@ -123,9 +134,6 @@ def write_expert_metrics(
     Requests that `routes` has not seen are answered again: the run was interrupted, or stored without metrics.
     `samples` are those of the run.
     """
-    from moe_lab.metrics.counts import count, documents_of
-    from moe_lab.metrics.intervals import losses
-
     documents = documents_of(run.tasks)
     missing = [request for key, request in documents.by_key.items() if key not in routes.reads]
     start = time.perf_counter()
@@ -150,20 +158,23 @@ def write_expert_metrics(
             found[name] = metric.evaluate(selections, evaluate, lost)
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
-    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
+    if run.baseline is not None and (before := _stored(run.baseline)) is not None:
         found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()
-        if other.stored_metrics() is not None
+        if _stored(other) is not None
     }
     write_json(run.folder / FILE, found)
     return found
 
 
-def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
-    from moe_lab.metrics.counts import PHASES
+def _stored(run: Run) -> dict[str, Any] | None:
+    """The expert metrics of a run that this one is compared with."""
+    return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
+
+def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -180,8 +191,6 @@ def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
 
 def entropies(counts: Counts) -> dict[str, Any]:
     """Every counted metric: {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
-    from moe_lab.metrics.counts import PHASES
-
     phases = {"all": _measured(counts, [0, 1])}
     for number, phase in enumerate(PHASES):
         own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
@@ -192,16 +201,12 @@ def entropies(counts: Counts) -> dict[str, Any]:
 
 
 def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
-    from moe_lab.metrics.intervals import entropies_of
-
     return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
 
 
 def _write_counts(path: Path, counts: Counts) -> None:
     """`selections.<phase>` int64 [L, E] and `pairs.<phase>` int64 [L, E, E] (no diagonal), over all documents."""
     from safetensors.numpy import save
-
-    from moe_lab.metrics.counts import PHASES
 
     tensors = {}
     for number, phase in enumerate(PHASES):

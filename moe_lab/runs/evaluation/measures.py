@@ -1,7 +1,7 @@
 """What `metrics=` measures of a run in addition to its scores.
 
-A kind is a `Measure` in the module of its name in this folder, and the `View` of its results in the module of the same name
-in `moe_lab/reports/measures/`.
+A kind is a `Measure` in the module of its name in this folder, and the `View` of its results in the module
+of the same name in `moe_lab/reports/measures/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Measure(ABC):
     of_baseline = True
     """Whether the runs that a run is compared with are measured, too."""
     while_answering = False
-    """Whether an observer sees the answers, so that runs which are measured come before those that share their answers."""
+    """Whether an observer sees the answers. Such runs come before those that share their answers."""
 
     @abstractmethod
     def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:

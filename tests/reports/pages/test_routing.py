@@ -15,7 +15,7 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(tmp_path):
     assert [bar["value"] for bar in found.temperatures] == [0.0, 0.1, 0.2]
     assert [bar["height"] for bar in found.temperatures] == [0.0, BAR_HEIGHT / 2, BAR_HEIGHT]
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
-    assert found.layers == [] and found.pictures == []
+    assert found.tables == [] and found.pictures == []
     assert routing_of(base, "base") is None
 
 
@@ -34,7 +34,9 @@ def test_temperatures_of_zero_have_bars_without_height(tmp_path):
 def test_counterfactual_routes_stand_by_confidence(tmp_path):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
     content = write_routes(own.folder, own)
-    bands = routing_of(own, "roe").bands
-    assert [band["confidence"] for band in bands] == ["all", "0.4 to 0.6", "0.9 to 1"]
-    assert bands[0]["gain"] == content["all"]["gain"]
+    (table,) = routing_of(own, "roe").tables
+    assert [row[0] for row in table.rows] == ["all", "0.4 to 0.6", "0.9 to 1"]
+    gains = content["all"]["gain"]
+    assert table.rows[0][3:6] == [gains["roe"], gains["mean"], gains["best"]]
+    assert len(table.rows[0]) == len(table.columns)
     assert routing_of(base, "base") is None

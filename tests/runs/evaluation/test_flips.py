@@ -11,7 +11,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.samples import FILE, read_flips, read_samples
 from moe_lab.runs.attempts import run_state
-from moe_lab.runs.evaluation import metrics as module
+from moe_lab.runs.evaluation import flips as module
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.reports.measures import view_of
 from moe_lab.reports.terminal.layout import number
-from moe_lab.reports.terminal.metrics import print_counterfactual
 from moe_lab.results.model import RunResult
 from tests.support.counterfactual import write_routes
 from tests.support.stored_results import results_of
@@ -16,7 +16,9 @@ from tests.support.stored_results import results_of
 def test_a_row_for_all_tokens_and_for_each_band(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = results_of(overrides=[], seed=0)
     content = write_routes(tmp_path, results)
-    print_counterfactual([RunResult(results.content, folder) for folder in (tmp_path, tmp_path / "without")])
+    view_of("counterfactual").print(
+        [RunResult(results.content, folder) for folder in (tmp_path, tmp_path / "without")]
+    )
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     rows = [line.split() for line in out.splitlines()]
@@ -33,6 +35,6 @@ def test_a_row_for_all_tokens_and_for_each_band(tmp_path: Path, capsys: pytest.C
 
 
 def test_without_routes_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_counterfactual([RunResult(results_of(overrides=[], seed=0).content, tmp_path)])
-    print_counterfactual([])
+    view_of("counterfactual").print([RunResult(results_of(overrides=[], seed=0).content, tmp_path)])
+    view_of("counterfactual").print([])
     assert capsys.readouterr().out == ""

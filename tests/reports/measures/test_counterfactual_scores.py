@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.reports.loggers.tables import counterfactual_scores
+from moe_lab.reports.measures import view_of
 from moe_lab.results.model import RunResult
 from tests.support.counterfactual import write_routes
 from tests.support.stored_results import RESULTS
@@ -12,9 +12,10 @@ from tests.support.stored_results import RESULTS
 
 def test_gains_and_better_routes_by_band(tmp_path: Path) -> None:
     run = RunResult(RESULTS.content, tmp_path)
-    assert counterfactual_scores(run) == {}
+    view = view_of("counterfactual")
+    assert view.of(run) is None
     content = write_routes(tmp_path, RESULTS)
-    scores = counterfactual_scores(run)
+    scores = view.values(view.of(run))
     assert len(scores) == 3 * 6
     assert scores["counterfactual/best/all"] == content["all"]["gain"]["best"]["value"]
     assert scores["counterfactual/roe/0.4 to 0.6"] == content["bands"][2]["gain"]["roe"]["value"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moe_lab.reports.measures.expert import EXPERT_METRICS_EXPLAINED as EXPLAINED
+from moe_lab.reports.measures.expert import expert_table, lines
 from moe_lab.reports.terminal.layout import print_stacked
-from moe_lab.reports.terminal.metrics import EXPERT_METRICS_EXPLAINED as EXPLAINED
-from moe_lab.reports.terminal.metrics import expert_table, lines
 
 
 def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[str, Any]:

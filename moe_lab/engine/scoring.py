@@ -27,6 +27,10 @@ OnScores = Callable[[int, Scores], None]
 """(index of a request, its scores), called as soon as the request is done, in any order."""
 
 
+SCORED_BYTES = 2**28
+"""Of logits in float32 that are scored at once: the softmax of a large vocabulary takes several times the memory."""
+
+
 class TreeScores(NamedTuple):
     """The scores of one tree's tokens."""
 
@@ -54,6 +58,11 @@ class TokenScores:
 
     def put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
         """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all trees' logit nodes)."""
+        rows = max(1, SCORED_BYTES // (4 * math.prod(logits_MnV.shape[1:])))
+        for place_R, logits_RnV in zip(place_M.split(rows), logits_MnV.split(rows), strict=True):
+            self._put(ensemble, place_R, logits_RnV)
+
+    def _put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
         row = torch.full_like(self._greedy_M, -1)
         row[place_M] = torch.arange(len(place_M))
         here = (row[self._place_P] >= 0).nonzero()[:, 0]

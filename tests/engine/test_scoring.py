@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from moe_lab.engine import scoring
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.scoring import Budget, ScoringRequest, TokenScores, read_scores
@@ -205,6 +206,17 @@ def assert_same(found, expected):
 def test_parts_in_order():
     found = read_scores(Ensemble(n=3), TREES, LOGITS.split([1, 3, len(LOGITS) - 4]))
     assert_same(found, slow(lambda place: LOGITS[place]))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
+    row_bytes = 4 * LOGITS[0].numel()
+    monkeypatch.setattr(scoring, "SCORED_BYTES", rows * row_bytes)
+    most = []
+    score = Ensemble.score
+    monkeypatch.setattr(Ensemble, "score", lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of))
+    assert_same(read_scores(Ensemble(n=3), TREES, [LOGITS]), slow(lambda place: LOGITS[place]))
+    assert max(most) == max(1, rows)
 
 
 def test_nodes_with_other_numbers_of_samples():

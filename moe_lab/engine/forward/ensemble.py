@@ -161,7 +161,8 @@ class Ensemble:
             logits_MV = self._output(logits_MnV)
             if self.sweep:
                 self.sweep.add(logits_MV, at_P, target_P)
-            logits_MV = self.logit_scale * logits_MV
+            if self.logit_scale != 1:
+                logits_MV = self.logit_scale * logits_MV
             return logits_MV[at_P, target_P] - logits_MV.logsumexp(dim=-1)[at_P]
         averaged = self._averaged(logits_MnV)
         log_probs_Pn = averaged[at_P, :, target_P] - averaged.logsumexp(dim=-1)[at_P]

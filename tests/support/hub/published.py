@@ -82,6 +82,39 @@ MIXTRAL = {
     "vocab_size": 32000,
 }
 
+GRANITE = {
+    "architectures": ["GraniteMoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.1,
+    "attention_multiplier": 0.015625,
+    "bos_token_id": 0,
+    "embedding_multiplier": 12.0,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 512,
+    "logits_scaling": 6.0,
+    "max_position_embeddings": 131072,
+    "model_type": "granitemoe",
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "pad_token_id": 0,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1500000.0,
+    "router_aux_loss_coef": 0.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 49155,
+}
+
 OLMOE = {
     "architectures": ["OlmoeForCausalLM"],
     "attention_bias": False,
@@ -154,5 +187,6 @@ PUBLISHED = {
     "mixtral": MIXTRAL,
     "deepseek-moe": DEEPSEEK,
     "qwen3-moe": QWEN3,
+    "granite-moe-1b": GRANITE,
 }
 """By option of conf/model."""

@@ -85,7 +85,7 @@ class Method(ABC):
     """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
-    needs_router: ClassVar[bool] = True
+    needs_router: bool = True
     """Whether a model without a router is refused."""
     reads_weights: ClassVar[bool] = True
     """Whether it reads the weights of `model=`, not just its tokenizer."""

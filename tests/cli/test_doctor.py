@@ -47,7 +47,13 @@ def text_of(*configs):
 
 @pytest.mark.parametrize(
     ("option", "gigabytes"),
-    [("gpt-oss", 41.83), ("mixtral", 93.41), ("qwen3-moe", 61.06), ("deepseek-moe", 32.75), ("granite-moe-1b", 2.67)],
+    [
+        ("gpt-oss", 41.83),
+        ("mixtral", 93.41),
+        ("qwen3-moe", 61.06),
+        ("deepseek-moe", 32.75),
+        ("granite-moe-1b", 2.67),
+    ],
 )
 def test_memory_is_that_of_the_published_models(option, gigabytes, tmp_path):
     """gpt-oss-20b is stored in 13.8 GB, and dequantized as it is loaded; no file of weights is needed to know."""

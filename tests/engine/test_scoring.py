@@ -214,7 +214,9 @@ def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
     monkeypatch.setattr(scoring, "SCORED_BYTES", rows * row_bytes)
     most = []
     score = Ensemble.score
-    monkeypatch.setattr(Ensemble, "score", lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of))
+    monkeypatch.setattr(
+        Ensemble, "score", lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)
+    )
     assert_same(read_scores(Ensemble(n=3), TREES, [LOGITS]), slow(lambda place: LOGITS[place]))
     assert max(most) == max(1, rows)
 

@@ -227,6 +227,13 @@ class FinetuneConfig:
             return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
         return self.validation_size
 
+    @property
+    def names_no_router(self) -> bool:
+        """Whether nothing in the recipe is about routers or experts: a dense model can be trained by it, too."""
+        about = (self.router_lr, self.router_aux_loss_coef, self.routing_noise, self.partners)
+        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
+        return not any(about) and not frozen and not self.freeze_shared_experts
+
     def recipe(self) -> Recipe:
         """The keys that determine the weights."""
         own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}

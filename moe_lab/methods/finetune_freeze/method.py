@@ -63,6 +63,7 @@ class FinetuneFreeze(TrainingMethod):
 
     def __init__(self, config: Any):
         super().__init__(config)
+        self.needs_router = not config.names_no_router
         self.interventions = config.partners is None  # the constraint leaves no expert to mask or draw
         self._prepared: Prepared | None = None
 

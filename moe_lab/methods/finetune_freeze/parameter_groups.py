@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
 from moe_lab.methods.finetune_freeze.config import Phase
-from moe_lab.routing.hook import Router, require_routers
+from moe_lab.routing.hook import Router, find_routers
 from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]
@@ -37,15 +37,16 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def parameter_groups(model: nn.Module) -> Groups:
-    """The model's parameters by group. Raises ModelError for a model without routers, or a layer without experts."""
+    """The model's parameters by group; all are "other" in a dense model. Raises ModelError for a layer without experts."""
     experts: dict[int, nn.Parameter] = {}
     routers: dict[int, nn.Parameter] = {}
-    for router in require_routers(model):
+    found = find_routers(model)
+    for router in found:
         experts |= _by_id(_experts_of(router))
-    for router in require_routers(model):
+    for router in found:
         own_parameters = _by_id([with_wrapper(router.block, router.module)])
         routers |= {key: own for key, own in own_parameters.items() if key not in experts}
-    if not routers or not experts:
+    if found and not (routers and experts):
         raise ModelError(f"{type(model).__name__}: its routers or experts have no parameters to freeze.")
     shared = _by_id([module for name, module in model.named_modules() if name.rpartition(".")[2] in SHARED])
     taken = routers.keys() | experts.keys() | shared.keys()

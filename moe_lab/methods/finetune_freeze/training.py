@@ -26,7 +26,7 @@ from moe_lab.models.facts import resolve_device
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.reports.figures.curves import write_training_metrics
-from moe_lab.routing.hook import routed, why_fixed
+from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ def _course(training: Training, state: TrainerState, groups: Groups) -> dict[str
 
 
 def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
-    """The callback that measures expert metrics on the validation conversations, if routers route single tokens."""
-    if not training.validation or why_fixed(model):
+    """Measures expert metrics on the validation conversations, if there are routers and they route single tokens."""
+    if not training.validation or not find_routers(model) or why_fixed(model):
         return []
     return [ExpertMetrics(Rows(training.validation), training.folder, plot=write_training_metrics)]
 

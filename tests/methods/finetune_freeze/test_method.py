@@ -23,7 +23,7 @@ from moe_lab.models.source import TINY
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.designs import design
-from tests.support.models import make_tokenizer
+from tests.support.models import make_model, make_tokenizer
 
 SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
 SHORT += ["method.validation_size=8"]
@@ -47,6 +47,28 @@ def test_a_model_without_shared_experts_has_none_to_freeze(tmp_path, capsys):
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.freeze_shared_experts=true")
     assert ended.code == 2 and "models of type olmoe have no shared experts" in ended.err
     assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.slow
+def test_a_dense_model_is_trained_as_a_whole_and_has_nothing_else_to_freeze(tmp_path, capsys):
+    make_model("llama").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    chat = "{% for one in messages %}{% generation %}{{ one.content }}{% endgeneration %}{% endfor %}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(chat)
+    keys = [f"model.path={tmp_path / 'model'}", *SHORT]
+    block = block_of(command(capsys, tmp_path, *keys))
+    training = block["finetune_freeze"]["training"]
+    total = sum(parameter.numel() for parameter in make_model("llama").parameters())
+    assert training["parameters"] == {"router": 0, "experts": 0, "shared_experts": 0, "other": total}
+    assert training["validation"]["losses"] and block["paired"]
+    for own in (
+        "method.schedule=router",
+        "method.router_lr=1e-4",
+        "method.routing_noise=1",
+        "method.partners=2",
+    ):
+        ended = command(capsys, tmp_path, *keys, own)
+        assert ended.code == 2 and "No router was found" in ended.err, ended.err
 
 
 def test_noise_needs_routers_of_single_tokens(tmp_path, capsys, loads):

@@ -37,7 +37,7 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def parameter_groups(model: nn.Module) -> Groups:
-    """The model's parameters by group; all are "other" in a dense model. Raises ModelError for a layer without experts."""
+    """The parameters by group; all are "other" in a dense model. Raises ModelError for a layer without experts."""
     experts: dict[int, nn.Parameter] = {}
     routers: dict[int, nn.Parameter] = {}
     found = find_routers(model)

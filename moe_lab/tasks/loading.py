@@ -138,7 +138,10 @@ def _task_of(file: Path) -> Any:
 
 
 def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager, list[str]]:
-    """A task manager and the names or files to load: files if each name has one, else names in the whole index."""
+    """A task manager and the names or files to load: files if each name has one, else names in the whole index.
+
+    The whole index takes seconds to read. Groups and tags of `include_path` need it, as they may hold tasks of lm-eval.
+    """
     from lm_eval.tasks import TaskManager
 
     if include_path is None:
@@ -150,6 +153,10 @@ def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager
             f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
         )
     try:
+        if include_path is not None:
+            own = TaskManager(include_path=include_path, include_defaults=False)
+            if set(names) <= set(own.all_subtasks):
+                return own, list(names)
         manager = _full_index(include_path)
     except Exception as error:  # lm-eval fails in many ways on a YAML that is no task
         if include_path is None:

@@ -470,6 +470,7 @@ def test_lm_evals_own_model_gives_the_same_scores(roe: Config, tiny_olmoe_dir: P
     """The whole path against `lm_eval.simple_evaluate` on the same documents and few-shot examples."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from moe_lab.tasks.loading import load_tasks
@@ -481,7 +482,12 @@ def test_lm_evals_own_model_gives_the_same_scores(roe: Config, tiny_olmoe_dir: P
     hf = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1)
     tasks = list(load_tasks(base.config)["tasks"].values())
     theirs = simple_evaluate(
-        hf, tasks=tasks, samples=base.samples, num_fewshot=2, fewshot_random_seed=base.config.fewshot_seed
+        hf,
+        tasks=tasks,
+        samples=base.samples,
+        num_fewshot=2,
+        fewshot_random_seed=base.config.fewshot_seed,
+        task_manager=TaskManager(include_defaults=False),
     )
     assert theirs is not None
     for key in ("acc,none", "acc_stderr,none", METRIC):

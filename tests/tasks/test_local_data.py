@@ -188,7 +188,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
     return TaskConfig(name="my_sums", include_path=str(own))
 
 
-@pytest.mark.slow  # lm-eval indexes all tasks for an include_path
+@pytest.mark.slow
 def test_a_tasks_own_files_win(tmp_path: Path, mine: TaskConfig) -> None:
     """Broken by a file in data_dir that takes the place of what the user's own YAML names."""
     for data in (None, tmp_path / "data"):
@@ -196,7 +196,7 @@ def test_a_tasks_own_files_win(tmp_path: Path, mine: TaskConfig) -> None:
         assert [document["answer"] for document in documents] == ["52", "53"]
 
 
-@pytest.mark.slow  # lm-eval indexes all tasks for an include_path
+@pytest.mark.slow
 def test_own_files_that_are_missing_are_not_sought_in_data_dir(tmp_path: Path, mine: TaskConfig) -> None:
     (tmp_path / "mine" / "sums.jsonl").unlink()
     with pytest.raises(TaskError, match="my_sums cannot use the data that its own YAML names"):

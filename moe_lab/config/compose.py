@@ -78,7 +78,7 @@ def compose(argv: list[str]) -> list[Cell]:
     refuse(argv)
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
-        _bases.clear()  # files of options may have changed since the last command of this process
+        _stamp.cache_clear()  # files of options may have changed since the last command of this process
         cells = [cell for one in one_method_each(argv) for cell in _cells(list(map(quote, one)))]
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
@@ -104,6 +104,11 @@ class _Source:
     dirs: tuple[str, ...] = ()
     """Further folders with options."""
     plugins: tuple[Path, ...] = field(default_factory=lambda: tuple(plugin_folders()))
+
+    def folders(self) -> list[Path]:
+        """Those that options are read from."""
+        folders = [self.folder, self.config_dir, *self.dirs, *self.plugins]
+        return [Path(folder) for folder in folders if folder is not None]
 
     def load(self, overrides: list[str]) -> DictConfig:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
@@ -148,7 +153,7 @@ def _cells(argv: list[str]) -> list[Cell]:
         return []
     if not args.multirun:
         try:
-            cell = _composed(source, args.overrides)
+            cell = _one_cell(source, args.overrides)
         except HydraException:
             if app.get_mode(source.name, args.overrides) != RunMode.MULTIRUN:
                 raise
@@ -202,8 +207,15 @@ class _Base:
     config_dirs: list[str]
 
 
-_bases: dict[tuple[_Source, str], _Base] = {}
-"""By source and option, "" for the defaults alone."""
+_composed_before = False
+"""Whether this process composed a single cell: of the first one, Hydra composes the whole, which is faster once."""
+
+
+def _one_cell(source: _Source, overrides: list[str]) -> Cell:
+    """As `_cell`, for a command with one cell."""
+    global _composed_before
+    first, _composed_before = not _composed_before, True
+    return _composed(source, overrides) if first else _cell(source, overrides)
 
 
 def _cell(source: _Source, overrides: list[str]) -> Cell:
@@ -272,8 +284,7 @@ def _is_plain(override: Override) -> bool:
 
 def _stands_alone(source: _Source, group: str, option: Any) -> bool:
     """Whether an option's YAML includes no other: what it includes might depend on another group's option."""
-    folders = [source.folder, source.config_dir, *source.dirs, *source.plugins]
-    files = [Path(folder) / group / f"{option}.yaml" for folder in folders if folder is not None]
+    files = [folder / group / f"{option}.yaml" for folder in source.folders()]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
     return bool(texts) and not any("defaults" in text for text in texts)
 
@@ -299,10 +310,20 @@ def _set(values: dict[str, Any], key: str, value: Any) -> bool:
 
 
 def _base(source: _Source, option: str) -> _Base:
-    """Raises the errors of Hydra and OmegaConf."""
-    if (source, option) not in _bases:
-        _bases[source, option] = _base_of(source.load([option] if option else []))
-    return _bases[source, option]
+    """The configuration with one option, or with "" the defaults alone. Raises the errors of Hydra and OmegaConf."""
+    return _base_at(source, option, _stamp(source))
+
+
+@lru_cache(maxsize=1024)
+def _base_at(source: _Source, option: str, stamp: str) -> _Base:
+    return _base_of(source.load([option] if option else []))
+
+
+@lru_cache
+def _stamp(source: _Source) -> str:
+    """The names, sizes and times of all option files of a source."""
+    files = sorted(file for folder in source.folders() for file in folder.rglob("*.yaml"))
+    return str([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
 
 def _base_of(cfg: DictConfig) -> _Base:

@@ -70,7 +70,7 @@ def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
     """A paper's tables have thousands of cells, and Hydra takes a tenth of a second for each."""
     loaded: list[list[str]] = []
     load = module._Source.load
-    monkeypatch.setattr(module, "_bases", {})
+    module._base_at.cache_clear()
     monkeypatch.setattr(
         module._Source, "load", lambda self, options: loaded.append(options) or load(self, options)
     )
@@ -78,6 +78,20 @@ def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
         for seed in range(5):
             compose_cell([f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], [])
     assert loaded == [[], ["model=tiny"], ["task=gsm8k"]]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=c3po", "task=arc_easy", "limit=3"],
+        ["task=mmlu", "task.metric=null", "model.path=${oc.env:HOME}", "method.n=4", "method=roe"],
+        ["+method.more={a: 1}", "hydra.verbose=false", "tuning=tpe"],
+    ],
+)
+def test_the_second_command_of_a_process_is_composed_as_the_first(overrides, monkeypatch):
+    monkeypatch.setattr(module, "_composed_before", False)
+    first, second = compose(overrides), compose(overrides)
+    assert first == second and module._composed_before
 
 
 def test_an_option_that_changed_since_the_last_command_is_read_again(tmp_path):

@@ -18,6 +18,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.token_span import TokenSpan
 from moe_lab.methods.c3po.engine import rerouted_choices
 from moe_lab.methods.references.embeddings import text_key
+from moe_lab.reports.figures import style
 from moe_lab.routing import find_routers
 from tests.support import rounding
 from tests.support.brute_prompt_tail import whole_logits
@@ -158,6 +159,13 @@ def test_what_does_not_go_together_is_refused(keys, told, outputs, capsys, loads
 
 
 TRACED = ["method=c3po", "task=toy_choice", "limit=20", "method.reference_size=60", "method.k=2"]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Pictures of traces are tested with the figures; drawing them takes half of a traced run here."""
+    monkeypatch.setattr(style, "fit", lambda figure: None)
+    monkeypatch.setattr(style, "_save", lambda figure, path: None)
 
 
 def traced(capsys, folder: Path, *keys: str) -> tuple[dict, list[dict], list[dict]]:

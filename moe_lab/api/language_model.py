@@ -206,7 +206,7 @@ class LanguageModel:
             )
 
     def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
-        """What `options`, their `generation_config` and the model's own come to, merged as `model.generate` does it.
+        """`options`, their `generation_config` and the model's own, merged as `model.generate` merges them.
 
         Raises ConfigError for an option that is unknown, or not supported.
         """

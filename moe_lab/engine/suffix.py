@@ -61,7 +61,7 @@ class PromptSuffix:
 
 
 class SuffixRecorder(RecordingForward):
-    """The base model, recording suffixes. Its hidden states are those of all tokens, [B, S, hidden].
+    """Runs the base model over whole prompts, [B, S, hidden], and records their suffixes.
 
     Args:
         first_moe: the first MoE layer whose routing may be changed.

@@ -137,7 +137,7 @@ class Capacity(InterventionMetric):
 
 
 def _extreme_experts(selections: Selections) -> dict[str, list[int]]:
-    """The least and the most selected expert of every layer; of several, the first one."""
+    """The least and the most selected expert of every layer. Among equals, the first one."""
     counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
     return {"least": [int(row.argmin()) for row in counts], "most": [int(row.argmax()) for row in counts]}
 

@@ -82,7 +82,7 @@ class Repository:
 
     @property
     def storage(self) -> Path:
-        """Its folder in the cache."""
+        """The repository's folder in the cache."""
         return storage(self.id, self.kind)
 
     @property

@@ -39,7 +39,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder for this process and clean up after a kill. The end of the process releases the lock.
+        """Lock the folder for this process, and remove what a killed process left. The lock ends with the process.
 
         Raises RunHeldError naming another process that holds it, and ConfigError if the folder cannot be made.
         """

@@ -55,7 +55,7 @@ class Record:
 
     @property
     def sequences(self) -> Tensor:
-        """int64 [tokens]: number of each token's sequence. Every pass without cached tokens begins new ones."""
+        """int64 [tokens]: the number of each token's sequence. A pass without cached tokens begins new sequences."""
         return self._of_tokens("sequence_T")
 
     @property

@@ -72,7 +72,8 @@ class Run:
     def tells_flips(self) -> bool:
         """Whether `flips.jsonl` belongs to the run.
 
-        A vote has no place where two answers part. With model.tp_plan other processes hold parts of the model.
+        Self-consistency merges several answers, so no single token is the first at which two answers differ. With
+        model.tp_plan other processes hold parts of the model.
         """
         one_answer = self.config.task.self_consistency is None
         routes = self.facts.routers is not None and self.facts.fixed_routing is None

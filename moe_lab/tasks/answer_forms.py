@@ -121,7 +121,7 @@ def _template(text: str) -> Any:
 
 
 def _blank(contexts: list[str], ending: str, gold: int) -> tuple[str, list[str], int]:
-    """WinoGrande's contexts, which differ at their end, before one ending: a sentence with a blank, its fillers."""
+    """The sentence with a blank, and its fillers, of a WinoGrande example. Its contexts differ in the filler alone."""
     words = [context.split(" ") for context in contexts]
     same = list(takewhile(lambda words: len(set(words)) == 1, zip(*words, strict=False)))
     begin = " ".join([position[0] for position in same] + ["_"])

@@ -36,7 +36,7 @@ _printed: set[str] = set()
 
 @contextmanager
 def wandb_logger(config: Config, *, kind: str, name: str, group: str | None) -> Iterator[Logger]:
-    """The W&B logger of a run or study; its W&B run is finished when the block ends, as failed where that raised."""
+    """The W&B logger of a run or study. The W&B run finishes when the block ends, as failed if the block raises."""
     mode = config.logger.mode or os.environ.get("WANDB_MODE")
     if mode == "disabled":
         yield Logger()

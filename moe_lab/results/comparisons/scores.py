@@ -23,7 +23,7 @@ MCNEMAR, RANDOMIZATION = "McNemar", "randomization"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedScore:
-    """A row of a comparison. Rates are fractions."""
+    """The scores of two runs on one task and metric, and their difference. Rates are fractions."""
 
     other: str
     """The key of the evaluation that is compared with `a`."""

@@ -122,7 +122,10 @@ def _routing(tokens: list[str | None], before: Choices, after: Choices) -> dict[
 
 
 def _place(lm: EngineLM, pair: AnswerPair) -> Place | None:
-    """Where the two answers part; None where they do so before anything is answered, or where no choice is known."""
+    """The token at which the two answers first differ.
+
+    None if they differ before the first answered token, or if one of them picked no choice.
+    """
     from moe_lab.engine.choices import place_of
     from moe_lab.engine.hf import Request
 

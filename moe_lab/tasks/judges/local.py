@@ -363,7 +363,7 @@ def _write(model: Any, tokenizer: Any, texts: list[str]) -> list[tuple[list[int]
 def verdict_of(
     tokenizer: Any, beginnings: dict[str, list[int]], tokens: list[int], logits: torch.Tensor
 ) -> Verdict:
-    """The verdict of a generated text; a failure if it begins with neither word."""
+    """The verdict that a generated text begins with, `safe` or `unsafe`. A failed verdict for any other text."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     first, *rest = text.strip().splitlines() or [""]
     word = first.strip().lower()

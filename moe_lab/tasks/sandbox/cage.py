@@ -165,7 +165,7 @@ class Cage:
 
 
 def candidates() -> list[Cage]:
-    """The sandboxes that may work here, in order of preference."""
+    """The sandboxes that this operating system may have, in order of preference."""
     bubblewrap = shutil.which("bwrap")
     return [*([Cage(bubblewrap)] if bubblewrap else []), Cage(None)]
 

@@ -145,7 +145,7 @@ def _cells(argv: list[str]) -> list[Cell]:
     """The cells of one command line. Flags and errors are those of `hydra.main`."""
     parser = get_args_parser()
     parser.prog = "moe_lab"
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
     source = _Source(args.config_path or CONF, args.config_name or NAME, folder)
     app = source.app()

@@ -17,6 +17,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from moe_lab.config.foreign import refuse_foreign
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
 from moe_lab.config.validators import Owners, unknown_key, unknown_option
 from moe_lab.errors import ConfigError
@@ -39,6 +40,7 @@ NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 def refuse(overrides: list[str]) -> None:
     """Raise ConfigError for overrides that Hydra would accept without effect, or refuse with a traceback."""
     for override in overrides:
+        refuse_foreign(override)
         key = override.lstrip("+~").partition("=")[0]
         if override.startswith("~") and key.partition(".")[0] in top_level_keys():
             raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")

@@ -146,8 +146,9 @@ def did_you_mean(word: str, choices: Any) -> str:
     """The text " Did you mean 'x'?" with the closest choice; empty if none is close."""
     from difflib import get_close_matches
 
-    matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.52)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+    leaves = {str(choice).rpartition(".")[2]: str(choice) for choice in choices}
+    matches = get_close_matches(str(word).rpartition(".")[2], list(leaves), n=1, cutoff=0.6)
+    return f" Did you mean {leaves[matches[0]]!r}?" if matches else ""
 
 
 def unknown_option(group: str, option: str, options: Sequence[str]) -> str:

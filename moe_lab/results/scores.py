@@ -14,7 +14,7 @@ Comparison = tuple[str, str, str, str]
 """What identifies a comparison within a command: run ids, task, metric, and the other run."""
 
 MARKS = {
-    "PARTIAL": "PARTIAL: part of the documents (limit=, samples=); not the benchmark's number.",
+    "PARTIAL": "PARTIAL: part of the examples (limit= draws them); not the benchmark's number.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",

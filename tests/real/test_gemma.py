@@ -62,7 +62,9 @@ def test_choices_have_the_log_likelihoods_of_lm_eval(
     assert command("method=base", f"task={task}", f"limit={limit}").code == 0
     arguments, found = zip(*answers(tmp_path), strict=True)
     expected = ask(hf, "loglikelihood", arguments)
-    assert [float(value) for value, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-5, abs=1e-3)
+    assert [float(value) for value, _ in found] == pytest.approx(
+        [value for value, _ in expected], rel=1e-5, abs=1e-3
+    )
     assert [greedy for _, greedy in found] == [str(greedy) for _, greedy in expected]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from moe_lab.api.methods import C3PO as C3PO
     from moe_lab.api.methods import RoE as RoE
     from moe_lab.api.run import run as run
+    from moe_lab.api.tiny import tiny as tiny
     from moe_lab.routing.record import record as record
     from moe_lab.routing.record import replay as replay
 
@@ -29,6 +30,7 @@ _MODULES = {
     "record": "moe_lab.routing.record",
     "replay": "moe_lab.routing.record",
     "run": "moe_lab.api.run",
+    "tiny": "moe_lab.api.tiny",
 }
 """The module of each public name."""
 __all__ = list(_MODULES)

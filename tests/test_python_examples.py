@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/python.md")
 LINES = 20
 OWN = 'from_pretrained("my/model"'
-COMMANDS = ("run",)
+COMMANDS = ("run", "plan", "report", "compare")
 """Names that compose a command, which takes Hydra."""
 
 
@@ -123,7 +123,7 @@ def test_an_example_has_at_most_twenty_lines() -> None:
 
 def test_the_public_names() -> None:
     """A name that is taken away breaks what others wrote."""
-    names = "C3PO RoE expert_metrics freeze lm override record replay run tiny"
+    names = "C3PO RoE compare expert_metrics freeze lm override plan record replay report run tiny"
     assert sorted(moe_lab.__all__) == names.split()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
 from moe_lab.reports.measures import view_of
 from moe_lab.reports.pages.answers import answer_of
+from moe_lab.reports.papers.cells import TableCell, compared_names, published_of, shown_cells
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.samples import metric_values, read_samples
 from moe_lab.results.score_table import Family, SeedGroup
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.runs.run import Run
 
-SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "overrides")
+SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "seeds", "overrides")
 """Settings that are columns already, or that repeat others."""
 WHOLE = ("seed", "seeds", "examples", "family", "to_right", "to_wrong")
 """Columns of whole numbers, of which some may be missing."""
@@ -29,6 +31,12 @@ NUMBERS = (
     *("difference", "difference_low", "difference_high"),
 )
 """Columns of other numbers, of which all may be missing."""
+OF_CELLS = (
+    *("metric", "seeds", "examples", "value", "low", "high", "stderr", "std", "seed_low", "seed_high"),
+    *("compared_with", "difference", "difference_low", "difference_high", "test", "p", "p_holm", "family"),
+    "notes",
+)
+"""Columns of the score table that a cell of an experiment's table has."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +114,17 @@ def score_frame(
                 mean = {"seed": None, "run": group.file.stem}
                 rows += [_row(family.correct(score), own, mean) for score in group.scores(other)]
     frame = pd.DataFrame(rows)
-    counts = [name for name in next(iter(settings.values()), {}) if _counts(settings.values(), name)]
-    return frame.astype(dict.fromkeys((*WHOLE, *counts), "Int64") | dict.fromkeys(NUMBERS, "float64"))
+    return with_counts(frame, settings.values()).astype(
+        dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")
+    )
 
 
-def _counts(settings: Iterable[Mapping[str, Any]], name: str) -> bool:
-    """Whether a setting is a whole number wherever it is given."""
-    known = [value for one in settings if (value := one[name]) is not None]
-    return bool(known) and all(type(value) is int for value in known)
+def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
+    """The frame with whole numbers in the columns of settings that are whole numbers wherever they are given."""
+    names = next(iter(settings), {})
+    known = {name: [value for one in settings if (value := one[name]) is not None] for name in names}
+    whole = [name for name, values in known.items() if values and all(type(value) is int for value in values)]
+    return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
 def _all_scores(result: RunResult) -> Iterator[Score]:
@@ -178,6 +189,30 @@ def _measured(result: RunResult, kinds: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+# The tables of experiments
+
+
+def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> pd.DataFrame:
+    """One row per cell, average and run that it is compared with; a cell without a result has the reason alone.
+
+    Columns: the coordinates of the cell, the numbers of `score_frame`, `published` (the paper's number, a fraction
+    where the score is one) and `problem`.
+    """
+    import pandas as pd
+
+    rows = []
+    for cell in shown_cells(experiment, cells):
+        published = published_of(experiment, cell)
+        paper = {"published": None if published is None else published.fraction, "problem": cell.problem}
+        scores = [score for other in (BASE, *compared_names([cell])) if (score := cell.score(other))]
+        for score in scores:
+            numbers = _row(family.correct(score), {}, {"seed": None, "run": None})
+            rows.append(cell.coordinates | {name: numbers[name] for name in OF_CELLS} | paper)
+        if not scores:
+            rows.append(cell.coordinates | paper)
+    return pd.DataFrame(rows)
+
+
 # The examples
 
 
@@ -195,7 +230,7 @@ def example_frame(runs: Sequence[StoredRun], settings: Mapping[str, Mapping[str,
         }
         for task, lines in read_samples(one.result).items():
             rows += [place | row | {"run": one.run.folder.name} for row in _examples(one.result, task, lines)]
-    return pd.DataFrame(rows).astype({"seed": "Int64"})
+    return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
 
 
 def _examples(result: RunResult, task: str, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

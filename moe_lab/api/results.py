@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from moe_lab.api.frames import StoredRun, example_frame, score_frame, settings_of
-from moe_lab.config.terminal import shown
+from moe_lab.api.frames import StoredRun, example_frame, score_frame, settings_of, table_frame
+from moe_lab.api.shown import Shown, given, interval, number, text
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figures.differences import Difference, differences_figure
 from moe_lab.results.model import BASE
+from moe_lab.results.score_table import NO_COMPARISONS, Family
 from moe_lab.results.significance import ALPHA
 from moe_lab.runs.grid import grouped
 from moe_lab.runs.jobs import Job, distinct_runs
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from moe_lab.reports.papers.cells import TableCell
+    from moe_lab.reports.papers.experiment import Experiment
+
 NAMES = ("model", "method")
 """Columns that name a run, with its settings."""
 
 
-class Results(Sequence[dict[str, Any]]):
+class Results(Shown, Sequence[dict[str, Any]]):
     """The results of a command's runs, in the order of its grid. Each one is the content of a results.json.
 
     results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
@@ -36,14 +41,32 @@ class Results(Sequence[dict[str, Any]]):
     results[0]["results"]        # lm-eval's own dictionary
     """
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.runs = distinct_runs(jobs)
+    def __init__(self, jobs: Sequence[Job], family: Family | None = None):
+        """The stored results of jobs. `family` is that of the command's comparisons, if it is not of the runs alone."""
+        runs = distinct_runs(jobs)
+        self.runs = [run for run in runs if run.done]
         """Each with its `config`, `run_id` and `folder`, where all of its files are."""
-        outcomes = [_stored(run) for run in self.runs]
+        self.missing = [run.folder.name for run in runs if not run.done]
+        """The folders of runs that have no result."""
+        self.tables: dict[str, pd.DataFrame] = {}
+        """With `experiment=`: the cells of each table. `published` is the paper's number."""
+        outcomes = [_outcome(run) for run in self.runs]
         self._results = [outcome.results for outcome in outcomes]
-        self._groups, self._family = grouped(outcomes, jobs)
-        shown_runs = with_baselines(self.runs)
-        self._shown = [StoredRun(run, found) for run in shown_runs if (found := run.stored()) is not None]
+        self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)
+        self._family = of_runs if family is None else family
+        every = with_baselines(self.runs)
+        self._stored = [StoredRun(run, found) for run in every if (found := run.stored()) is not None]
+
+    @classmethod
+    def of_experiments(
+        cls, jobs: Sequence[Job], filled: Sequence[tuple[Experiment, Sequence[TableCell]]], family: Family
+    ) -> Results:
+        """The stored results of experiments, with their tables."""
+        results = cls(jobs, family)
+        results.tables = {
+            experiment.name: table_frame(experiment, cells, family) for experiment, cells in filled
+        }
+        return results
 
     def __len__(self) -> int:
         return len(self._results)
@@ -81,10 +104,10 @@ class Results(Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        configs = [run.run.config for run in self._shown]
+        configs = [run.run.config for run in self._stored]
         kinds = list(dict.fromkeys(run.config.metrics for run in self.runs))
         return score_frame(
-            self._shown, self._settings(configs, all_settings), self._groups, self._family, kinds
+            self._stored, self._settings(configs, all_settings), self._groups, self._family, kinds
         )
 
     def examples(self) -> pd.DataFrame:
@@ -96,7 +119,7 @@ class Results(Sequence[dict[str, Any]]):
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        return example_frame(self._shown, self._settings([run.run.config for run in self._shown]))
+        return example_frame(self._stored, self._settings([run.run.config for run in self._stored]))
 
     def plot(self) -> Figure:
         """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
@@ -108,7 +131,7 @@ class Results(Sequence[dict[str, Any]]):
         """
         frame = self.frame()
         single = {result.run_id for group in self._groups if group.summary for result in group.results}
-        hidden = {run.run.folder.name for run in self._shown if run.run.run_id in single}
+        hidden = {run.run.folder.name for run in self._stored if run.run.run_id in single}
         rows = frame[frame["difference_low"].notna() & ~frame["run"].isin(hidden)]
         if rows.empty:
             raise ConfigError(
@@ -122,7 +145,7 @@ class Results(Sequence[dict[str, Any]]):
 
     def _difference(self, row: dict[str, Any], names: Sequence[str]) -> Difference:
         other = row["compared_with"]
-        label = ", ".join(_setting(name, row[name]) for name in names if _given(row[name]))
+        label = ", ".join(_setting(name, row[name]) for name in names if given(row[name]))
         return Difference(
             label=label if other == BASE else f"{label}, minus {other.replace('_', ' ')}",
             task=row["task"],
@@ -130,8 +153,8 @@ class Results(Sequence[dict[str, Any]]):
             difference=row["difference"],
             low=row["difference_low"],
             high=row["difference_high"],
-            p=row["p_holm"] if _given(row["p_holm"]) else None,
-            examples=int(row["examples"]) if _given(row["examples"]) else None,
+            p=row["p_holm"] if given(row["p_holm"]) else None,
+            examples=int(row["examples"]) if given(row["examples"]) else None,
             lower_is_better=any(
                 result.lower_is_better(row["task"], row["metric"]) for result in self._results
             ),
@@ -140,7 +163,7 @@ class Results(Sequence[dict[str, Any]]):
     def _settings(self, configs: Sequence[Any], every: bool = False) -> dict[str, dict[str, Any]]:
         """The settings of each shown run, by run id."""
         found = settings_of(configs, [run.config for run in self.runs], every)
-        return {one.run.run_id: own for one, own in zip(self._shown, found, strict=True)}
+        return {one.run.run_id: own for one, own in zip(self._stored, found, strict=True)}
 
     def _names(self, frame: pd.DataFrame) -> list[str]:
         """The columns that name a run: its method, the settings that differ, and of several models the model."""
@@ -148,30 +171,27 @@ class Results(Sequence[dict[str, Any]]):
         one_model = frame["model"].nunique() < 2
         return [name for name in (*NAMES, *settings) if not (one_model and name == "model")]
 
-    def _table(self) -> pd.DataFrame:
-        """The frame in short: what names a run, its value and its difference, as texts."""
-        import pandas as pd
-
+    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
+        if not self.runs:
+            return {}, ["no results"]
         frame = self.frame()
         rows = frame.to_dict("records")
-        named = {name: [_text(row[name]) for row in rows] for name in (*self._names(frame), "task", "metric")}
-        seeds = [f"mean of {row['seeds']}" if row["seeds"] > 1 else _text(row["seed"]) for row in rows]
-        several = {"seed": seeds} if frame["seeds"].max() > 1 else {}
-        p = "p (Holm)" if self._family.tests > 1 else "p"
-        numbers = {
-            "examples": [_text(row["examples"]) for row in rows],
-            "value": [_number(row["value"]) for row in rows],
-            "95% interval": [_interval(row["low"], row["high"]) for row in rows],
-            "compared with": [_text(row["compared_with"]) for row in rows],
-            "difference": [_number(row["difference"], "+") for row in rows],
-            "its 95% interval": [
-                _interval(row["difference_low"], row["difference_high"], "+") for row in rows
-            ],
-            p: [_number(row["p_holm"]) for row in rows],
+        seeds = [f"mean of {row['seeds']}" if row["seeds"] > 1 else text(row["seed"]) for row in rows]
+        limits = [(row["difference_low"], row["difference_high"]) for row in rows]
+        columns = {
+            **{name: [_value(row[name]) for row in rows] for name in self._names(frame)},
+            **{name: [text(row[name]) for row in rows] for name in ("task", "metric")},
+            "seed": seeds if frame["seeds"].max() > 1 else [],
+            "examples": [text(row["examples"]) for row in rows],
+            "value": [number(row["value"]) for row in rows],
+            "95% interval": [interval(row["low"], row["high"]) for row in rows],
+            "compared with": [text(row["compared_with"]) for row in rows],
+            "difference": [number(row["difference"], "+") for row in rows],
+            "its 95% interval": [interval(low, high, "+") for low, high in limits],
+            "p (Holm)" if self._family.tests > 1 else "p": [number(row["p_holm"]) for row in rows],
             "notes": [row["notes"] for row in rows],
         }
-        table = pd.DataFrame(named | several | numbers)
-        return table.loc[:, [bool((table[name] != "").any()) for name in table.columns]]
+        return columns, [self._title()]
 
     def _title(self) -> str:
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
@@ -179,14 +199,8 @@ class Results(Sequence[dict[str, Any]]):
         how = f"corrected by Holm for {tests} comparisons, " if tests > 1 else ""
         return f"{runs}; p is {how}significant below {ALPHA}" if tests else runs
 
-    def __repr__(self) -> str:
-        return shown(f"{self._table().to_string(index=False)}\n{self._title()}")
 
-    def _repr_html_(self) -> str:
-        return f"{self._table().to_html(index=False)}<p>{self._title()}</p>"
-
-
-def _stored(run: Run) -> Outcome:
+def _outcome(run: Run) -> Outcome:
     results = run.stored()
     assert results is not None, run.folder
     return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json")
@@ -204,26 +218,11 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
     return figure
 
 
-def _given(value: Any) -> bool:
-    """Whether it is no missing value."""
-    import pandas as pd
-
-    return isinstance(value, list | dict) or not pd.isna(value)
-
-
 def _setting(name: str, value: Any) -> str:
-    return str(value) if name in NAMES else f"{name.removeprefix('method.')}={_text(value)}"
+    return str(value) if name in NAMES else f"{name.removeprefix('method.')}={_value(value)}"
 
 
-def _text(value: Any) -> str:
-    if not _given(value):
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _number(value: Any, sign: str = "") -> str:
-    return f"{value:{sign}.4f}" if _given(value) else ""
-
-
-def _interval(low: Any, high: Any, sign: str = "") -> str:
-    return f"[{low:{sign}.4f}, {high:{sign}.4f}]" if _given(low) and _given(high) else ""
+def _value(value: Any) -> str:
+    """A setting; of a profile the study's name."""
+    profile = isinstance(value, str) and Path(value).name == "best.yaml"
+    return Path(value).parent.name if profile else text(value)

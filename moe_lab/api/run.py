@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from io import StringIO
 from typing import TYPE_CHECKING
 
+from moe_lab.api.command import composed, output
 from moe_lab.api.results import Results
-from moe_lab.cli.main import compose_or_explain, dispatch
-from moe_lab.config.arguments import wrong
+from moe_lab.cli.main import dispatch
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
 from moe_lab.progress import bars_of_libraries_hidden
 from moe_lab.runs.config import to_configs
-from moe_lab.runs.jobs import distinct_runs, jobs_of
+from moe_lab.runs.jobs import jobs_of
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
@@ -24,74 +25,80 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
 
-PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
-"""Flags of the command."""
-
-
 def run(overrides: Sequence[str], *, quiet: bool = False) -> Results:
     """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
 
     Args:
         overrides: those of `python -m moe_lab`, with "-m" for a grid. Files are written as there, and stored results
-            are returned without computing.
+            are returned without computing. With `experiment=` the results are those of all its cells, and
+            `results.tables` has its tables.
         quiet: print nothing. By default tables, progress and errors are printed as by the command.
 
-    Raises ConfigError for what the command refuses, for another mode than run and for `experiment=`, ResultsError where
-    a run failed or is held by another process, and KeyboardInterrupt where it was interrupted.
+    Raises ConfigError for what the command refuses and for another mode than run, ResultsError where a run failed or is
+    held by another process, and KeyboardInterrupt where it was interrupted.
     """
-    cells = _composed(overrides)
-    with task_cache(), shown_output(), bars_of_libraries_hidden(), _output(quiet) as errors:
+    return _results("run", overrides, quiet)
+
+
+def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
+    """The stored results of a command: `moe_lab.report(["-m", "method=base,roe", "task=toy_math"])`; computes nothing.
+
+    It is `mode=report` of the command: page, tables and figures are written again. Runs that are not stored are named
+    and left out.
+
+    Args:
+        overrides, quiet: as of `moe_lab.run`.
+
+    Raises ConfigError for what the command refuses, and where nothing is stored.
+    """
+    return _results("report", [*overrides, "mode=report"] if _texts(overrides) else overrides, quiet)
+
+
+def _texts(overrides: Sequence[str]) -> bool:
+    return not isinstance(overrides, str) and isinstance(overrides, Sequence)
+
+
+def _results(mode: str, overrides: Sequence[str], quiet: bool) -> Results:
+    cells = composed(mode, overrides)
+    with task_cache(), shown_output(), bars_of_libraries_hidden(), output(quiet) as errors:
         configs = to_configs(cells)
         for config in configs:
-            _check(config)
+            _check(config, mode)
         code = dispatch(cells, list(overrides))
         if code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
-        jobs = jobs_of(configs)
-        runs = distinct_runs(jobs)
-        missing = [run.folder.name for run in runs if not run.done]
+        results = _stored(configs, cells)
+        missing = results.missing if mode == "run" else []
         if missing:
-            names = ", ".join(missing)
-            raise ResultsError(f"{len(missing)} of {len(runs)} runs have no result ({names}). {errors()}")
+            names, every = ", ".join(missing), len(missing) + len(results)
+            raise ResultsError(f"{len(missing)} of {every} runs have no result ({names}). {errors()}")
         if code:
             raise ResultsError(f"A run or a study failed. {errors()} Earlier results stay stored.")
-        return Results(jobs)
+        return results
 
 
-def _composed(overrides: Sequence[str]) -> list[Cell]:
-    """The cells of a command line. Raises ConfigError for one that only prints, and for what is no list of texts."""
-    if (
-        isinstance(overrides, str)
-        or not isinstance(overrides, Sequence)
-        or not all(isinstance(each, str) for each in overrides)
-    ):
-        raise wrong(
-            "moe_lab.run(overrides)",
-            overrides,
-            'give a list of texts: moe_lab.run(["method=roe", "task=toy_math"])',
+def _stored(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
+    """What is stored of a command."""
+    if configs[0].experiment is None:
+        return Results(jobs_of([replace(config, rerun=False) for config in configs]))
+    from moe_lab.runs.experiments.runner import stored_tables
+
+    with redirect_stderr(StringIO()):  # its notes are printed before
+        return Results.of_experiments(*stored_tables(configs[0], cells[0]))
+
+
+def _check(config: Config, mode: str) -> None:
+    """Raise ConfigError for a command that has no results."""
+    if config.mode != mode:
+        raise ConfigError(
+            f"moe_lab.{mode} returns the results of runs, and mode={config.mode} has none. Leave it out."
         )
-    # some of these would end the interpreter
-    cells = [] if PRINTING & set(overrides) else compose_or_explain(list(overrides))
-    if not cells:
-        raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
-    return cells
-
-
-@contextmanager
-def _output(quiet: bool) -> Iterator[Callable[[], str]]:
-    """Within this, nothing is printed if `quiet`. Yields a function that says where the errors are."""
-    if not quiet:
-        yield lambda: "The errors are above."
-        return
-    printed = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(printed):
-        yield lambda: f"The errors:\n{printed.getvalue().strip()}\n"
-
-
-def _check(config: Config) -> None:
-    if config.mode != "run" or config.experiment:
-        given = f"experiment={config.experiment}" if config.experiment else f"mode={config.mode}"
-        raise ConfigError(f"moe_lab.run returns the results of runs, and {given} has none. Use the command.")
     name = config.method.name
     if issubclass(get_method(name), ModelMaker):
         raise ConfigError(f"method={name} makes a model and no results. Use the command.")
+    typed = {override.lstrip("+").partition("=")[0] for override in config.overrides}
+    if mode == "report" and typed <= {"mode", "output_dir"}:
+        raise ConfigError(
+            "moe_lab.report(overrides) names no run. Give the overrides of a command; mode=report of the command lists "
+            "all that is stored."
+        )

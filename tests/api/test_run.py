@@ -35,6 +35,48 @@ def test_results_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
 
 
 @pytest.mark.slow
+def test_a_report_has_what_is_stored(tmp_path, tiny_olmoe_dir):
+    """Broken by a run that is computed, and by a missing one that hides the others."""
+    keys = ["-m", "method=roe", "task=toy_choice", "limit=2", f"model.path={tiny_olmoe_dir}"]
+    keys.append(f"output_dir={tmp_path}")
+    with pytest.raises(ConfigError, match="Nothing of this is stored yet"):
+        moe_lab.report([*keys, "method.n=2"], quiet=True)
+    made = moe_lab.run([*keys, "method.n=2"], quiet=True)
+    (tmp_path / "report.html").unlink()
+    found = moe_lab.report([*keys, "method.n=2,3"], quiet=True)
+    assert list(found) == list(made) and len(found.missing) == 1 and (tmp_path / "report.html").exists()
+    with pytest.raises(ConfigError, match="names no run"):
+        moe_lab.report([f"output_dir={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_an_experiment_has_its_tables(tmp_path, capsys, tiny_olmoe_dir):
+    """Broken by another p than that of the table, or by a cell that is left out."""
+    (tmp_path / "conf" / "experiments").mkdir(parents=True)
+    text = f"""title: T
+source: S
+scales: {{tiny: {{grid: {{task: [toy_choice], method: [base, [roe, method.n=2], [roe, method.n=3]]}},
+  set: [limit=4, "model.path={tiny_olmoe_dir}", seeds=2]}}}}
+rows: [method, method.n]
+columns: [task]
+metric: headline
+paper: []
+"""
+    (tmp_path / "conf" / "experiments" / "mine.yaml").write_text(text)
+    keys = ["--config-dir", str(tmp_path / "conf"), "experiment=mine", f"output_dir={tmp_path}/o"]
+    results = moe_lab.run(keys, quiet=True)
+    [table] = results.tables.values()
+    assert len(results) == 5 and len(table) == 3 and list(results.tables) == ["mine"]
+    stored = json.loads((tmp_path / "o" / "tables" / "mine-tiny.json").read_text())
+    own = table[table["method"] == "roe"]
+    assert list(own["seeds"]) == [2, 2] and own["p_holm"].notna().all() and len(stored["cells"]) == 3
+    means = results.frame().dropna(subset="p_holm")
+    assert sorted(means["p_holm"]) == sorted(own["p_holm"]) and set(own["family"]) == {2}
+    again = moe_lab.report(keys, quiet=True)
+    assert again.tables["mine"].equals(table) and capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
 def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
     """Broken by a table, a progress line or a bar in a notebook that asked for none."""
     keys = ["method=roe", "method.n=2", "task=toy_choice", "limit=2", f"model.path={tiny_olmoe_dir}"]
@@ -52,7 +94,7 @@ def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
         (["mode=plan"], "mode=plan"),
         (["--cfg", "job"], "--cfg job only prints"),
         (["--help"], "--help only prints"),
-        (["experiment=roe/figure3"], "experiment=roe/figure3"),
+        (["-m", "experiment=roe/figure3", "method.n=2,3"], "experiment= brings its own grid"),
         (["method=pretrain-tiny"], "makes a model"),
     ],
 )

@@ -187,6 +187,14 @@ WRONG = {
     r"overrides\)=None": lambda m, t: moe_lab.run(None),
     r"\[1\]": lambda m, t: moe_lab.run([1]),
     "overrides.*{": lambda m, t: moe_lab.run({"method": "roe"}),
+    # plan, report, compare
+    r"moe_lab.plan\(overrides\)='method=roe'": lambda m, t: moe_lab.plan("method=roe"),
+    "plans runs": lambda m, t: moe_lab.plan(["mode=doctor"]),
+    r"moe_lab.report\(overrides\)='method=roe'": lambda m, t: moe_lab.report("method=roe"),
+    "names no run": lambda m, t: moe_lab.report([]),
+    "give a second evaluation": lambda m, t: moe_lab.compare("a"),
+    "give paths": lambda m, t: moe_lab.compare("a", 3),
+    "a=nowhere: there is no such": lambda m, t: moe_lab.compare("nowhere", "elsewhere"),
 }
 
 

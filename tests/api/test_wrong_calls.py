@@ -94,7 +94,11 @@ WRONG = {
     # generate
     "text=tensor": lambda m, t: roe(m, t).generate(IDS),
     "chat messages": lambda m, t: roe(m, t).generate(MESSAGES),
-    r"text=.*\{.*is none": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
+    "a chat template, and the tokenizer": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
+    r"text=.*\{.*is none": lambda m, t: roe(m, t).generate([MESSAGES, "a"]),
+    "seed=2.5": lambda m, t: roe(m, t).generate("a", seed=2.5),
+    "seed=-3": lambda m, t: roe(m, t).generate("a", seed=-3),
+    "weights='modle'": lambda m, t: inside(replay(m, Record(), weights="modle"), m),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
     r"text=\[\['a'\]\]": lambda m, t: roe(m, t).generate([["a"]]),
     "text=None": lambda m, t: roe(m, t).generate(None),

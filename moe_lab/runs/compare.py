@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 
 if TYPE_CHECKING:
+    from moe_lab.config.compose import Cell
     from moe_lab.results.comparisons.comparison import Comparison
 
 KEYS = ("mode", "a", "b", "output_dir")

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 
 class Compared(Shown):
-    """Evaluations of the same examples, each compared with the first one."""
+    """Evaluations of the same examples, each compared with the first one.
+
+    `file` is comparison.json, which also has the prompts and answers of all changed examples, and `page` its HTML page.
+    `notes` says what is left out and what else differs, a sentence each.
+    """
 
     def __init__(self, comparison: Comparison, file: Path, page: Path):
         self._comparison = comparison
         self.file, self.page = file, page
-        """comparison.json, which also has the prompts and answers of all changed examples, and the HTML page."""
         self.notes = comparison.notes
-        """What is left out and what else differs, a sentence each."""
 
     def __len__(self) -> int:
         return len(self._comparison.scores)

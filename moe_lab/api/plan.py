@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 class PlannedRuns(Shown):
-    """The runs and studies of a command, and what is left of them."""
+    """The runs and studies of a command, and what is left of them.
+
+    `notes` has the sums, how GPU hours are estimated, and why configurations cannot run, a sentence each.
+    """
 
     def __init__(self, plan: Plan):
         self._plan = plan
         self.notes = plan.notes
-        """The sums over the runs, how GPU hours are estimated, and why configurations cannot run; a sentence each."""
 
     def __len__(self) -> int:
         return len(self._plan.rows)

@@ -33,23 +33,24 @@ NAMES = ("model", "method")
 class Results(Shown, Sequence[dict[str, Any]]):
     """The results of a command's runs, in the order of its grid. Each one is the content of a results.json.
 
-    results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
-    results                      # the scores, as a table in a notebook
-    results.frame()              # the same as a data frame, with every column
-    results.examples()           # one row per example: prompt, answer, target, score
-    results.plot()               # differences to the base model with 95% intervals
-    results[0]["results"]        # lm-eval's own dictionary
+        results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
+        results                      # the scores, as a table in a notebook
+        results.frame()              # the same as a data frame, with every column
+        results.examples()           # one row per example: prompt, answer, target, score
+        results.plot()               # differences to the base model with 95% intervals
+        results[0]["results"]        # lm-eval's own dictionary
+
+    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are; `missing` the folders of
+    runs without a result (of `report`); `tables` with `experiment=` a data frame for each table, by name: the
+    coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
     """
 
     def __init__(self, jobs: Sequence[Job], family: Family | None = None):
         """The stored results of jobs. `family` is that of the command's comparisons, if it is not of the runs alone."""
         runs = distinct_runs(jobs)
         self.runs = [run for run in runs if run.done]
-        """Each with its `config`, `run_id` and `folder`, where all of its files are."""
         self.missing = [run.folder.name for run in runs if not run.done]
-        """The folders of runs that have no result."""
         self.tables: dict[str, pd.DataFrame] = {}
-        """With `experiment=`: the cells of each table. `published` is the paper's number."""
         outcomes = [_outcome(run) for run in self.runs]
         self._results = [outcome.results for outcome in outcomes]
         self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)

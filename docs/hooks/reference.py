@@ -37,20 +37,15 @@ def reference() -> str:
     """The docstrings as Markdown, one section for each name."""
     import moe_lab
 
-    public = [
-        (name, getattr(moe_lab, name), f"moe_lab.{name}") for name in sorted(moe_lab.__all__, key=str.lower)
-    ]
-    others = [
-        (name, getattr(import_module(module), name), name)
-        for module, names in OTHERS.items()
-        for name in names
-    ]
-    parts = ["## Names of moe_lab", *(_section(*each) for each in public)]
-    return "\n\n".join([*parts, "## Objects", *(_section(*each) for each in others)]) + "\n"
+    public = [(name, getattr(moe_lab, name)) for name in sorted(moe_lab.__all__, key=str.lower)]
+    others = [(name, getattr(import_module(module), name)) for module in OTHERS for name in OTHERS[module]]
+    parts = ["## Names of moe_lab", *(_section(*each, called=True) for each in public)]
+    return "\n\n".join([*parts, "## Objects", *(_section(*each, called=False) for each in others)]) + "\n"
 
 
-def _section(name: str, found: Any, shown: str) -> str:
-    parts = [f"### {name}", signature(shown, found), from_docstring(inspect.getdoc(found) or "")]
+def _section(name: str, found: Any, called: bool) -> str:
+    parts = [f"### {name}", signature(f"moe_lab.{name}", found) if called else ""]
+    parts.append(from_docstring(inspect.getdoc(found) or ""))
     if inspect.isclass(found):
         bases = [base.__name__ for base in found.__bases__ if base.__name__ in DOCUMENTED]
         parts += [f"It has the methods of [{base}](#{base.lower()})." for base in bases]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from threading import Event, Thread
 from typing import Any, Self
 
@@ -32,6 +33,30 @@ def naming(name: str) -> Iterator[None]:
 def on_terminal() -> bool:
     """Whether stderr shows bars."""
     return sys.stderr.isatty()
+
+
+@contextmanager
+def bars_of_libraries_hidden() -> Iterator[None]:
+    """Inside this context, tqdm's bars of other packages are disabled if stderr is no terminal.
+
+    The command sets TQDM_DISABLE, which tqdm reads when it is imported. In a notebook it is imported already.
+    """
+    from tqdm import tqdm
+
+    if on_terminal():
+        yield
+        return
+    shown = tqdm.__init__
+
+    @wraps(shown)
+    def hidden(self: Any, *args: Any, **options: Any) -> None:
+        shown(self, *args, **{"disable": True} | options)
+
+    tqdm.__init__ = hidden
+    try:
+        yield
+    finally:
+        tqdm.__init__ = shown
 
 
 class Progress:

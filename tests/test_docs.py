@@ -6,6 +6,7 @@ outside, a file of the repository that a page names and that is not there, a sea
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 from lxml import html
+
+import moe_lab
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
@@ -48,6 +51,24 @@ def test_links_and_anchors_of_the_site_hold(site: Path) -> None:
             if not target.is_file() or (anchor and anchor not in anchors[target]):
                 wrong.append(f"{file.name}: {link}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    """With its signature, its arguments as a list, its errors, and its examples as code."""
+    page = html.parse(site / "reference.html")
+    anchors = set(page.xpath("//@id"))
+    assert {name.lower() for name in moe_lab.__all__} <= anchors and "resultsexamples" in anchors
+    text = " ".join(page.getroot().text_content().split())
+    for name in moe_lab.__all__:
+        first = inspect.getdoc(getattr(moe_lab, name)).split("\n\n")[0]
+        assert " ".join(first.replace("`", "").split()) in text, name
+    listed = {" ".join(item.text_content().split()) for item in page.xpath("//article//li")}
+    assert any(item.startswith("temperature: of the noise (equation 1)") for item in listed)
+    code = [block.text_content() for block in page.xpath("//article//code")]
+    assert any("n: int = 32,\n" in block for block in code), "arguments have their types and defaults"
+    assert any("with override(model, second_best):" in block for block in code)
+    assert "Raises ConfigError" in text and "Args:" not in text
 
 
 @pytest.mark.slow

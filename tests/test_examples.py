@@ -1,16 +1,23 @@
-"""The scripts of examples/ end well and say what to look at.
+"""The scripts of examples/ end well and say what to look at, and the notebook runs from top to bottom.
 
 Broken by: a key or option that no longer exists, a file that a script reads and that is not written.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import runpy
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moe_lab.api.results import Results
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+NOTEBOOK = EXAMPLES / "first_hour.ipynb"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
@@ -27,6 +34,36 @@ def test_a_script_ends_and_says_what_to_look_at(
     assert list(tmp_path.glob("outputs/runs/*/results.json"))
 
 
+def shown_by(cell: str, names: dict[str, Any]) -> Any:
+    """Run a cell as a notebook does: what its last expression gives is shown."""
+    tree = ast.parse(cell)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
+
+
+@pytest.mark.slow
+def test_the_notebook_goes_from_a_model_to_a_plotted_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In less than two minutes of one core. It is stored without outputs."""
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    begun, names = time.process_time(), dict[str, Any]()
+    shown = [shown_by("".join(cell["source"]), names) for cell in code]
+    assert time.process_time() - begun < 120
+    assert capfd.readouterr() == ("", ""), "nothing is printed around the shown objects"
+    pictures = [one._repr_png_() for one in shown if hasattr(one, "_repr_png_")]
+    assert len(pictures) == 1 and pictures[0].startswith(b"\x89PNG")
+    results = names["results"]
+    assert isinstance(results, Results) and any(one is results for one in shown) and len(results) == 4
+    assert len(shown[-1]) == 2 * 5, "two examples that changed, in five runs"
+    assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
+
+
 def test_the_first_hour_lists_every_script() -> None:
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
+    assert f"`examples/{NOTEBOOK.name}`" in page
     assert SCRIPTS and not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]

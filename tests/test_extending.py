@@ -6,19 +6,20 @@ Broken by: a change of what a model, a method, a task, a table or a metric of ot
 from __future__ import annotations
 
 import json
-import runpy
 import shlex
 import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from lm_eval.api.instance import Instance
 
 import moe_lab
-from moe_lab.metrics.registry import METRICS
+from moe_lab.errors import ConfigError
+from moe_lab.metrics.registry import metrics
 from moe_lab.results.stored_files import whole_mapping
 from tests.support.command import run_command
 
@@ -34,19 +35,28 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def sharper(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The method's package, installed as its pyproject.toml says."""
-    project = tomllib.loads((work / "sharper" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    about = work / "sharper" / f"moe_lab_sharper-{project['version']}.dist-info"
+@contextmanager
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package in a folder, installed as its pyproject.toml says."""
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = package / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
-    ((group, methods),) = project["entry-points"].items()
-    lines = [f"[{group}]", *(f"{name} = {place}" for name, place in methods.items())]
+    ((group, entries),) = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
     (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    monkeypatch.syspath_prepend(work / "sharper")
-    yield
-    del sys.modules["moe_lab_sharper"]
+    monkeypatch.syspath_prepend(package)
+    try:
+        yield
+    finally:
+        sys.modules.pop(about.name.partition("-")[0], None)
+
+
+@pytest.fixture
+def sharper(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The method's package."""
+    with installed(work / "sharper", monkeypatch):
+        yield
 
 
 def results(out: str) -> dict:
@@ -100,11 +110,41 @@ def test_a_model_and_a_task(work: Path, tiny_olmoe_dir: Path, capsys: pytest.Cap
 
 @pytest.mark.slow
 def test_an_expert_metric(work: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    metric = runpy.run_path(str(work / "used_experts.py"))["METRIC"]
-    monkeypatch.setitem(METRICS, "used_experts", metric)
-    ended = run_command(capsys, "method=base", "task=toy_choice", "limit=4", "metrics=expert")
-    assert ended.code == 0, ended.err
-    (file,) = (work / "outputs" / "runs").glob("*/expert_metrics.json")
-    stored = whole_mapping(file)
-    assert stored is not None and 2 <= stored["used_experts"]["all"]["value"] <= 4
-    assert "Used Experts" in ended.out
+    run = ["method=base", "task=toy_choice", "limit=4", "metrics=expert"]
+    assert run_command(capsys, *run).code == 0
+    [file] = (work / "outputs" / "runs").glob("*/expert_metrics.json")
+    before = whole_mapping(file)
+    assert before is not None and not {"used_experts", "plugins"} & before.keys()
+    with installed(work / "used_experts", monkeypatch):
+        ended = run_command(capsys, *run)
+        assert ended.code == 0, ended.err
+        stored = whole_mapping(file)
+        assert stored is not None and 2 <= stored["used_experts"]["all"]["value"] <= 4
+        assert "Used Experts" in ended.out and stored["load_balance"] == before["load_balance"]
+        column = moe_lab.run(run, quiet=True).frame()["expert/used_experts/all"]
+        assert list(column) == [stored["used_experts"]["all"]["value"]]
+        changed = stored | {"plugins": {"used_experts": "of other source"}}
+        file.write_text(json.dumps(changed))
+        assert run_command(capsys, *run).code == 0 and whole_mapping(file)["plugins"] == stored["plugins"]
+
+
+def test_a_plug_in_that_is_no_metric_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken by a traceback in the middle of a run, and by a metric that takes the place of another one."""
+    module = work / "used_experts" / "moe_lab_used_experts.py"
+    source = module.read_text(encoding="utf-8").partition("METRIC = ")[0]
+    module.write_text(source + "METRIC = 3\n")
+    with (
+        installed(work / "used_experts", monkeypatch),
+        pytest.raises(ConfigError, match="has the type int"),
+    ):
+        metrics()
+
+
+def test_a_name_that_is_taken_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = work / "used_experts" / "pyproject.toml"
+    project.write_text(project.read_text(encoding="utf-8").replace('used_experts = "', 'capacity = "'))
+    with (
+        installed(work / "used_experts", monkeypatch),
+        pytest.raises(ConfigError, match="capacity .* another name"),
+    ):
+        metrics()

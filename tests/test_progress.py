@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moe_lab import progress
-from moe_lab.progress import Progress, naming
+from moe_lab.progress import Progress, bars_of_libraries_hidden, naming
 
 
 @pytest.fixture
@@ -95,3 +95,22 @@ def test_names_end_with_their_block() -> None:
             assert Progress(1, "x", "step", shown=False).title == "b: x"
         assert Progress(1, "x", "step", shown=False).title == "a: x"
     assert Progress(1, "x", "step", shown=False).title == "x"
+
+
+def test_bars_of_libraries_are_hidden_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tqdm is imported already, as in a notebook."""
+    from tqdm import tqdm
+
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    with bars_of_libraries_hidden():
+        assert list(tqdm([1, 2])) == [1, 2] and capsys.readouterr().err == ""
+        list(tqdm([1, 2], disable=False))
+    assert "2/2" in capsys.readouterr().err, "a bar that is asked for is shown"
+    list(tqdm([1, 2]))
+    assert "2/2" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with bars_of_libraries_hidden():
+        list(tqdm([1, 2]))
+    assert "2/2" in capsys.readouterr().err, "a terminal shows bars"

@@ -1,7 +1,7 @@
-"""The Python examples of README.md and docs/python.md run as they are written, on random models of three families.
+"""The Python examples of README.md and docs/python.md run as they are written, and on random models of three families.
 
 The first example of a page loads the model; the others follow it. Broken by: a public name that is gone or misspelt, an
-example that needs Hydra or more than twenty lines.
+example that needs Hydra or more than twenty lines, one of docs/python.md that needs more than the embedded model.
 """
 
 from __future__ import annotations
@@ -23,24 +23,31 @@ from tests.support.models import make_tokenizer, small_model
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/python.md")
 LINES = 20
+OWN = 'from_pretrained("my/model"'
+COMMANDS = ("run", "plan", "report", "compare")
+"""Names that compose a command, which takes Hydra."""
 
 
 def examples_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+def loading(page: str) -> str:
+    """The example of a page that loads `my/model`."""
+    return next(example for example in examples_of(page) if OWN in example)
+
+
 def programs() -> dict[str, str]:
-    """Every example with what loads its model, by page and number."""
+    """Every example with what loads `my/model`, by page and number."""
     found = {}
     for page in PAGES:
-        setup, *others = examples_of(page)
-        for number, example in enumerate(others or [""]):
-            found[f"{page} {number}"] = setup + example
+        for number, example in enumerate(examples_of(page)):
+            found[f"{page} {number}"] = f"{loading(page)}\nimport moe_lab\n{example}"
     return found
 
 
 def with_hydra(program: str) -> bool:
-    return "moe_lab.run(" in program
+    return any(f"moe_lab.{name}(" in program for name in COMMANDS)
 
 
 @pytest.fixture(params=["olmoe", "mixtral", "gpt_oss"])
@@ -58,6 +65,17 @@ def test_every_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         exec(compile(program, name, "exec"), {"__name__": name})
     shown = capsys.readouterr().out
     assert "toy_choice" in shown and "tensor(" in shown
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """One after the other in one namespace, as in a notebook. No file of a model is there."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "notebook"}
+    for number, example in enumerate(examples_of("docs/python.md")):
+        if OWN not in example:
+            exec(compile(example, f"docs/python.md {number}", "exec"), names)
+    assert "toy_choice" in capsys.readouterr().out and type(names["model"]).__name__ == "OlmoeForCausalLM"
 
 
 @pytest.mark.slow
@@ -89,7 +107,7 @@ def test_the_loaded_model_has_the_numbers_of_the_command(
         json.loads(line) for file in folder.glob("outputs/runs/*/samples_*.jsonl") for line in file.open()
     ]
     names: dict[str, Any] = {}
-    exec(compile(examples_of(page)[0], page, "exec"), names)
+    exec(compile(loading(page), page, "exec"), names)
     roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
     assert samples
     for sample in samples:
@@ -105,7 +123,7 @@ def test_an_example_has_at_most_twenty_lines() -> None:
 
 def test_the_public_names() -> None:
     """A name that is taken away breaks what others wrote."""
-    names = "C3PO RoE expert_metrics freeze lm override record replay run"
+    names = "C3PO RoE compare expert_metrics freeze lm override plan record replay report run tiny"
     assert sorted(moe_lab.__all__) == names.split()
 
 

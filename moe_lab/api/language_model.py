@@ -6,8 +6,9 @@ V = vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
 from typing import Any, TypeAlias
@@ -15,8 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
 
-from moe_lab.config.arguments import checked_ids, checked_texts, wrong
+from moe_lab.config.arguments import checked_ids, checked_settings, checked_texts, wrong
 from moe_lab.config.validators import at_least, coerce, did_you_mean
 from moe_lab.engine.custom_generate import custom_generate, next_scores
 from moe_lab.engine.hf import Request
@@ -26,6 +28,7 @@ from moe_lab.engine.sampling import unsupported
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import ModelFacts, routing_facts
 from moe_lab.models.load import LoadedModel
+from moe_lab.models.tokenizer import rendered
 from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
 from moe_lab.routing.passes import transformers_model
 
@@ -81,6 +84,17 @@ Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
 
 
+Chat: TypeAlias = Sequence[Mapping[str, str]]
+"""Messages with "role" and "content"."""
+
+
+@dataclass
+class GeneratedTexts(GenerateDecoderOnlyOutput):
+    """The output of transformers' `generate`, and the generated texts."""
+
+    texts: list[str] | None = None
+
+
 class LanguageModel:
     """A model of transformers whose tokens an engine of this package computes.
 
@@ -94,19 +108,33 @@ class LanguageModel:
         self.lm.label = type(self).__name__
         self._engine = lm.engine or RecurrentEngine(RecurrentForward(lm.model, lm.ensemble))
 
-    def generate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
+    def generate(
+        self, text: str | Sequence[str] | Chat | Sequence[Chat], *, seed: int | None = None, **options: Any
+    ) -> str | list[str] | GeneratedTexts:
         """The text that is generated after a prompt, or after each of a batch of prompts.
 
         Args:
+            text: a prompt, or a list of them; or chat messages, `[{"role": "user", "content": "2 + 2 = ?"}]`, or a list
+                of such chats, which the tokenizer's chat template makes prompts. A last message of the assistant is
+                continued.
+            seed: of the sampled tokens and the routing noise of this call, in place of the object's own. Equal calls
+                give equal texts, so that different samples take different seeds, or num_return_sequences.
             options: as `model.generate` takes them: max_new_tokens, do_sample, temperature, top_p, stop_strings,
                 num_return_sequences, streamer, logits_processor, generation_config, ...
 
         Returns a string for a string, else a list of strings; with num_return_sequences=k a list with k for each prompt
         in turn. A stop string ends the text and stays in it, as in transformers.
 
+        With return_dict_in_generate=True it is the output of transformers: `sequences` (int64 [B, S], prompts
+        included), with output_scores=True `scores` and with output_logits=True `logits`: one float32 [B, V] for each
+        new token, the log of the averaged distribution (the logits, of one sample) after and before the logits
+        processors. `texts` has the generated texts.
+
         Raises ConfigError for an option that is unknown, impossible or not supported.
         """
-        texts = checked_texts("text", text)
+        texts, alone = self._prompts(text)
+        if seed is not None:
+            checked_settings(seed=seed)
         config = self._generation_config(options)
         inputs = self._padded([self.lm.encode_prompt(each) for each in texts])
         if stop := config.stop_strings:  # transformers hands no tokenizer to custom_generate
@@ -116,14 +144,17 @@ class LanguageModel:
             )
             options["stop_strings"] = None
         answered = [each for each in texts for _ in range(config.num_return_sequences)]
-        generate = partial(self, streamer=options.get("streamer"), texts=answered)
+        generate = partial(self, streamer=options.get("streamer"), texts=answered, seed=seed)
         if config.pad_token_id is None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         with _named_errors():
-            ids = self.model.generate(**inputs, custom_generate=generate, **options)
+            found = self.model.generate(**inputs, custom_generate=generate, **options)
+        ids = found if isinstance(found, Tensor) else found.sequences
         new = ids[:, inputs["input_ids"].shape[1] :]
         answers = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-        return answers[0] if isinstance(text, str) and len(answers) == 1 else answers
+        if config.return_dict_in_generate:
+            return GeneratedTexts(**found, texts=answers)
+        return answers[0] if alone and len(answers) == 1 else answers
 
     def next_token_logprobs(self, ids: Ids | Sequence[Ids]) -> Tensor:
         """float32 [V]: log-probabilities of the token after `ids`; [texts, V] for a list of texts.
@@ -179,15 +210,18 @@ class LanguageModel:
         generation_config: Any,
         streamer: Any = None,
         texts: Sequence[str] | None = None,
+        seed: int | None = None,
         **model_kwargs: Any,
-    ) -> Tensor:
+    ) -> Tensor | GenerateDecoderOnlyOutput:
         """The decoding loop of `model.generate(..., custom_generate=roe)`. `texts` are the prompts as texts, if known.
+
+        `custom_generate=functools.partial(roe, seed=5)` has the noise and the samples of another seed.
 
         transformers passes neither `streamer` nor `tokenizer` to such a loop. `roe.generate` takes both `streamer` and
         `stop_strings`; with `model.generate` write `custom_generate=functools.partial(roe, streamer=streamer)` and
         `stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]`.
 
-        Raises ValueError for what it does not support: beams, assistants, returned scores, a cache that is given.
+        Raises ValueError for what it does not support: beams, assistants, a cache that is given.
         """
         if model is not self.model:
             raise ValueError("custom_generate is that of another model.")
@@ -195,7 +229,7 @@ class LanguageModel:
             raise ValueError(
                 "assistant_model= is not supported: the engine computes every token itself. Leave it out."
             )
-        with self.lm.running():
+        with self.lm.running(), self._with_seed(seed):
             return custom_generate(
                 *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
                 seed=self.lm.seed,
@@ -204,6 +238,47 @@ class LanguageModel:
                 streamer=streamer,
                 model_kwargs=model_kwargs,
             )
+
+    @contextmanager
+    def _with_seed(self, seed: int | None) -> Iterator[None]:
+        """Inside the context noise and samples are those of another seed; None: of the object's own."""
+        before = self.lm.seed
+        if seed is not None:
+            self._set_seed(seed)
+        try:
+            yield
+        finally:
+            if seed is not None:
+                self._set_seed(before)
+
+    def _set_seed(self, seed: int) -> None:
+        self.lm.seed = seed
+
+    def _prompts(self, text: Any) -> tuple[list[str], bool]:
+        """Texts, or chats by the tokenizer's template; and whether it was a single one."""
+        chats = [text] if _is_chat(text) else text
+        if not isinstance(chats, list | tuple) or not chats or not all(map(_is_chat, chats)):
+            return checked_texts("text", text), isinstance(text, str)
+        if self.tokenizer.chat_template is None:
+            raise wrong(
+                "text", text, "chat messages need a chat template, and the tokenizer has none; give a text"
+            )
+        return checked_texts("text", [self._chat_prompt(chat) for chat in chats]), chats is not text
+
+    def _chat_prompt(self, chat: Chat) -> str:
+        for message in chat:
+            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+                raise wrong("text", message, 'a chat message is {"role": "user", "content": "a text"}')
+        continued = chat[-1]["role"] == "assistant"
+        return rendered(
+            self.tokenizer,
+            lambda: self.tokenizer.apply_chat_template(
+                list(chat),
+                tokenize=False,
+                add_generation_prompt=not continued,
+                continue_final_message=continued,
+            ),
+        )
 
     def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
         """`options`, their `generation_config` and the model's own, merged as `model.generate` merges them.
@@ -224,7 +299,7 @@ class LanguageModel:
             raise wrong("stop_strings", stop, "an empty text ends nothing; leave it out")
         with _named_errors():
             config, unknown = self.model._prepare_generation_config(options.get("generation_config"), **own)
-        if problem := unsupported(config):
+        if problem := unsupported(config, returned=True):
             raise ConfigError(problem)
         for name in unknown:
             known = [*of_generate - _NOT_TAKEN, *GenerationConfig().to_dict()]
@@ -254,6 +329,10 @@ def _named_errors() -> Iterator[None]:
         if not raised.startswith("transformers."):
             raise
         raise ConfigError(f"generate: {next(iter(str(error).splitlines()), error)}") from error
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
 def _is_row(ids: Any) -> bool:

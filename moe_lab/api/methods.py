@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class RoE(LanguageModel):
         noise_scale: "constant", or "margin": temperatures are multiplied by the router's margin, per token and layer.
         logit_scale: what the log of the averaged distribution is multiplied by before the last softmax
             (1 / softmax temperature); None: a profile's, else 1.
-        seed: key of the routing noise and of sampled tokens. Equal calls give equal results.
+        seed: key of the routing noise and of sampled tokens. Equal calls give equal results; `generate` takes a seed of
+            its own.
 
     Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
     """
@@ -98,8 +100,15 @@ class RoE(LanguageModel):
         method.check(facts)
         self.temperatures = method.temperatures(facts.moe_layers)
         """One per MoE layer."""
-        ensemble = method.ensemble(self.temperatures, method.first_noisy(facts.moe_layers), seed)
+        first = method.first_noisy(facts.moe_layers)
+        self._ensemble = partial(method.ensemble, self.temperatures, first)
+        ensemble = self._ensemble(seed)
         super().__init__(EngineLM(loaded.model, tokenizer, ensemble=ensemble, seed=seed, progress=False))
+
+    def _set_seed(self, seed: int) -> None:
+        super()._set_seed(seed)
+        if self.lm.ensemble.n > 1:
+            self.lm.set_ensemble(self._ensemble(seed))  # a new one: the old one's decisions are counted
 
 
 def _plain(value: Any) -> Any:

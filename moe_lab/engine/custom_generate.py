@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding, Sampler, unsupported
+from moe_lab.engine.returned_scores import KeptScores
+from moe_lab.engine.sampling import RETURNED, Decoding, Sampler, unsupported
 from moe_lab.models.transformers_internals import pad_token
 from moe_lab.routing.noise import document_key
 
@@ -37,8 +39,12 @@ def custom_generate(
     texts: Sequence[str] | None = None,
     streamer: Any = None,
     model_kwargs: Mapping[str, Any] | None = None,
-) -> Tensor:
+) -> Tensor | GenerateDecoderOnlyOutput:
     """int64 [B, S + new tokens]: prompts, padded on the left, and new tokens, padded on the right.
+
+    With `return_dict_in_generate` they are the `sequences` of an output, which has with `output_logits` the ensemble's
+    next-token scores (`logits`), and with `output_scores` these after the logits processors (`scores`): one float32
+    [B, V] for each new token.
 
     The arguments are those with which `model.generate` calls its decoding loop. Logits processors and stopping criteria
     get each sequence as transformers' own loop has it, padding included. Sampling is keyed by `seed`, the prompt and
@@ -63,7 +69,12 @@ def custom_generate(
         engine.generate(states, decoding, lambda state: None)
     if streamer is not None:
         streamer.end()
-    return _padded_right(input_ids, [state.generated for state in states], config)
+    ids = _padded_right(input_ids, [state.generated for state in states], config)
+    if not config.return_dict_in_generate:
+        return ids
+    pad = pad_token(config) or 0
+    kept = {name: None if one is None else one.steps(len(states), pad) for name, one in sampler.kept.items()}
+    return GenerateDecoderOnlyOutput(sequences=ids, **kept)
 
 
 def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
@@ -114,13 +125,31 @@ class _PaddedSampler(Sampler):
     ):
         super().__init__(model, config, seed, processors)
         self.padded = padded
+        self.kept = {
+            "scores": KeptScores() if config.output_scores else None,
+            "logits": KeptScores() if config.output_logits else None,
+        }
+        """By field of the output; None: not wanted."""
+
+    def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
+        self._keep("logits", scores_AV, states)
+        if not self.processors:
+            self._keep("scores", scores_AV, states)
+        return super().__call__(scores_AV, states)
+
+    def _keep(self, name: str, scores_AV: Tensor, states: list[GenerationState]) -> None:
+        kept = self.kept[name]
+        if kept is not None:
+            kept.keep(scores_AV, states)
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """Processors expect a row for each sequence of the batch. Rows of finished ones are filled and ignored."""
         ids_BS, rows = self.padded.all_ids(states), [state.index for state in states]
         scores_BV = scores_AV[:1].to(ids_BS.device).repeat(len(ids_BS), 1)
         scores_BV[rows] = scores_AV.to(ids_BS.device)
-        return self.processors(ids_BS, scores_BV)[rows]
+        processed_AV = self.processors(ids_BS, scores_BV)[rows]
+        self._keep("scores", processed_AV, states)
+        return processed_AV
 
 
 class _PaddedDecoding(Decoding):
@@ -148,8 +177,11 @@ class _PaddedDecoding(Decoding):
 
 def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
     """Raise ValueError for an argument that would have no effect."""
-    if problem := unsupported(config):
+    if problem := unsupported(config, returned=True):
         raise ValueError(problem)
+    for name in RETURNED[1:]:
+        if getattr(config, name) and not config.return_dict_in_generate:
+            raise ValueError(f"{name}=True has no effect without return_dict_in_generate=True.")
     if unknown := [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]:
         raise ValueError(
             f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out."

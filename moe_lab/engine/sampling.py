@@ -23,7 +23,10 @@ _BEAMS, _ASSISTED, _CACHE = (
     "the engine computes every token itself",
     "the engine has a cache of its own",
 )
-_OUTPUT = "the engine returns token ids alone"
+_OUTPUT = "the engine has no such output"
+_RETURNED = "a task takes texts alone"
+RETURNED = ("return_dict_in_generate", "output_scores", "output_logits")
+"""Fields that `generate` supports and tasks do not."""
 UNSUPPORTED = {
     **dict.fromkeys(
         ("num_beams", "num_beam_groups", "constraints", "force_words_ids", "penalty_alpha"), _BEAMS
@@ -32,16 +35,8 @@ UNSUPPORTED = {
         ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "is_assistant"), _ASSISTED
     ),
     **dict.fromkeys(("cache_implementation", "cache_config", "max_cache_len"), _CACHE),
-    **dict.fromkeys(
-        (
-            "return_dict_in_generate",
-            "output_scores",
-            "output_logits",
-            "output_attentions",
-            "output_hidden_states",
-        ),
-        _OUTPUT,
-    ),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), _OUTPUT),
+    **dict.fromkeys(RETURNED, _RETURNED),
     "guidance_scale": "it would run the model without the engine for every token",
     "dola_layers": "it reads the logits of earlier layers",
     "token_healing": "it changes the prompt after the engine got it",
@@ -51,10 +46,14 @@ _COUNTED = ("num_beams", "num_beam_groups", "guidance_scale")
 """Fields that 1 turns off."""
 
 
-def unsupported(config: GenerationConfig) -> str | None:
-    """The first field of a configuration that the engine does not support, and why; None: it supports all."""
+def unsupported(config: GenerationConfig, returned: bool = False) -> str | None:
+    """The first field of a configuration that the engine does not support, and why; None: it supports all.
+
+    Args:
+        returned: whether RETURNED is supported.
+    """
     for name, reason in UNSUPPORTED.items():
-        value = getattr(config, name, None)
+        value = None if returned and name in RETURNED else getattr(config, name, None)
         if value and not (name in _COUNTED and value == 1):
             return f"{name}={value} is not supported: {reason}. Leave it out."
     return None

@@ -16,17 +16,15 @@ may rely on state that an earlier hook left, because stored answers skip some of
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.errors import ConfigError
+from moe_lab.results.identity import source_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -36,30 +34,6 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
     from moe_lab.tasks.requests import Workload
-
-
-@cache
-def source_digest(package: str) -> str:
-    """SHA-256 of the Python files of a plug-in's top-level package or module, by name and content.
-
-    It is part of the plug-in's version, because plug-ins may change without raising `numerics`. Raises ConfigError if
-    there are no files to read.
-    """
-    spec = find_spec(package)
-    assert spec is not None, f"{package} is imported"
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
-    if not folders and spec.origin and Path(spec.origin).is_file():
-        files = [(Path(spec.origin).parent, Path(spec.origin))]
-    if not files:
-        raise ConfigError(
-            f"The package {package} has no source files. Install it as files: a result depends on them."
-        )
-    digest = hashlib.sha256()
-    for folder, file in files:
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

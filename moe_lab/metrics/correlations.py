@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.registry import METRICS, counted_metrics, interventions
+from moe_lab.metrics.registry import counted_metrics, interventions, metrics
 from moe_lab.results.statistics import LEVEL
 
 FEWEST = 3
@@ -28,7 +28,7 @@ def labels() -> dict[str, str]:
     """The names of `blocks_of`'s metrics in figures."""
     counted = {name: metric.label for name, metric in counted_metrics().items()}
     changed = {
-        each.name: METRICS[of].label + (f", {each.key} activated" if each.key else "")
+        each.name: metrics()[of].label + (f", {each.key} activated" if each.key else "")
         for of, each in interventions()
     }
     return counted | changed

@@ -1,19 +1,26 @@
 """The expert metrics of MoE-Bench (section 4.1): Load Balance, Collaboration, Capacity, Specialization.
 
-A metric is a class or function here and a line in `METRICS`. It is computed either from counts of selections
-(`CountedMetric`) or from evaluations under a changed routing (`InterventionMetric`).
+A metric is a class or function here and a line in `METRICS`, or an object of a plug-in under the entry-point group
+`moe_lab.metrics`. It is computed either from counts of selections (`CountedMetric`) or from evaluations under a changed
+routing (`InterventionMetric`).
 
 L = MoE layers, E = experts (of the layer with the most).
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from moe_lab.errors import ConfigError
+from moe_lab.results.identity import source_digest
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.observer import Observer
@@ -182,15 +189,62 @@ METRICS: dict[str, CountedMetric | InterventionMetric] = {
     "capacity": Capacity(),
     "specialization": Specialization(),
 }
-"""By their names in files."""
+"""This package's, by their names in files."""
+
+PLUGINS = "moe_lab.metrics"
+"""The entry-point group of metrics of others."""
+HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
+"""Keys that every expert_metrics.json has in addition to its metrics."""
+_TAKEN = {
+    *HEADER,
+    *(
+        "schema_version",
+        "run_id",
+        "commit",
+        "versions",
+        "groups",
+        "cost",
+        "baseline",
+        "differences",
+        "plugins",
+    ),
+}
+
+
+def metrics() -> dict[str, CountedMetric | InterventionMetric]:
+    """All metrics by their names in files, those of plug-ins last.
+
+    Raises ConfigError for a plug-in that is no metric, or whose name another one has.
+    """
+    return METRICS | {name: metric for name, (metric, _) in _plugins(tuple(sys.path)).items()}
+
+
+def plugin_sources() -> dict[str, str]:
+    """By name, the hash of the source of each metric of a plug-in: another one is computed again."""
+    return {name: digest for name, (_, digest) in _plugins(tuple(sys.path)).items()}
+
+
+@cache
+def _plugins(search_path: tuple[str, ...]) -> dict[str, tuple[CountedMetric | InterventionMetric, str]]:
+    found: dict[str, tuple[CountedMetric | InterventionMetric, str]] = {}
+    for entry in entry_points(group=PLUGINS):
+        place, metric = f"The expert metric {entry.name} ({entry.value})", entry.load()
+        if not isinstance(metric, CountedMetric | InterventionMetric):
+            raise ConfigError(
+                f"{place} has the type {type(metric).__name__}; a CountedMetric or InterventionMetric is needed."
+            )
+        if not entry.name.isidentifier() or entry.name in {*METRICS, *_TAKEN, *found}:
+            raise ConfigError(f"{place} needs another name: this one is taken, or no identifier.")
+        found[entry.name] = metric, source_digest(entry.module.partition(".")[0])
+    return found
 
 
 def counted_metrics() -> dict[str, CountedMetric]:
-    return {name: metric for name, metric in METRICS.items() if isinstance(metric, CountedMetric)}
+    return {name: metric for name, metric in metrics().items() if isinstance(metric, CountedMetric)}
 
 
 def intervention_metrics() -> dict[str, InterventionMetric]:
-    return {name: metric for name, metric in METRICS.items() if isinstance(metric, InterventionMetric)}
+    return {name: metric for name, metric in metrics().items() if isinstance(metric, InterventionMetric)}
 
 
 def interventions() -> list[tuple[str, Intervention]]:

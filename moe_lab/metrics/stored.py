@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.registry import METRICS
+from moe_lab.metrics.registry import HEADER, metrics, plugin_sources
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.stored_files import whole_mapping
 
@@ -20,17 +20,19 @@ COUNTS = "counts.safetensors"
 Arrays = dict[str, np.ndarray]
 """By the path in expert_metrics.json, such as "capacity/least/tasks/arc_easy/acc,none/scores". Counted metrics have
 LEFT_OUT, [1 + G] (G groups of documents); the others have SCORES, [1 + R, N] (R evaluations of N documents)."""
-HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
-"""Keys that every expert_metrics.json has in addition to its metrics."""
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of a run's expert_metrics.json if it is complete and of this run and hub commit, else None."""
+    """The content of a run's expert_metrics.json if it is complete and of this run and hub commit, else None.
+
+    It is complete if it has all metrics, those of plug-ins by their source of now.
+    """
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     is_own = {key: content.get(key) for key in expected} == expected
-    complete = content.keys() >= HEADER | METRICS.keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
-    return content if is_own and complete else None
+    complete = content.keys() >= HEADER | metrics().keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
+    current = plugin_sources().items() <= content.get("plugins", {}).items()
+    return content if is_own and complete and current else None
 
 
 def without_arrays(found: dict[str, Any], path: str = "") -> tuple[dict[str, Any], Arrays]:

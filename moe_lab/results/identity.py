@@ -9,10 +9,13 @@ import re
 from collections.abc import Iterable
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from inspect import getsource
+from pathlib import Path
 from typing import Any
 
 from moe_lab.config import __version__
+from moe_lab.errors import ConfigError
 
 # Versions of the packages that produce a result
 
@@ -121,6 +124,30 @@ def _source(function: Any) -> str:
         return getsource(function)
     except (OSError, TypeError):
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+@cache
+def source_digest(package: str) -> str:
+    """SHA-256 of the Python files of a plug-in's top-level package or module, by name and content.
+
+    It is part of the plug-in's version, because plug-ins may change without raising `numerics`. Raises ConfigError if
+    there are no files to read.
+    """
+    spec = find_spec(package)
+    assert spec is not None, f"{package} is imported"
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
+    if not folders and spec.origin and Path(spec.origin).is_file():
+        files = [(Path(spec.origin).parent, Path(spec.origin))]
+    if not files:
+        raise ConfigError(
+            f"The package {package} has no source files. Install it as files: a result depends on them."
+        )
+    digest = hashlib.sha256()
+    for folder, file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def folder_name(*parts: str, digest: str) -> str:

@@ -121,7 +121,10 @@ class PassTokens:
     real_T: Tensor
     """bool: False for padding."""
     sequence_T: Tensor
-    """int64: number of the sequence, from 0. A pass without cached tokens begins new sequences."""
+    """int64: number of the sequence, from 0. A pass without cached tokens begins new sequences.
+
+    A row of packed texts has a sequence for each of them.
+    """
     position_T: Tensor
     """int64: index in the unpadded sequence."""
 
@@ -135,10 +138,12 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         nonlocal begun, last
         B, S = _shape(args, kwargs)
         cached = _cached(kwargs)
-        if not cached:
-            begun, last = begun + last, B
         real_BS, position_BS = _places(kwargs, B, S, cached)
-        sequence_BS = (begun + torch.arange(B))[:, None].expand(B, S)
+        if cached:
+            sequence_BS = (begun + torch.arange(B))[:, None].expand(B, S)
+        else:
+            begun, number_BS = begun + last, _numbers(kwargs, B, S, position_BS)
+            sequence_BS, last = begun + number_BS, 1 + int(number_BS.max())
         on_pass(PassTokens(*(each.reshape(-1) for each in (real_BS, sequence_BS, position_BS))))
 
     handles = on_passes(model, before)
@@ -158,6 +163,18 @@ def _shape(args: tuple, kwargs: dict) -> tuple[int, int]:
 def _cached(kwargs: dict) -> int:
     cache = kwargs.get("past_key_values")
     return 0 if cache is None else int(cache.get_seq_length())
+
+
+def _numbers(kwargs: dict, B: int, S: int, position_BS: Tensor) -> Tensor:
+    """int64 [B, S]: the number of each token's sequence in a pass without cached tokens.
+
+    As transformers does it, without a mask a position that does not follow the one before begins another text.
+    """
+    begins_BS = torch.zeros(B, S, dtype=torch.long)
+    begins_BS[:, 0] = 1
+    if kwargs.get("attention_mask") is None:
+        begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
+    return begins_BS.flatten().cumsum(0).view(B, S) - 1
 
 
 def _places(kwargs: dict, B: int, S: int, cached: int) -> tuple[Tensor, Tensor]:

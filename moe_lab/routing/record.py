@@ -54,8 +54,16 @@ class Record:
         return self._stacked(2)
 
     @property
+    def experts(self) -> list[int]:
+        """Per MoE layer: the number of experts."""
+        return [self._parts[layer][0].logits_TE.shape[-1] for layer in sorted(self._parts)]
+
+    @property
     def sequences(self) -> Tensor:
-        """int64 [tokens]: the number of each token's sequence. A pass without cached tokens begins new sequences."""
+        """int64 [tokens]: the number of each token's sequence. A pass without cached tokens begins new sequences.
+
+        The texts of a packed row are sequences of their own.
+        """
         return self._of_tokens("sequence_T")
 
     @property
@@ -95,9 +103,10 @@ def _once(router: Router, routing: Routing, number: int) -> None:
 def record(model: nn.Module) -> Iterator[Record]:
     """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
 
-    Tokens with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds
-    padding to sequences that have ended, unmasked: it is recorded as their tokens. What gradient checkpointing computes
-    again in a backward pass is recorded once.
+    Packed rows, given by `position_ids` without an attention mask, are one sequence for each of their texts. Tokens
+    with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds padding to
+    sequences that have ended, unmasked: it is recorded as their tokens. What gradient checkpointing computes again in a
+    backward pass is recorded once.
 
     Raises ModelError and RoutingError as `routed` does.
     """
@@ -110,11 +119,19 @@ _LONGEST = 2**32
 """Larger than the length of any sequence."""
 
 
-class Replay:
-    """A policy: routes every token as the record has it, by the number of its sequence and its position in it."""
+RECORDED, OF_MODEL = WEIGHTS = ("record", "model")
+"""Which combine weights a replay takes."""
 
-    def __init__(self, record: Record):
-        self.weights, self.indices = record.weights, record.indices
+
+class Replay:
+    """A policy: routes every token as the record has it, by the number of its sequence and its position in it.
+
+    With `fresh` the experts are those of the record, and their weights those of the router's own logits.
+    """
+
+    def __init__(self, record: Record, fresh: bool = False):
+        self.fresh = fresh
+        self.weights, self.indices, self.experts = record.weights, record.indices, record.experts
         key_R = _keys(record.sequences, record.positions)
         self._key_R, self._order_R = key_R.sort(stable=True)
         self._passes: list[tuple[Tensor, Tensor]] = []
@@ -139,6 +156,11 @@ class Replay:
         real_T, token_N = self._passes[number] if self._passes else (torch.zeros(0), torch.zeros(0))
         check_tokens(len(real_T), routing)
         weights_RK, index_RK = self.weights[router.layer], self.indices[router.layer]
+        if self.experts[router.layer] != routing.logits_TE.shape[-1]:
+            raise RoutingError(
+                f"The record has {self.experts[router.layer]} experts, and {router.name} has "
+                f"{routing.logits_TE.shape[-1]}."
+            )
         if index_RK.shape[1] != routing.index_TK.shape[1]:
             raise RoutingError(
                 f"The record has {index_RK.shape[1]} experts per token, and {router.name} chooses "
@@ -148,11 +170,12 @@ class Replay:
         at_N = real_T.to(device).nonzero()[:, 0]
         weights_NK = weights_RK[token_N.to(weights_RK.device)].to(device, routing.weights_TK.dtype)
         index_NK = index_RK[token_N.to(index_RK.device)].to(device)
-        return Routing(
-            routing.logits_TE,
-            routing.weights_TK.index_copy(0, at_N, weights_NK),
-            routing.index_TK.index_copy(0, at_N, index_NK),
-        )
+        index_TK = routing.index_TK.index_copy(0, at_N, index_NK)
+        if self.fresh:
+            weights_TK = router.weights(routing.logits_TE, index_TK).to(routing.weights_TK.dtype)
+        else:
+            weights_TK = routing.weights_TK.index_copy(0, at_N, weights_NK)
+        return Routing(routing.logits_TE, weights_TK, index_TK)
 
 
 def _keys(sequence: Tensor, position: Tensor) -> Tensor:
@@ -160,19 +183,32 @@ def _keys(sequence: Tensor, position: Tensor) -> Tensor:
 
 
 @contextmanager
-def replay(model: nn.Module, record: Record) -> Iterator[None]:
+def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iterator[None]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context as they were recorded.
+
+        with record(old) as routes:
+            ids = old.generate(**inputs)
+        with replay(model, routes, weights="model"):
+            model(ids).logits    # the recorded experts; gradients reach the routers
 
     Sequences are numbered as in the record, from 0 in each `replay`, so that what was recorded step by step can be
     replayed in one pass. The model may be another one of the same architecture.
 
-    Raises RoutingError for a record of another number of MoE layers and, in a pass, for a token that was not recorded.
+    Args:
+        weights: combine weights of the recorded experts. "record": as recorded, which are constants: the gradient
+            of routers is 0. "model": those that the router gives them now, with gradients (routing replay in
+            reinforcement learning).
+
+    Raises ConfigError for another value of `weights`, and RoutingError for a record of another number of MoE layers
+    and, in a pass, for a token that was not recorded.
     """
     layers = len(require_routers(model))
+    if weights not in WEIGHTS:
+        raise wrong("weights", weights, 'give "record" or "model"')
     if not isinstance(record, Record):
         raise wrong("replay(model, record)", record, "give what `with record(model) as routes:` yields")
     if len(record.indices) != layers:
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
-    policy = Replay(record)
+    policy = Replay(record, fresh=weights == OF_MODEL)
     with opened(model, REPLAY), pass_tokens(model, policy.expect), routed(model, policy, again=policy.again):
         yield

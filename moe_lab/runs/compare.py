@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 
 if TYPE_CHECKING:
+    from moe_lab.config.compose import Cell
     from moe_lab.results.comparisons.comparison import Comparison
 
 KEYS = ("mode", "a", "b", "output_dir")
@@ -23,28 +23,40 @@ def compare_results(configs: Sequence[Config]) -> int:
 
     Raises ConfigError for other keys, and where the results cannot be compared.
     """
-    from moe_lab.reports.pages.comparison_page import write_comparison_page
-    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.reports.terminal.comparison import print_comparison
-    from moe_lab.results.comparisons.comparison import compare
-    from moe_lab.results.comparisons.evaluation import read_evaluation
-    from moe_lab.results.stored_files import read_mapping
 
     if len(configs) > 1:
         raise ConfigError("mode=compare takes no grid. Leave out -m; b= takes several, separated by commas.")
     [config] = configs
     _check_keys(config)
-    comparison = compare([read_evaluation(key, path) for key, path in _paths(config).items()])
-    file = write_comparison(comparison, Path(config.output_dir))
+    assert config.a is not None and config.b is not None
+    others = [Path(path.strip()) for path in config.b.split(",")]
+    comparison, file, page = compared(Path(config.a), others, Path(config.output_dir))
+    print_comparison(comparison)
+    print(page)
+    print(file)
+    return 0
+
+
+def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Comparison, Path, Path]:
+    """The comparison of each of `others` with the first, its comparison.json and its page, which are written.
+
+    Raises ConfigError where the results cannot be compared.
+    """
+    from moe_lab.reports.pages.comparison_page import write_comparison_page
+    from moe_lab.reports.pages.page import UNEXPECTED
+    from moe_lab.results.comparisons.comparison import compare
+    from moe_lab.results.comparisons.evaluation import read_evaluation
+    from moe_lab.results.stored_files import read_mapping
+
+    comparison = compare([read_evaluation(key, path) for key, path in _paths(first, others).items()])
+    file = write_comparison(comparison, output_dir)
     try:
         page = write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html"))
     except UNEXPECTED:
         _check_answers(comparison)
         raise
-    print_comparison(comparison)
-    print(page)
-    print(file)
-    return 0
+    return comparison, file, page
 
 
 def _check_answers(comparison: Comparison) -> None:
@@ -103,12 +115,10 @@ def _check_keys(config: Config) -> None:
             raise ConfigError(f"mode=compare reads stored results; {override} changes nothing. Leave it out.")
 
 
-def _paths(config: Config) -> dict[str, Path]:
+def _paths(first: Path, others: Sequence[Path]) -> dict[str, Path]:
     """{key: path}: `a`, then `b`, or `b1`, `b2`, ... where there are several."""
-    assert config.a is not None and config.b is not None
-    others = [Path(path.strip()).expanduser() for path in config.b.split(",")]
     keys = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
-    paths = {"a": Path(config.a).expanduser()} | dict(zip(keys, others, strict=True))
+    paths = {key: path.expanduser() for key, path in zip(["a", *keys], [first, *others], strict=True)}
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
     return paths

@@ -24,6 +24,7 @@ from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, distinct_runs, jobs_of, repeated_studies, seeds_of
 
 if TYPE_CHECKING:
+    from moe_lab.runs.plan import Plan
     from moe_lab.runs.run import Outcome
 
 NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run makes it."
@@ -58,9 +59,16 @@ def plan_grid(configs: Sequence[Config]) -> int:
     """Print what would run; loads no weights and writes nothing."""
     from moe_lab.runs.plan import print_plan
 
-    _check_tuning_keys(configs)
-    print_plan(jobs_of(configs))
+    print_plan(planned(configs))
     return 0
+
+
+def planned(configs: Sequence[Config]) -> Plan:
+    """What would run; loads no weights and writes nothing."""
+    from moe_lab.runs.plan import plan_of
+
+    _check_tuning_keys(configs)
+    return plan_of(jobs_of(configs))
 
 
 def report_grid(configs: Sequence[Config]) -> int:

@@ -47,9 +47,11 @@ class Row:
     config: Config
     names: list[str]
     """Option of the model, method, task, seed."""
-    documents: str
-    tokens: str
-    hours: str
+    documents: int | None
+    tokens: int | None
+    """Forward tokens that are left."""
+    hours: float | None
+    """Of a GPU."""
     state: str
 
 
@@ -66,14 +68,23 @@ class Plan:
     """Optimizer steps and tokens by model folder."""
     references: dict[str, float] = field(default_factory=dict)
     """Forward tokens by name."""
+    refused: Refused = field(default_factory=dict)
+    tuning: bool = False
+    """Whether studies are missing."""
+
+    @property
+    def notes(self) -> list[str]:
+        """The sums, and why some configurations cannot run."""
+        reasons = (f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))
+        return [*_sums(self), *reasons]
 
     def add_study(self, study: Study) -> None:
         state, names = study_state(study), _names(study.config)
         left = 0 if state == "done" else trial_tokens(study, study.search.n_trials - finished_trials(study))
-        hours = hours_text(self.budget.study(study, left))
+        hours = self.budget.study(study, left)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        self.rows.append(Row(study.study_id[:8], study.config, names, f"{documents:,}", "-", hours, state))
+        self.rows.append(Row(study.study_id[:8], study.config, names, documents, None, hours, state))
 
     def add_untrained(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them, which have no id before."""
@@ -81,7 +92,7 @@ class Plan:
             self.trainings |= training.left()
         names = [*_place(job.config), f"{len(job.trainings)} after training"]
         self.missing += len(job.trainings)
-        self.rows.append(Row("-", job.config, names, "-", "-", "-", "missing"))
+        self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id before its temperatures are found."""
@@ -95,9 +106,9 @@ class Plan:
         tokens = round(count * run.method.forward_tokens(workload))
         self.missing += count
         self.tokens += tokens
-        hours = hours_text(self.budget.run(run, tokens, missing=False))
+        hours = self.budget.run(run, tokens, missing=False)
         names = [*_place(job.config), f"{count} after tuning"]
-        row = Row("-", job.config, names, f"{run.num_documents:,}", f"{tokens:,}", hours, "missing")
+        row = Row("-", job.config, names, run.num_documents, tokens, hours, "missing")
         self.rows.append(row)
 
     def add_run(self, run: Run, workload: Workload) -> None:
@@ -110,11 +121,9 @@ class Plan:
         read = todo + (self._first(run) if missing else 0)
         self.missing += missing
         self.tokens += todo
-        hours = hours_text(self.budget.run(run, read, missing))
+        hours = self.budget.run(run, read, missing)
         names = _names(run.config)
-        self.rows.append(
-            Row(run.run_id[:8], run.config, names, f"{run.num_documents:,}", f"{todo:,}", hours, state)
-        )
+        self.rows.append(Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state))
 
     def _first(self, run: Run) -> float:
         """Notes what is made before the run. Returns the tokens of reference sets that no earlier run makes."""
@@ -125,18 +134,26 @@ class Plan:
         self.references |= sets
         return new
 
-    def add_refused(self, refused: Refused) -> None:
-        for number, configs in enumerate(refused.values(), start=1):
+    def add_refused(self) -> None:
+        for number, configs in enumerate(self.refused.values(), start=1):
             for config in configs:
-                self.rows.append(Row("-", config, _names(config), "-", "-", "-", f"cannot run ({number})"))
+                state = f"cannot run ({number})"
+                self.rows.append(Row("-", config, _names(config), None, None, None, state))
 
 
-def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
-    """Print a row per study and run, baselines included, and the work and disk that are left. Loads no weights."""
-    plan, refused = Plan(), refused or {}
+def print_plan(plan: Plan) -> None:
+    """Print a row per study and run, baselines included, and the work and disk that are left."""
+    print_rows(plan.rows)
+    for line in plan.notes:
+        print_note(line)
+
+
+def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
+    """The studies and runs of some jobs, baselines included. Loads no weights."""
+    later = [job for job in jobs if not job.runs]
+    plan = Plan(refused=refused or {}, tuning=bool(later))
     for study in {study.study_id: study for job in jobs for study in job.studies}.values():
         plan.add_study(study)
-    later = [job for job in jobs if not job.runs]
     for job in later:
         if job.trainings:
             plan.add_untrained(job)
@@ -145,16 +162,13 @@ def print_plan(jobs: Sequence[Job], refused: Refused | None = None) -> None:
     runs = with_baselines(distinct_runs(jobs))
     for run, workload in zip(runs, estimates(runs), strict=True):
         plan.add_run(run, workload)
-    plan.add_refused(refused)
-    print_rows(plan.rows)
-    for line in _sums(plan, tuning=bool(later), impossible=sum(map(len, refused.values()))):
-        print_note(line)
-    for number, reason in enumerate(refused, start=1):
-        print_note(f"({number}) {reason}")
+    plan.add_refused()
+    return plan
 
 
-def _sums(plan: Plan, tuning: bool, impossible: int) -> list[str]:
-    studies = " and the studies" if tuning else ""
+def _sums(plan: Plan) -> list[str]:
+    studies = " and the studies" if plan.tuning else ""
+    impossible = sum(map(len, plan.refused.values()))
     cannot = f" Cannot run: {impossible}." if impossible else ""
     lines = [f"To run: {plan.missing}, about {plan.tokens:,} forward tokens{studies}.{cannot}"]
     if plan.references:
@@ -180,9 +194,9 @@ def print_rows(rows: Sequence[Row]) -> None:
         "task": task,
         "seed": seed,
         "settings": labels,
-        "documents": [row.documents for row in rows],
-        "forward tokens left (estimated)": [row.tokens for row in rows],
-        "GPU hours": [row.hours for row in rows],
+        "documents": [_count(row.documents) for row in rows],
+        "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
+        "GPU hours": [hours_text(row.hours or 0) for row in rows],
         "state": [row.state for row in rows],
     }
     if sys.stdout.isatty():
@@ -195,6 +209,10 @@ def print_rows(rows: Sequence[Row]) -> None:
     for cells in zip(*(cells for cells in columns.values() if any(cells)), strict=True):
         table.add_row(*cells)
     print_table(table)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
 
 
 def study_state(study: Study) -> str:

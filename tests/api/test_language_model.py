@@ -11,9 +11,10 @@ import torch
 from transformers import StopStringCriteria, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
+import moe_lab
 from moe_lab import RoE
 from moe_lab.api.language_model import loaded_model
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
 from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import by_family
 
@@ -101,3 +102,43 @@ def test_models_that_cannot_be_routed_otherwise_are_refused(tokenizer):
         loaded_model(make_model("llama"), tokenizer)
     with pytest.raises(ModelError, match=r"model\.eval"):
         loaded_model(make_model("olmoe").train(), tokenizer)
+
+
+def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe):
+    """Noise and samples; afterwards the object has its own seed again, and counts every decision once."""
+    options = {"max_new_tokens": 8, "do_sample": True}
+    own, greedy = roe.generate("hello", **options), roe.generate("hello", max_new_tokens=8)
+    decided = roe.lm.cost["noisy_decisions"]
+    other = RoE(model, tokenizer, n=3, temperature=0.7, seed=6)
+    assert roe.generate("hello", seed=6, **options) == other.generate("hello", **options) != own
+    assert roe.lm.cost["noisy_decisions"] == decided + other.lm.cost["noisy_decisions"]
+    assert roe.generate("hello", **options) == own and roe.generate("hello", max_new_tokens=8) == greedy
+    texts = {roe.generate("hello", seed=seed, **options) for seed in range(5)}
+    assert len(texts) == 5
+    inputs = left_padded(tokenizer, ["hello"])
+    ids = model.generate(**inputs, custom_generate=partial(roe, seed=6), **options)
+    assert tokenizer.decode(new_of(ids, inputs)[0], skip_special_tokens=True) == other.generate(
+        "hello", **options
+    )
+
+
+def test_one_sample_takes_a_seed_too(olmoe, tokenizer):
+    one = RoE(olmoe, tokenizer, n=1)
+    texts = {one.generate("hello", seed=seed, max_new_tokens=8, do_sample=True) for seed in range(5)}
+    assert len(texts) == 5
+
+
+def test_chat_messages_are_prompts_by_the_template():
+    model, tokenizer = moe_lab.tiny()
+    roe = RoE(model, tokenizer, n=2)
+    asked = [{"role": "user", "content": "What is the workplace of Hara?"}]
+    begun = [*asked, {"role": "assistant", "content": "The"}]
+    prompts = [
+        tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True),
+        tokenizer.apply_chat_template(begun, tokenize=False, continue_final_message=True),
+    ]
+    expected = roe.generate(prompts, max_new_tokens=6)
+    assert roe.generate(asked, max_new_tokens=6) == expected[0]
+    assert roe.generate([asked, begun], max_new_tokens=6) == expected
+    with pytest.raises(ConfigError, match="a chat message is"):
+        roe.generate([{"role": "user"}], max_new_tokens=6)

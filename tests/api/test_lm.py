@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,43 @@ def test_lm_eval_knows_the_name():
     from lm_eval.api.registry import get_model
 
     assert get_model("moe_lab").__name__ == "PretrainedLM"
+
+
+@pytest.mark.slow
+def test_the_command_of_lm_eval_knows_the_name(tmp_path):
+    """The function that pyproject.toml installs as `moe-lab-eval`."""
+    root = TASKS.parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["moe-lab-eval"].partition(":")
+    arguments = [
+        "--model",
+        "moe_lab",
+        "--model_args",
+        "pretrained=tiny,method=roe,n=2",
+        "--tasks",
+        "toy_choice",
+    ]
+    arguments += [
+        "--include_path",
+        str(TASKS),
+        "--limit",
+        "2",
+        "--output_path",
+        str(tmp_path),
+        "--log_samples",
+    ]
+    code = f"import sys; from {module} import {function}; sys.argv[0] = 'moe-lab-eval'; {function}()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=root
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "toy_choice" in ended.stdout and "|acc" in ended.stdout.replace(" ", "")
+    [file] = tmp_path.glob("*/samples_toy_choice_*.jsonl")
+    model, tokenizer = moe_lab.tiny()
+    roe = moe_lab.RoE(model, tokenizer, n=2)
+    for line in map(json.loads, file.read_text().splitlines()):
+        asked = [list(one.values()) for one in line["arguments"].values()]
+        scores = [float(one[0][0]) for one in line["resps"]]
+        assert roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked]) == pytest.approx(
+            scores, abs=1e-3
+        )

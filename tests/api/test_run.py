@@ -9,9 +9,7 @@ import pytest
 
 import moe_lab
 from moe_lab.api import run as module
-from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError
-from moe_lab.methods import get_method
 from moe_lab.results.significance import holm
 from tests.support.command import run_command
 
@@ -28,25 +26,65 @@ def test_results_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
         stored = json.loads(Path(path).read_text())
         assert stored == found and str(run.folder) in path
     frame = results.frame()
-    assert list(frame["method"]) == ["roe", "roe"] and list(frame["seed"]) == [0, 0]
-    assert list(frame["value"]) == [found["results"]["toy_choice"]["acc,none"] for found in results]
-    assert frame["difference"].notna().all() and len(frame["interval"][0]) == 2
-    assert list(frame["method.n"]) == [2, 3] and "model.path" not in frame and "limit" not in frame
-    assert list(frame["p_holm"]) == holm(list(frame["p_mcnemar"]))
-    assert all(f"{p:.4f}" in command.out for p in frame["p_holm"]) and "p (Holm)" in command.out
+    assert list(frame["method"]) == ["base", "roe", "roe"] and list(frame["seed"])[1:] == [0, 0]
+    scores = [found["results"]["toy_choice"]["acc,none"] for found in results]
+    assert list(frame["value"])[1:] == scores and list(frame["method.n"])[1:] == [2, 3]
+    own = frame[frame["method"] == "roe"]
+    assert list(own["p_holm"]) == holm(list(own["p"])) and set(own["family"]) == {2}
+    assert all(f"{p:.4f}" in command.out for p in own["p_holm"]) and "p (Holm)" in command.out
 
 
-def test_settings_that_differ_are_columns():
-    """Broken by rows of `method.n=2,4` that nothing tells apart, and by a column that is the same in all rows."""
-    roe = get_method("roe").Config
-    configs = [Config(method=roe(name="roe", n=n), seed=seed) for n, seed in ((2, 0), (4, 1))]
-    assert module._differing(configs) == [{"method.n": 2}, {"method.n": 4}]
-    base = Config(method=get_method("base").Config(name="base"), limit=3)
-    assert module._differing([base, *configs]) == [
-        {"limit": 3, "method.n": None},
-        {"limit": None, "method.n": 2},
-        {"limit": None, "method.n": 4},
-    ]
+@pytest.mark.slow
+def test_a_report_has_what_is_stored(tmp_path, tiny_olmoe_dir):
+    """Broken by a run that is computed, and by a missing one that hides the others."""
+    keys = ["-m", "method=roe", "task=toy_choice", "limit=2", f"model.path={tiny_olmoe_dir}"]
+    keys.append(f"output_dir={tmp_path}")
+    with pytest.raises(ConfigError, match="Nothing of this is stored yet"):
+        moe_lab.report([*keys, "method.n=2"], quiet=True)
+    made = moe_lab.run([*keys, "method.n=2"], quiet=True)
+    (tmp_path / "report.html").unlink()
+    found = moe_lab.report([*keys, "method.n=2,3"], quiet=True)
+    assert list(found) == list(made) and len(found.missing) == 1 and (tmp_path / "report.html").exists()
+    with pytest.raises(ConfigError, match="names no run"):
+        moe_lab.report([f"output_dir={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_an_experiment_has_its_tables(tmp_path, capsys, tiny_olmoe_dir):
+    """Broken by another p than that of the table, or by a cell that is left out."""
+    (tmp_path / "conf" / "experiments").mkdir(parents=True)
+    text = f"""title: T
+source: S
+scales: {{tiny: {{grid: {{task: [toy_choice], method: [base, [roe, method.n=2], [roe, method.n=3]]}},
+  set: [limit=4, "model.path={tiny_olmoe_dir}", seeds=2]}}}}
+rows: [method, method.n]
+columns: [task]
+metric: headline
+paper: []
+"""
+    (tmp_path / "conf" / "experiments" / "mine.yaml").write_text(text)
+    keys = ["--config-dir", str(tmp_path / "conf"), "experiment=mine", f"output_dir={tmp_path}/o"]
+    results = moe_lab.run(keys, quiet=True)
+    [table] = results.tables.values()
+    assert len(results) == 5 and len(table) == 3 and list(results.tables) == ["mine"]
+    stored = json.loads((tmp_path / "o" / "tables" / "mine-tiny.json").read_text())
+    own = table[table["method"] == "roe"]
+    assert list(own["seeds"]) == [2, 2] and own["p_holm"].notna().all() and len(stored["cells"]) == 3
+    means = results.frame().dropna(subset="p_holm")
+    assert sorted(means["p_holm"]) == sorted(own["p_holm"]) and set(own["family"]) == {2}
+    again = moe_lab.report(keys, quiet=True)
+    assert again.tables["mine"].equals(table) and capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
+    """Broken by a table, a progress line or a bar in a notebook that asked for none."""
+    keys = ["method=roe", "method.n=2", "task=toy_choice", "limit=2", f"model.path={tiny_olmoe_dir}"]
+    keys += [f"output_dir={tmp_path}", "device=cpu"]
+    found = moe_lab.run(keys, quiet=True)
+    assert capfd.readouterr() == ("", "") and len(found) == 1
+    moe_lab.run(keys)
+    assert "Results" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -56,7 +94,7 @@ def test_settings_that_differ_are_columns():
         (["mode=plan"], "mode=plan"),
         (["--cfg", "job"], "--cfg job only prints"),
         (["--help"], "--help only prints"),
-        (["experiment=roe/figure3"], "experiment=roe/figure3"),
+        (["-m", "experiment=roe/figure3", "method.n=2,3"], "experiment= brings its own grid"),
         (["method=pretrain-tiny"], "makes a model"),
     ],
 )
@@ -76,6 +114,8 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
     monkeypatch.setattr(moe_lab.runs.execute, "evaluate_run", fail)
     with pytest.raises(ResultsError, match="1 of 1 runs have no result"):
         moe_lab.run(keys)
+    with pytest.raises(ResultsError, match="The errors:\n.*no space left"):
+        moe_lab.run(keys, quiet=True)
     monkeypatch.undo()
     assert len(moe_lab.run(keys)) == 1
     monkeypatch.setattr(moe_lab.runs.execute, "evaluate_run", fail)

@@ -94,7 +94,11 @@ WRONG = {
     # generate
     "text=tensor": lambda m, t: roe(m, t).generate(IDS),
     "chat messages": lambda m, t: roe(m, t).generate(MESSAGES),
-    r"text=.*\{.*is none": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
+    "a chat template, and the tokenizer": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
+    r"text=.*\{.*is none": lambda m, t: roe(m, t).generate([MESSAGES, "a"]),
+    "seed=2.5": lambda m, t: roe(m, t).generate("a", seed=2.5),
+    "seed=-3": lambda m, t: roe(m, t).generate("a", seed=-3),
+    "weights='modle'": lambda m, t: inside(replay(m, Record(), weights="modle"), m),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
     r"text=\[\['a'\]\]": lambda m, t: roe(m, t).generate([["a"]]),
     "text=None": lambda m, t: roe(m, t).generate(None),
@@ -187,6 +191,14 @@ WRONG = {
     r"overrides\)=None": lambda m, t: moe_lab.run(None),
     r"\[1\]": lambda m, t: moe_lab.run([1]),
     "overrides.*{": lambda m, t: moe_lab.run({"method": "roe"}),
+    # plan, report, compare
+    r"moe_lab.plan\(overrides\)='method=roe'": lambda m, t: moe_lab.plan("method=roe"),
+    "plans runs": lambda m, t: moe_lab.plan(["mode=doctor"]),
+    r"moe_lab.report\(overrides\)='method=roe'": lambda m, t: moe_lab.report("method=roe"),
+    "names no run": lambda m, t: moe_lab.report([]),
+    "give a second evaluation": lambda m, t: moe_lab.compare("a"),
+    "give paths": lambda m, t: moe_lab.compare("a", 3),
+    "a=nowhere: there is no such": lambda m, t: moe_lab.compare("nowhere", "elsewhere"),
 }
 
 

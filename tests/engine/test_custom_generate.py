@@ -53,7 +53,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
     ("options", "says"),
     [
         ({"num_beams": 2}, "num_beams=2 is not supported"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
         ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens=2"),
         ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
     ],
@@ -64,6 +64,48 @@ def test_what_is_not_supported_is_refused(olmoe, tokenizer, options, says):
         roe.generate("hello", **options)
     with pytest.raises(ValueError, match=says):
         olmoe.generate(torch.tensor([[1, 2]]), custom_generate=roe, **options)
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "qwen3_next"]))
+def test_returned_scores_are_those_of_transformers(family, tokenizer):
+    """Of one sample, before and after the logits processors; of sequences that end at different steps, too."""
+    model, inputs = small_model(family), left_padded(tokenizer, PROMPTS)
+    options = {"max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.3, "output_scores": True}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    free = model.generate(**inputs, **options)
+    width = inputs["input_ids"].shape[1]
+    options["eos_token_id"] = int(free.sequences[0, width + 2])  # ends the first sequence early
+    plain = model.generate(**inputs, **options)
+    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
+    assert torch.equal(one.sequences, plain.sequences) and len(one.scores) == len(plain.scores)
+    ended = [row[width:].tolist().index(options["eos_token_id"]) if options["eos_token_id"] in row[width:] else 99
+             for row in plain.sequences]  # fmt: skip
+    for field in ("scores", "logits"):
+        for step, (mine, theirs) in enumerate(zip(one[field], plain[field], strict=True)):
+            open_ = [row for row, last in enumerate(ended) if step <= last]
+            torch.testing.assert_close(
+                mine[open_].log_softmax(-1), theirs[open_].log_softmax(-1), atol=2e-4, rtol=1e-4
+            )
+    steps = model.compute_transition_scores(one.sequences, one.scores, normalize_logits=True)
+    assert (steps[0, ended[0] + 1 :] == 0).all() and (steps[0, : ended[0] + 1] < 0).all()
+
+
+def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, tokenizer):
+    roe = RoE(olmoe, tokenizer, n=4, temperature=1.0)
+    letters = tokenizer.encode("abcdefghijklmnopqrstuvwxyz")  # a text of these has the same tokens again
+    options = {"max_new_tokens": 5, "suppress_tokens": [each for each in range(300) if each not in letters]}
+    found = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
+    assert found.scores is None and found.texts == [roe.generate("hello", **options)]
+    steps = olmoe.compute_transition_scores(found.sequences, found.logits, normalize_logits=True)
+    whole = roe.loglikelihood("hello", found.texts[0])
+    assert float(steps.sum()) == pytest.approx(whole, abs=1e-3)
+    plain = RoE(olmoe, tokenizer, n=1).loglikelihood("hello", found.texts[0])
+    assert abs(whole - plain) > 1e-2, "the ensemble is not the base model"
+
+
+def test_scores_that_would_be_dropped_are_refused(olmoe, tokenizer):
+    with pytest.raises(ValueError, match="output_scores=True has no effect without return_dict_in_generate"):
+        RoE(olmoe, tokenizer, n=2).generate("hello", output_scores=True, max_new_tokens=2)
 
 
 def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from moe_lab import RoE
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.sampling import NEAR, UNSUPPORTED, Sampler, near, unsupported
+from moe_lab.engine.sampling import NEAR, RETURNED, UNSUPPORTED, Sampler, near, unsupported
 from moe_lab.errors import ConfigError
 from tests.support.models import left_padded, make_model, make_tokenizer, small_model
 
@@ -173,6 +173,9 @@ def test_what_is_refused_is_named(model, tokenizer, name):
     roe, config = RoE(model, tokenizer, n=2), GenerationConfig()
     setattr(config, name, value)
     assert name in unsupported(config)
+    if name in RETURNED:
+        assert unsupported(config, returned=True) is None
+        return
     for options in ({name: value}, {"generation_config": config}):
         with pytest.raises(ConfigError, match=f"{name}=.* not supported.*Leave it out"):
             roe.generate("hello", **options)

@@ -5,6 +5,9 @@ Broken by: decisions of another token, sequence or layer; padding that is counte
 
 from __future__ import annotations
 
+import copy
+import re
+
 import pytest
 import torch
 
@@ -84,6 +87,78 @@ def test_tokens_that_were_not_recorded_are_refused(olmoe):
             olmoe(torch.tensor(ids))
     with pytest.raises(RoutingError, match="has 4 MoE layers"), replay(make_model("qwen2_moe"), routes):
         pass
+    other = make_model("olmoe", num_experts=6)
+    with pytest.raises(RoutingError, match="has 8 experts, and .* has 6"), replay(other, routes):
+        other(torch.tensor([[1, 2]]))
     other = make_model("olmoe", num_experts_per_tok=3)
     with pytest.raises(RoutingError, match="2 experts per token"), replay(other, routes):
         other(torch.tensor([[1, 2]]))
+
+
+def test_texts_of_a_packed_row_are_sequences(olmoe):
+    """Broken by decisions of one text that another text of its row gets, since both have a token 0."""
+    texts = [[5, 6, 7, 8], [9, 8, 7], [1, 2, 3, 4, 5, 6]]
+    rows = [[*texts[0], *texts[1]], [*texts[2], 30]]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5, 0]])
+    packed = {"position_ids": positions, "use_cache": False}
+    with torch.no_grad(), record(olmoe) as routes:
+        logits = olmoe(torch.tensor(rows), **packed).logits
+        olmoe(torch.tensor([[3]]))
+    assert routes.sequences.tolist() == [0] * 4 + [1] * 3 + [2] * 6 + [3, 4]
+    assert routes.positions.tolist() == [*positions.flatten().tolist(), 0]
+    with torch.no_grad(), record(olmoe) as alone:
+        for ids in (*texts, [30], [3]):
+            olmoe(torch.tensor([ids]))
+    for layer in range(4):
+        assert torch.equal(routes.indices[layer], alone.indices[layer])
+    with torch.no_grad(), replay(olmoe, alone):
+        torch.testing.assert_close(olmoe(torch.tensor(rows), **packed).logits, logits, atol=1e-5, rtol=0)
+
+
+def objective(model, ids, direction):
+    """A smooth function of the logits."""
+    return (model(ids).logits.double().log_softmax(-1) * direction).mean()
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
+def test_recorded_experts_with_weights_of_the_model_have_gradients(family):
+    """The directional derivative of all router parameters, against central differences."""
+    model, ids = copy.deepcopy(small_model(family)), torch.arange(12).view(2, 6)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        with record(model) as routes:
+            model(ids)
+        for own in model.parameters():  # another model, which would choose other experts
+            own += 0.1 * own.std() * torch.randn_like(own)
+    routers = [
+        own for name, own in model.named_parameters() if re.search(r"(gate|router)\.(weight|bias)$", name)
+    ]
+    direction = torch.randn(*ids.shape, model.config.vocab_size, dtype=torch.float64)
+    moves = [torch.randn_like(own) for own in routers]
+    with replay(model, routes, weights="model"):
+        slope = torch.autograd.grad(objective(model, ids, direction), routers)
+    found = sum(float((one * move).sum()) for one, move in zip(slope, moves, strict=True))
+    step, values = 2e-3, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for own, move in zip(routers, moves, strict=True):
+                own += sign * step * move
+            with replay(model, routes, weights="model"), record(model) as seen:
+                values.append(float(objective(model, ids, direction)))
+            for own, move in zip(routers, moves, strict=True):
+                own -= sign * step * move
+        assert all(torch.equal(*pair) for pair in zip(seen.indices, routes.indices, strict=True))
+    assert found == pytest.approx((values[0] - values[1]) / (2 * step), rel=0.02)
+    assert abs(found) > 1e-4
+    with replay(model, routes):
+        value = objective(model, ids, direction)
+    assert not any(one.any() for one in torch.autograd.grad(value, routers))
+
+
+def test_fresh_weights_of_the_recorded_model_are_the_recorded_ones(olmoe):
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        with record(olmoe) as routes:
+            expected = olmoe(ids).logits
+        with replay(olmoe, routes, weights="model"):
+            torch.testing.assert_close(olmoe(ids).logits, expected, atol=1e-5, rtol=0)

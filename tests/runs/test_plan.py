@@ -14,9 +14,9 @@ ROW = Row(
     run="a1b2c3d4",
     config=Config(model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct")),
     names=["olmoe", "finetune-freeze", "arc_challenge_answer_format", "0"],
-    documents="1,172",
-    tokens="123,456,789",
-    hours="12.3",
+    documents=1_172,
+    tokens=123_456_789,
+    hours=12.3,
     state="interrupted, 1,000 of 4,687 answered",
 )
 
@@ -24,7 +24,7 @@ ROW = Row(
 def test_a_pipe_gets_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows([ROW])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "a1b2c3d4" in line]
-    assert "allenai/OLMoE-1B-7B-0924-Instruct" in line and "12.3" in line
+    assert "allenai/OLMoE-1B-7B-0924-Instruct" in line and "12.3" in line and "123,456,789" in line
 
 
 def test_a_terminal_gets_80_columns(

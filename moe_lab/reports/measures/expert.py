@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.metrics.intervals import difference_of
-from moe_lab.metrics.registry import METRICS, counted_metrics, interventions
+from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.measures.view import Content, PageTable, Table, View
 from moe_lab.reports.terminal.layout import (
@@ -76,7 +76,7 @@ class ExpertView(View):
         return PageTable(
             title="Expert metrics by layer",
             caption="Entropies in bits with 95% intervals, over all tokens.",
-            columns=["layer", *(METRICS[name].label for name in names)],
+            columns=["layer", *(metric.label for metric in counted_metrics().values())],
             rows=[[str(layer), *cells] for layer, cells in enumerate(zip(*by_metric, strict=True))],
         )
 
@@ -131,7 +131,7 @@ def _losses(metrics: dict[str, Any]) -> Iterator[Line]:
             for task, metric, shown in found:
                 where = each.label if len(found) == 1 else f"{each.label}, {task}"
                 difference = _difference(metrics, *each.path(name), "tasks", task, metric)
-                yield f"{METRICS[name].label}, {metric}", where, *shown, *difference
+                yield f"{intervention_metrics()[name].label}, {metric}", where, *shown, *difference
 
 
 def _of_tasks(

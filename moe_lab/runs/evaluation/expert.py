@@ -16,7 +16,14 @@ import numpy as np
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.intervals import differences, entropies_of, losses
-from moe_lab.metrics.registry import METRICS, Selections, counted_metrics, evaluations, intervention_metrics
+from moe_lab.metrics.registry import (
+    Selections,
+    counted_metrics,
+    evaluations,
+    intervention_metrics,
+    metrics,
+    plugin_sources,
+)
 from moe_lab.metrics.stored import (
     COUNTS,
     FILE,
@@ -159,7 +166,7 @@ def write_expert_metrics(
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
     if run.baseline is not None and (before := _stored(run.baseline)) is not None:
-        found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
+        found["baseline"] = {key: before[key] for key in ("run_id", *metrics())}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()
@@ -175,6 +182,7 @@ def _stored(run: Run) -> dict[str, Any] | None:
 
 
 def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
+    sources = plugin_sources()
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -186,7 +194,7 @@ def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
         "experts": counts.experts,
         "top_k": top_k,
         "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
-    }
+    } | ({"plugins": sources} if sources else {})
 
 
 def entropies(counts: Counts) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from moe_lab.runs.experiments.cells import (
 )
 from moe_lab.runs.grid import NOTHING_STORED, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
-from moe_lab.runs.plan import print_plan, task_name
+from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
@@ -82,9 +82,14 @@ def run_experiments(config: Config, cell: Cell) -> int:
 
 def plan_experiments(config: Config, cell: Cell) -> int:
     """Print what would run; loads no weights and writes nothing."""
-    prepared = _prepare(config, cell)
-    print_plan(prepared.jobs, prepared.refused)
+    print_plan(planned_experiments(config, cell))
     return 0
+
+
+def planned_experiments(config: Config, cell: Cell) -> Plan:
+    """What would run; loads no weights and writes nothing."""
+    prepared = _prepare(config, cell)
+    return plan_of(prepared.jobs, prepared.refused)
 
 
 def report_experiments(config: Config, cell: Cell) -> int:
@@ -129,11 +134,26 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: 
         return failures
     stored = outcomes | _stored_before(jobs, outcomes, models)
     filled = _filled(prepared.experiments, config.scale, stored, failures)
-    family = Family.of({key: p for table in filled for key, p in p_values(*table).items()})
+    family = _family(filled)
     if outcomes:
         print_results(list(outcomes.values()), family)
     _write(filled, config, models, family, only_stored=only_stored)
     return failures
+
+
+def _family(filled: Filled) -> Family:
+    """Of all comparisons of the command."""
+    return Family.of({key: p for table in filled for key, p in p_values(*table).items()})
+
+
+def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], Filled, Family]:
+    """The jobs of experiments, their tables of stored results, and the family of the comparisons; writes nothing."""
+    from moe_lab.models.memory import ModelPool
+
+    prepared = _prepare(config, cell)
+    stored = _stored_before(prepared.jobs, {}, ModelPool())
+    filled = _filled(prepared.experiments, config.scale, stored, [])
+    return prepared.jobs, filled, _family(filled)
 
 
 def label(config: Config) -> str:

@@ -1,0 +1,264 @@
+"""The results of a command as data frames: the score table, and the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.recorded import recorded
+from moe_lab.reports.measures import view_of
+from moe_lab.reports.pages.answers import answer_of
+from moe_lab.reports.papers.cells import TableCell, compared_names, published_of, shown_cells
+from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.results.model import BASE, RunResult
+from moe_lab.results.samples import metric_values, read_samples
+from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.scores import Score, headline, shown_scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from moe_lab.config.schema import Config
+    from moe_lab.runs.run import Run
+
+SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "seeds", "overrides")
+"""Settings that are columns already, or that repeat others."""
+WHOLE = ("seed", "seeds", "examples", "family", "to_right", "to_wrong")
+"""Columns of whole numbers, of which some may be missing."""
+NUMBERS = (
+    *("value", "low", "high", "stderr", "std", "seed_low", "seed_high", "p", "p_holm"),
+    *("difference", "difference_low", "difference_high"),
+)
+"""Columns of other numbers, of which all may be missing."""
+OF_CELLS = (
+    *("metric", "seeds", "examples", "value", "low", "high", "stderr", "std", "seed_low", "seed_high"),
+    *("compared_with", "difference", "difference_low", "difference_high", "test", "p", "p_holm", "family"),
+    "notes",
+)
+"""Columns of the score table that a cell of an experiment's table has."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run with its stored result."""
+
+    run: Run
+    result: RunResult
+
+
+def settings_of(
+    configs: Sequence[Config], asked: Sequence[Config], every: bool = False
+) -> list[dict[str, Any]]:
+    """The settings of each configuration by `group.key`: those whose values differ among `asked`, or every one.
+
+    A key of `model`, `method` or `task` differs if two configurations with the same option have other values of it:
+    what only follows from another option is no setting of its own.
+    """
+    flat = [_flat(recorded(config)) for config in asked]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in SHOWN_ELSEWHERE]
+    if not every:
+        keys = [key for key in keys if _differs(key, flat)]
+    return [{key: one.get(key) for key in keys} for one in map(_flat, map(recorded, configs))]
+
+
+def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    option = f"{key.partition('.')[0]}.name" if "." in key else None
+    values: dict[str, set[str]] = {}
+    for one in settings:
+        if key in one:
+            values.setdefault(repr(one.get(option or "")), set()).add(repr(one[key]))
+    return any(len(own) > 1 for own in values.values())
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        f"{group}.{key}": value
+        for group, section in values.items()
+        if isinstance(section, dict)
+        for key, value in section.items()
+    }
+    return {key: value for key, value in values.items() if not isinstance(value, dict)} | nested
+
+
+# The score table
+
+
+def score_frame(
+    runs: Sequence[StoredRun],
+    settings: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[SeedGroup],
+    family: Family,
+    kinds: Sequence[str],
+) -> pd.DataFrame:
+    """The frame of `Results.frame`.
+
+    Args:
+        settings: those of each run, by run id.
+        groups: the results by configuration; those with a summary are means over seeds.
+        kinds: the values of `metrics=` of the command.
+    """
+    import pandas as pd
+
+    rows = []
+    for one in runs:
+        more = _costs(one.result) | _measured(one.result, kinds)
+        own = settings[one.run.run_id]
+        for score in _all_scores(one.result):
+            seed = {"seed": one.result.seed, "run": one.run.folder.name}
+            rows.append(_row(family.correct(score), own, seed) | more)
+    for group in groups:
+        if group.summary is not None and group.file is not None:
+            own = settings[group.results[0].run_id]
+            for other in (BASE, *group.results[0].compared):
+                mean = {"seed": None, "run": group.file.stem}
+                rows += [_row(family.correct(score), own, mean) for score in group.scores(other)]
+    frame = pd.DataFrame(rows)
+    return with_counts(frame, settings.values()).astype(
+        dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")
+    )
+
+
+def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
+    """The frame with whole numbers in the columns of settings that are whole numbers wherever they are given."""
+    names = next(iter(settings), {})
+    known = {name: [value for one in settings if (value := one[name]) is not None] for name in names}
+    whole = [name for name, values in known.items() if values and all(type(value) is int for value in values)]
+    return frame.astype(dict.fromkeys(whole, "Int64"))
+
+
+def _all_scores(result: RunResult) -> Iterator[Score]:
+    """Against the base model, then against each other run that it is compared with."""
+    for other in (BASE, *result.compared):
+        yield from shown_scores(result, other)
+
+
+def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
+    compared = score.difference is not None
+    low, high = score.interval or (None, None)
+    seed_low, seed_high = score.seed_interval or (None, None)
+    difference_low, difference_high = score.difference_interval or (None, None)
+    to_right, to_wrong = score.flips or (None, None)
+    return {
+        "model": score.model,
+        "method": score.method,
+        **settings,
+        "task": score.task,
+        "metric": score.metric,
+        "seed": place["seed"],
+        "seeds": score.seeds,
+        "examples": score.n,
+        "value": score.value,
+        "low": low,
+        "high": high,
+        "stderr": score.stderr,
+        "std": score.std,
+        "seed_low": seed_low,
+        "seed_high": seed_high,
+        "compared_with": score.other if compared else None,
+        "difference": score.difference,
+        "difference_low": difference_low,
+        "difference_high": difference_high,
+        "test": _test(score),
+        "p": score.p,
+        "p_holm": score.p_holm,
+        "family": score.family,
+        "to_right": to_right,
+        "to_wrong": to_wrong,
+        "notes": " ".join(score.marks),
+        "run": place["run"],
+    }
+
+
+def _test(score: Score) -> str | None:
+    """What `p` is of."""
+    tests = {"McNemar": score.p_mcnemar, "permutation": score.p_randomization, "seeds": score.p_seeds}
+    return next((name for name, p in tests.items() if p is not None), None)
+
+
+def _costs(result: RunResult) -> dict[str, Any]:
+    return {f"cost/{name}": value for name, value in result.cost.numbers.items() if value is not None}
+
+
+def _measured(result: RunResult, kinds: Sequence[str]) -> dict[str, Any]:
+    """What `metrics=` measured, as loggers name it."""
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        if (view := view_of(kind)) is not None and (content := view.of(result)) is not None:
+            found |= view.values(content)
+    return found
+
+
+# The tables of experiments
+
+
+def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> pd.DataFrame:
+    """One row per cell, average and run that it is compared with; a cell without a result has the reason alone.
+
+    Columns: the coordinates of the cell, the numbers of `score_frame`, `published` (the paper's number, a fraction
+    where the score is one) and `problem`.
+    """
+    import pandas as pd
+
+    rows = []
+    for cell in shown_cells(experiment, cells):
+        published = published_of(experiment, cell)
+        paper = {"published": None if published is None else published.fraction, "problem": cell.problem}
+        scores = [score for other in (BASE, *compared_names([cell])) if (score := cell.score(other))]
+        for score in scores:
+            numbers = _row(family.correct(score), {}, {"seed": None, "run": None})
+            rows.append(cell.coordinates | {name: numbers[name] for name in OF_CELLS} | paper)
+        if not scores:
+            rows.append(cell.coordinates | paper)
+    return pd.DataFrame(rows)
+
+
+# The examples
+
+
+def example_frame(runs: Sequence[StoredRun], settings: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """The frame of `Results.examples`; `settings` are those of each run, by run id. Raises DamagedError."""
+    import pandas as pd
+
+    rows = []
+    for one in runs:
+        place = {
+            "model": one.result.model,
+            "method": one.result.method,
+            **settings[one.run.run_id],
+            "seed": one.result.seed,
+        }
+        for task, lines in read_samples(one.result).items():
+            rows += [place | row | {"run": one.run.folder.name} for row in _examples(one.result, task, lines)]
+    return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
+
+
+def _examples(result: RunResult, task: str, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row per example, by the filter of the task's headline metric."""
+    key = headline(result.scores(task), result.metric)
+    metric, _, filter_name = key.partition(",")
+    values = metric_values(list(lines)).get(key, {})
+    for line in lines:
+        if line["filter"] == filter_name or key == "-":
+            yield (
+                {"task": task, "document": line["doc_id"]}
+                | _texts(line, metric)
+                | {
+                    "score": values.get(line["doc_id"]),
+                    "metric": key,
+                }
+            )
+
+
+def _texts(line: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Prompt, answer and target of a line of a sample log as texts; of choices the chosen one and the right one."""
+    answer, target = answer_of(dict(line), metric), str(line["target"])
+    if answer is None:  # a text that is scored as a whole
+        first: Mapping[str, Any] = next(iter(line["arguments"].values()), {})
+        return {"prompt": next(iter(first.values()), None), "answer": None, "target": target}
+    if answer.text is not None:
+        return {"prompt": answer.prompt, "answer": answer.text, "target": target}
+    chosen = None if answer.picked is None else answer.choices[answer.picked].strip()
+    if target.isdecimal() and int(target) < len(answer.choices) > 1:
+        target = answer.choices[int(target)].strip()
+    return {"prompt": answer.prompt, "answer": chosen, "target": target}

@@ -1,0 +1,24 @@
+"""`moe-lab-eval`: lm-eval's own command, which knows `--model moe_lab`."""
+
+from __future__ import annotations
+
+from moe_lab.cli.main import hide_progress_of_libraries
+
+
+def main() -> None:
+    """Run lm-eval's command line with the model `moe_lab` (`moe_lab.api.lm.PretrainedLM`).
+
+        moe-lab-eval --model moe_lab --model_args pretrained=my/model,method=roe,n=8 --tasks arc_easy --limit 50
+
+    Arguments, output and exit code are those of `lm_eval`, whose own command imports no packages of others.
+    """
+    hide_progress_of_libraries()
+    from lm_eval.__main__ import cli_evaluate
+
+    import moe_lab.api.lm  # noqa: F401 - registers the model
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The results of a command as an object: stored results, data frames, a figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from moe_lab.api.frames import StoredRun, example_frame, score_frame, settings_of, table_frame
+from moe_lab.api.shown import Shown, given, interval, number, text
+from moe_lab.errors import ConfigError
+from moe_lab.reports.figures.differences import Difference, differences_figure
+from moe_lab.results.model import BASE
+from moe_lab.results.score_table import NO_COMPARISONS, Family
+from moe_lab.results.significance import ALPHA
+from moe_lab.runs.grid import grouped
+from moe_lab.runs.jobs import Job, distinct_runs
+from moe_lab.runs.plan import with_baselines
+from moe_lab.runs.run import Outcome, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from moe_lab.reports.papers.cells import TableCell
+    from moe_lab.reports.papers.experiment import Experiment
+
+NAMES = ("model", "method")
+"""Columns that name a run, with its settings."""
+
+
+class Results(Shown, Sequence[dict[str, Any]]):
+    """The results of a command's runs, in the order of its grid. Each one is the content of a results.json.
+
+        results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
+        results                      # the scores, as a table in a notebook
+        results.frame()              # the same as a data frame, with every column
+        results.examples()           # one row per example: prompt, answer, target, score
+        results.plot()               # differences to the base model with 95% intervals
+        results[0]["results"]        # lm-eval's own dictionary
+
+    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are; `missing` the folders of
+    runs without a result (of `report`); `tables` with `experiment=` a data frame for each table, by name: the
+    coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
+    """
+
+    def __init__(self, jobs: Sequence[Job], family: Family | None = None):
+        """The stored results of jobs. `family` is that of the command's comparisons, if it is not of the runs alone."""
+        runs = distinct_runs(jobs)
+        self.runs = [run for run in runs if run.done]
+        self.missing = [run.folder.name for run in runs if not run.done]
+        self.tables: dict[str, pd.DataFrame] = {}
+        outcomes = [_outcome(run) for run in self.runs]
+        self._results = [outcome.results for outcome in outcomes]
+        self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)
+        self._family = of_runs if family is None else family
+        every = with_baselines(self.runs)
+        self._stored = [StoredRun(run, found) for run in every if (found := run.stored()) is not None]
+
+    @classmethod
+    def of_experiments(
+        cls, jobs: Sequence[Job], filled: Sequence[tuple[Experiment, Sequence[TableCell]]], family: Family
+    ) -> Results:
+        """The stored results of experiments, with their tables."""
+        results = cls(jobs, family)
+        results.tables = {
+            experiment.name: table_frame(experiment, cells, family) for experiment, cells in filled
+        }
+        return results
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [dict(result) for result in self._results[index]]
+        return dict(self._results[index])
+
+    def frame(self, *, all_settings: bool = False) -> pd.DataFrame:
+        """The score table: one row per run, task and run that it is compared with.
+
+        The runs that others are compared with (the base model, calibration) have rows of their own, before these.
+        Means over seeds follow; their `seed` is missing, and `seeds` is the number of seeds.
+
+        Args:
+            all_settings: a column for every setting of the command, not only for those that differ between its runs.
+
+        Columns, missing where they do not apply:
+
+        - `model`, `method`, the settings by their keys (`method.n`, `limit`), `task`, `metric` (lm-eval's
+          `metric,filter`), `seed`, `seeds`, `examples` (the number of examples), `run` (the folder in `outputs/runs`,
+          of a mean the file in `outputs/summaries`), `notes` (`PARTIAL`, `untuned`, ...).
+        - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error `stderr`; of a mean over
+          seeds `std` and the interval over seeds `seed_low`, `seed_high`. Rates are fractions.
+        - `difference` to the run `compared_with` on the same examples, with its 95% interval `difference_low`,
+          `difference_high`; `to_right`, `to_wrong`: examples that only this run, or only the other one, has right.
+        - `p` of `test` ("McNemar", "permutation", or "seeds" of a mean), and `p_holm`, corrected for the `family`
+          comparisons of the command, as the terminal prints it. A run of one of several seeds has no `p_holm`: the
+          test is that of the mean.
+        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
+          `metrics=` measured, as loggers name it. Both are of single runs.
+        """
+        configs = [run.run.config for run in self._stored]
+        kinds = list(dict.fromkeys(run.config.metrics for run in self.runs))
+        return score_frame(
+            self._stored, self._settings(configs, all_settings), self._groups, self._family, kinds
+        )
+
+    def examples(self) -> pd.DataFrame:
+        """One row per example of every run, base runs included, by the filter of the task's headline metric.
+
+        Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number of the example in
+        the task), `prompt` as the model saw it, `answer` (the generated text; of choices the chosen one, missing
+        where the metric's choice is not known), `target`, `score` (the value of `metric`) and `run`.
+
+        Raises DamagedError for a sample log that cannot be read.
+        """
+        return example_frame(self._stored, self._settings([run.run.config for run in self._stored]))
+
+    def plot(self) -> Figure:
+        """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
+
+        Points are filled where the difference is significant: its p, corrected by Holm and written next to it, is
+        below 0.05. Of several seeds the mean is shown. The figure is one of matplotlib; a notebook shows it.
+
+        Raises ConfigError where no run is compared with another one.
+        """
+        frame = self.frame()
+        single = {result.run_id for group in self._groups if group.summary for result in group.results}
+        hidden = {run.run.folder.name for run in self._stored if run.run.run_id in single}
+        rows = frame[frame["difference_low"].notna() & ~frame["run"].isin(hidden)]
+        if rows.empty:
+            raise ConfigError(
+                "There is no difference to plot: no run is compared with another. Run a method other than base, "
+                "without baseline=false."
+            )
+        names = self._names(rows)
+        return _shown_by_notebooks(
+            differences_figure([self._difference(row, names) for row in rows.to_dict("records")])
+        )
+
+    def _difference(self, row: dict[str, Any], names: Sequence[str]) -> Difference:
+        other = row["compared_with"]
+        label = ", ".join(_setting(name, row[name]) for name in names if given(row[name]))
+        return Difference(
+            label=label if other == BASE else f"{label}, minus {other.replace('_', ' ')}",
+            task=row["task"],
+            metric=row["metric"],
+            difference=row["difference"],
+            low=row["difference_low"],
+            high=row["difference_high"],
+            p=row["p_holm"] if given(row["p_holm"]) else None,
+            examples=int(row["examples"]) if given(row["examples"]) else None,
+            lower_is_better=any(
+                result.lower_is_better(row["task"], row["metric"]) for result in self._results
+            ),
+        )
+
+    def _settings(self, configs: Sequence[Any], every: bool = False) -> dict[str, dict[str, Any]]:
+        """The settings of each shown run, by run id."""
+        found = settings_of(configs, [run.config for run in self.runs], every)
+        return {one.run.run_id: own for one, own in zip(self._stored, found, strict=True)}
+
+    def _names(self, frame: pd.DataFrame) -> list[str]:
+        """The columns that name a run: its method, the settings that differ, and of several models the model."""
+        settings = list(frame.columns[2 : list(frame.columns).index("task")])
+        one_model = frame["model"].nunique() < 2
+        return [name for name in (*NAMES, *settings) if not (one_model and name == "model")]
+
+    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
+        if not self.runs:
+            return {}, ["no results"]
+        frame = self.frame()
+        rows = frame.to_dict("records")
+        seeds = [f"mean of {row['seeds']}" if row["seeds"] > 1 else text(row["seed"]) for row in rows]
+        limits = [(row["difference_low"], row["difference_high"]) for row in rows]
+        columns = {
+            **{name: [_value(row[name]) for row in rows] for name in self._names(frame)},
+            **{name: [text(row[name]) for row in rows] for name in ("task", "metric")},
+            "seed": seeds if frame["seeds"].max() > 1 else [],
+            "examples": [text(row["examples"]) for row in rows],
+            "value": [number(row["value"]) for row in rows],
+            "95% interval": [interval(row["low"], row["high"]) for row in rows],
+            "compared with": [text(row["compared_with"]) for row in rows],
+            "difference": [number(row["difference"], "+") for row in rows],
+            "its 95% interval": [interval(low, high, "+") for low, high in limits],
+            "p (Holm)" if self._family.tests > 1 else "p": [number(row["p_holm"]) for row in rows],
+            "notes": [row["notes"] for row in rows],
+        }
+        return columns, [self._title()]
+
+    def _title(self) -> str:
+        runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        tests = self._family.tests
+        how = f"corrected by Holm for {tests} comparisons, " if tests > 1 else ""
+        return f"{runs}; p is {how}significant below {ALPHA}" if tests else runs
+
+
+def _outcome(run: Run) -> Outcome:
+    results = run.stored()
+    assert results is not None, run.folder
+    return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json")
+
+
+def _shown_by_notebooks(figure: Figure) -> Figure:
+    """A figure that was not made by pyplot has no picture in a notebook without this method."""
+
+    def png() -> bytes:
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150)
+        return picture.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]
+    return figure
+
+
+def _setting(name: str, value: Any) -> str:
+    return str(value) if name in NAMES else f"{name.removeprefix('method.')}={_value(value)}"
+
+
+def _value(value: Any) -> str:
+    """A setting; of a profile the study's name."""
+    profile = isinstance(value, str) and Path(value).name == "best.yaml"
+    return Path(value).parent.name if profile else text(value)

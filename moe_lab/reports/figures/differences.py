@@ -1,0 +1,86 @@
+"""A forest plot: differences to another run with their 95% intervals, one panel per task and metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moe_lab.reports.figures.style import BLUE, GREY, PAGE_WIDTH, RC, quantity
+from moe_lab.results.significance import ALPHA
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROW = 0.24
+"""Inches of a row."""
+AROUND = 0.8
+"""Inches of a panel's title, axis and label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A row of a forest plot. Rates are fractions."""
+
+    label: str
+    """The run, and what it is compared with if that is not the base model."""
+    task: str
+    metric: str
+    """lm-eval's `metric,filter`."""
+    difference: float
+    low: float
+    high: float
+    """Limits of the 95% interval."""
+    p: float | None
+    """Corrected by Holm."""
+    examples: int | None
+    lower_is_better: bool = False
+
+    @property
+    def significant(self) -> bool:
+        return self.p is not None and self.p < ALPHA
+
+
+def differences_figure(rows: Sequence[Difference], title: str = "") -> Figure:
+    """The rows as points with their intervals, the largest difference of a panel first, and a line at 0.
+
+    A point is filled, and its corrected p bold, where the difference is significant. There is at least one row.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels: dict[tuple[str, str], list[Difference]] = {}
+    for row in sorted(rows, key=lambda row: -row.difference):
+        panels.setdefault((row.task, row.metric), []).append(row)
+    heights = [ROW * len(group) + AROUND for group in panels.values()]
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.3 * bool(title)), layout="constrained")
+        figure.suptitle(title)
+        axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
+        for axis, group in zip(axes, panels.values(), strict=True):
+            _draw_panel(axis, group)
+    return figure
+
+
+def _draw_panel(axis: Axes, rows: Sequence[Difference]) -> None:
+    first, places = rows[0], range(len(rows))
+    axis.axvline(0, color=GREY, ls=":", lw=1.1)
+    for place, row in zip(places, rows, strict=True):
+        axis.plot([row.low, row.high], [place, place], "-", color=BLUE, lw=1.2)
+        axis.plot(row.difference, place, "o", color=BLUE, mfc=BLUE if row.significant else "white")
+    axis.set_yticks(places, [row.label for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    p = axis.secondary_yaxis("right")
+    p.set_yticks(places, ["" if row.p is None else f"p = {row.p:.2g}" for row in rows])
+    p.tick_params(length=0)
+    p.spines["right"].set_visible(False)
+    for text, row in zip(p.get_yticklabels(), rows, strict=True):
+        text.set_fontweight("bold" if row.significant else "normal")
+    better = " (lower is better)" if first.lower_is_better else ""
+    filled = "; filled: significant after Holm" if any(row.p is not None for row in rows) else ""
+    axis.set(
+        title=f"{first.task}, {'/'.join(dict.fromkeys(f'{row.examples:,}' for row in rows if row.examples))} examples",
+        xlabel=f"difference of {quantity(first.metric)}{better}, 95% interval{filled}",
+    )

@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getsource
 from typing import Any
@@ -37,7 +37,9 @@ def decisive_versions() -> dict[str, str | None]:
     return {name: now[name] for name in DECISIVE}
 
 
+@cache
 def _version(package: str) -> str | None:
+    """Read once: a package's metadata is a large file, and a plan of many runs asks for each of them."""
     try:
         return version(package)
     except PackageNotFoundError:

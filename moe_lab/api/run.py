@@ -109,7 +109,7 @@ def run(overrides: Sequence[str]) -> Results:
         code = dispatch(cells, list(overrides))
         if code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
-        jobs = jobs_of(configs)
+        jobs = jobs_of(configs, compute=False)
         runs = distinct_runs(jobs)
         missing = [run.folder.name for run in runs if not run.done]
         if missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     from moe_lab.runs.execute import execute
 
     _check_tuning_keys(configs)
-    jobs = jobs_of([replace(config, rerun=False) for config in configs])
+    jobs = jobs_of(configs, compute=False)
     runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
     missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
@@ -83,7 +83,7 @@ def report_grid(configs: Sequence[Config]) -> int:
         print(f"Not stored yet: {name}", file=sys.stderr)
     if not stored:
         raise ConfigError(NOTHING_STORED)
-    outcomes = [execute(run, ModelPool()) for run in stored]
+    outcomes = [execute(run, ModelPool(), compute=False) for run in stored]
     try:
         _show(outcomes, configs, jobs)
     except UNEXPECTED:

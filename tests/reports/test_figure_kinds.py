@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 
-from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figure_kinds import FIGURES
@@ -63,7 +62,7 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
     ]
     folder = tmp_path / "tables"
     write_table(experiment, "tiny", cells, folder)
-    png, table = make_figure(experiment, "tiny", cells, Config(), ModelPool(), folder, NO_COMPARISONS)
+    png, table = make_figure(experiment, "tiny", cells, ModelPool(), folder, NO_COMPARISONS)
     assert (png.name, table.name) == ("t-tiny-dots.png", "t-tiny-dots.csv")
     assert table.read_text() == "method,value\nbase,0.5\nroe,0.5\n"
     assert "t-tiny-dots.png" in write_index(folder).read_text()

@@ -258,7 +258,7 @@ def execute_logged(run: Run, models: ModelPool, group: str | None, *, compute: b
     with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
         outcome = execute(run, models, compute=compute)
         logger.log_results(outcome.results)
-        for figure in write_run_figures(outcome.results):
+        for figure in write_run_figures(outcome.results, run.method.figures):
             logger.log_figure(figure)
     return outcome
 

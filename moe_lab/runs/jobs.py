@@ -84,7 +84,9 @@ class Training:
         return self._resolved(models.free)
 
     def _resolved(self, free: Any) -> Config:
-        trained = self.method.resolve_model(self.config, self.facts, free).model
+        from moe_lab.runs.evaluation.run_lm_eval import resolve_trained
+
+        trained = resolve_trained(self.method, self.config, self.facts, free).model
         model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)
         return replace(self.evaluated, model=model)
 

@@ -71,7 +71,7 @@ def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         catalog, "resource_folder", lambda kind: folder if kind == "experiments" else resources(kind)
     )
-    monkeypatch.setattr(moe_lab.reports.figures, "write_run_figures", lambda result: [])
+    monkeypatch.setattr(moe_lab.reports.figures, "write_run_figures", lambda result, kinds: [])
     monkeypatch.chdir(tmp_path)
     runs = install(monkeypatch, GoldenRuns())
     runs.errors["c3po toy_math"] = ResultsError("The disk is full.")

@@ -155,8 +155,8 @@ def measured(
     """The measurement of a RoE configuration and a plain model `ratio` times as large, stored or new.
 
     None with `compute=False` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
-    and a `Generation` of the base model (`base`), of RoE (`roe`), and of one with `equivalent_layers` layers and
-    random weights (`equivalent`).
+    and a `Generation` of the base model (`base`), of the method (by its name), and of a model with `equivalent_layers`
+    layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
@@ -204,7 +204,7 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
     generations = measure_in_turns(
         {
             "base": partial(plain.open, loaded, plain_context),
-            "roe": partial(method.open, loaded, Context(config=config)),
+            config.method.name: partial(method.open, loaded, Context(config=config)),
             "equivalent": partial(plain.open, larger, plain_context),
         }
     )

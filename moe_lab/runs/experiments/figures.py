@@ -46,7 +46,7 @@ def equivalent_rows(
         quality = _quality(cell)
         measurement = measured(_at_its_temperatures(cell), models, quality["size_ratio"], compute=compute)
         if measurement is not None:
-            rows.append(quality | _measured_columns(measurement))
+            rows.append(quality | _measured_columns(measurement, cell.results[0].method))
     return sorted(rows, key=lambda row: row["n"])
 
 
@@ -108,7 +108,7 @@ def _at_its_temperatures(cell: TableCell) -> Config:
     return replace(config, method=method, batch_size=1)
 
 
-def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
+def _measured_columns(measurement: dict[str, Any], method: str) -> dict[str, Any]:
     columns = {
         name: measurement[name]
         for name in (
@@ -121,7 +121,7 @@ def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
             "device",
         )
     }
-    for name in ("base", "roe", "equivalent"):
+    for name in ("base", method, "equivalent"):
         for each in ("seconds", "fastest", "slowest"):
             label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
             columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]

@@ -31,7 +31,7 @@ from moe_lab.runs.experiments.cells import (
     prepare_cells,
     table_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, print_results
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import print_plan, task_name
 
@@ -129,7 +129,8 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool
         return failures
     stored = outcomes | _stored_before(jobs, outcomes, models)
     filled = _filled(prepared.experiments, config.scale, stored, failures)
-    family = Family.of({key: p for table in filled for key, p in p_values(*table).items()})
+    found = {key: p for table in filled for key, p in p_values(*table).items()}
+    family = Family.of(found | measured_p_values(list(outcomes.values())))
     if outcomes:
         print_results(list(outcomes.values()), family)
     _write(filled, config, models, family, compute=compute)

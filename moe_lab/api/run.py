@@ -80,7 +80,7 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool) -> Results:
 def _stored(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
     """What is stored of a command."""
     if configs[0].experiment is None:
-        return Results(jobs_of([replace(config, rerun=False) for config in configs]))
+        return Results(jobs_of([replace(config, rerun=False) for config in configs], compute=False))
     from moe_lab.runs.experiments.runner import stored_tables
 
     with redirect_stderr(StringIO()):  # its notes are printed before

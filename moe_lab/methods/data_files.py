@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError
 from moe_lab.models.hub_errors import explain
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -165,7 +166,7 @@ class Data:
     source: dict[str, str] | None = None
     """Data set and commit on the hub."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the conversations, the same for every source of them."""
         both = {"train": self.train, "validation": self.validation}
@@ -174,6 +175,12 @@ class Data:
 
 
 def read_data(config: Config, dataset: str, size: int | None = None, held_out: int = 0) -> Data:
+    """`_read`, once for a grid, whose runs often share a data set."""
+    key = f"conversations {config.data_dir} {config.offline} {dataset} {size} {held_out}"
+    return once(key, lambda: _read(config, dataset, size, held_out))
+
+
+def _read(config: Config, dataset: str, size: int | None, held_out: int) -> Data:
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
     Generated data sets have a validation split of their own. From other data sets the last of the conversations are

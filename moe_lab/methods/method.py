@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.results.model import RunResult
     from moe_lab.tasks.requests import Workload
 
 
@@ -82,6 +83,9 @@ class Method(ABC):
     """The default of `task.answer` for multiple-choice tasks."""
     reports_flips: ClassVar[bool] = False
     """Whether its block of results.json counts the examples that became right and wrong."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+    """Kinds of `moe_lab/reports/figure_kinds.py` that are drawn from the traces of each of its runs."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -151,6 +155,9 @@ class Method(ABC):
     ) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
+        Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each true for a note next
+        to its scores; `changed_fraction`, a column of the costs; `temperatures`, numbers by MoE layer.
+
         Args:
             counters: `EngineLM.cost` of the whole run, interruptions included.
             session_info: `EngineLM.session_info` of the latest session.
@@ -164,6 +171,14 @@ class Method(ABC):
         A method whose own block has `changed_fraction` fills the table's column `changed`: its footnote says of what.
         """
         return []
+
+    @staticmethod
+    def without_neighbour(result: RunResult) -> tuple[int, int] | None:
+        """(questions that it answers as the base model does for lack of a neighbour, all questions).
+
+        None for a run whose questions need none, or all have theirs.
+        """
+        return None
 
 
 class TrainingMethod(Method):
@@ -185,7 +200,9 @@ class TrainingMethod(Method):
 
     @abstractmethod
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """Train what is missing and return the configuration of the trained model.
+        """Train what is missing and return the configuration of the trained model, `<folder>/model`.
+
+        The caller draws figures from `<folder>/log.jsonl` and `expert_metrics.jsonl`.
 
         Args:
             free: removes the model in memory.

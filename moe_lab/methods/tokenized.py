@@ -170,8 +170,9 @@ class Prepared:
     """Whether the tokenizer had no chat template and got the plain one."""
 
 
-_last: dict[Any, tuple[Encoded, Encoded | None]] = {}
-"""The data set that was encoded last, by all that it depends on: the runs of a grid often share it."""
+RECENT = 4
+_recent: dict[Any, tuple[Encoded, Encoded | None]] = {}
+"""The RECENT data sets that were encoded last, by all that they depend on: the runs of a grid often share them."""
 
 
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
@@ -191,9 +192,10 @@ def _encoded(tokenizer: Any, data: Data, length: int) -> tuple[Encoded, Encoded 
     """The training set and the optional validation set."""
     vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
     key = (vocabulary, special, tokenizer.chat_template, data.digest, length)
-    if key not in _last:
+    if key not in _recent:
         train = encode_all(tokenizer, data.train, length)
         held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
-        _last.clear()
-        _last[key] = train, held_out
-    return _last[key]
+        if len(_recent) >= RECENT:
+            del _recent[next(iter(_recent))]
+        _recent[key] = train, held_out
+    return _recent[key]

@@ -63,15 +63,15 @@ class ExpertMetrics(TrainerCallback):
     """Measures the model of transformers' Trainer before the first step and at the end of every epoch.
 
     It writes a line for each measurement (`measure`) into `<folder>/expert_metrics.jsonl`; a resumed training continues
-    the file. At the end of the training `plot` gets the lines and `<folder>/figures`. The callback changes neither
-    weights nor random numbers, so the training is the same without it. With several processes, each process measures
-    and the first one writes.
+    the file. The callback changes neither weights nor random numbers, so the training is the same without it. With
+    several processes, each process measures and the first one writes.
 
     Args:
         rows: mappings with `input_ids` and `labels`.
+        plot: draws the lines into `<folder>/figures` at the end of the training.
     """
 
-    def __init__(self, rows: Sequence[TokenizedExample], folder: Path, plot: Plot):
+    def __init__(self, rows: Sequence[TokenizedExample], folder: Path, plot: Plot | None = None):
         self.rows = rows
         self.plot = plot
         self.folder = Path(folder)
@@ -89,7 +89,7 @@ class ExpertMetrics(TrainerCallback):
             self._measure(state, model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.lines:
+        if self.plot is not None and state.is_world_process_zero and self.lines:
             self.plot(self.lines, self.folder / "figures")
 
     def _measure(self, state: Any, model: Any) -> None:

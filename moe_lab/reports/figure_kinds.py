@@ -5,7 +5,7 @@ A kind is a line of FIGURES: what it draws, and the module in `moe_lab/reports/f
 
 - `cells`: the experiment with its cells (`papers/cells.py: CellTable`)
 - `studies`: the studies that tuned the cells (`figures/studies.py: StoredStudy`)
-- `traces`: C3PO's traces of the cells' runs (`figures/traces.py: StoredTraces`)
+- `traces`: the traces of the cells' runs (`figures/traces.py: StoredTraces`)
 - `measurements`: time and memory next to a model of equivalent size (`runs/experiments/figures.py`)
 """
 

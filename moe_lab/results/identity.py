@@ -42,6 +42,7 @@ def decisive_versions() -> dict[str, str | None]:
 
 @cache
 def _version(package: str) -> str | None:
+    """Read once: a package's metadata is a large file, and a plan of many runs asks for each of them."""
     try:
         return version(package)
     except PackageNotFoundError:

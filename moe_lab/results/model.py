@@ -15,7 +15,7 @@ from typing import Any
 
 from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
-from moe_lab.results.shapes import results_misfit
+from moe_lab.results.shapes import report_key, results_misfit
 from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
 
 Limits = tuple[float, float]
@@ -287,13 +287,13 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def report(self) -> Block:
-        """What the run's method reports of itself."""
-        return self.reported(self.method)
-
-    def reported(self, method: str) -> Block:
-        """What a method reports; empty for a run of another one."""
-        report: Block = self._block.get(method.replace("-", "_")) or {}
+        """What the run's method reports of itself; empty where it reports nothing."""
+        report: Block = self._block.get(report_key(self.method)) or {}
         return report
+
+    def reports(self, key: str) -> bool:
+        """Whether a block that the run's method wrote has a true value for a key (`Method.report`)."""
+        return any(bool(block.get(key)) for block in self._block.values() if isinstance(block, Mapping))
 
     # Comparisons on the same documents.
 

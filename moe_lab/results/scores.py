@@ -116,30 +116,17 @@ def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
     return list({(score.task, score.metric): score for score in scores}.values())
 
 
-def without_neighbour(result: RunResult) -> tuple[int, int] | None:
-    """(questions without a neighbour, all questions) of a C3PO run.
-
-    A question without a neighbour keeps its pathway. None where every question has its k nearest neighbours, and for
-    the oracle, which has no neighbours.
-    """
-    c3po = result.reported("c3po")
-    without = c3po.get("reference", {}).get("questions_without", 0)
-    if c3po.get("upper_bound") or (c3po.get("epsilon") is None and not without):
-        return None
-    return without, result.num_documents
-
-
 def marks_of(result: RunResult, task: str | None = None, metric: str | None = None) -> tuple[str, ...]:
     """The notes of a run, or of one of its scores."""
     judges = [judge for judge in result.judges.values() if metric in (None, *judge.metrics)]
     holds = {
         "PARTIAL": result.partial,
         "untuned": result.untuned,
-        "upper-bound": result.reported("c3po").get("upper_bound"),
+        "upper-bound": result.reports("upper_bound"),
         "other-profile": _tuned_elsewhere(result),
         "at-bound": result.tuning.get("at_bound"),
         "own-text": result.tuning.get("references"),
-        "test-profile": result.reported("c2r").get("test_profile"),
+        "test-profile": result.reports("test_profile"),
         "toy-judge": any(judge.toy for judge in judges),
         "unjudged": any(not judge.judged_all(task) for judge in judges),
         "other-versions": result.version_notes,

@@ -101,11 +101,10 @@ BLOCK = {
     "cost?": Each(ANY),
     "tuning?": {"study?": or_null(TEXT), "model?": TEXT},
     "judges?": Each({"metrics": [TEXT]}),
-    "c3po?": MAPPING,
-    "c2r?": MAPPING,
-    "roe?": {"temperatures?": or_null([NUMBER])},
 }
 """The block `moe_lab` of a results.json. It may lack what other versions did not write."""
+REPORT = {"temperatures?": or_null([NUMBER])}
+"""What a method reports of itself, in a block of its own name (`Method.report`)."""
 RESULTS = LM_EVAL | {"moe_lab": BLOCK}
 LINE = {
     "doc_id": WHOLE,
@@ -148,11 +147,19 @@ TRAINING = {
 CONFIG = {"model": {"name": NAME}, "method": {"name": NAME}, "task": {"name": NAMES}, "seed?": or_null(WHOLE)}
 
 
+def report_key(method: str) -> str:
+    """The key of a method's own block."""
+    return method.replace("-", "_")
+
+
 def results_misfit(results: Any) -> str | None:
     """What is wrong with the content of a results.json of this package; None if it can be read."""
     if (problem := misfit(results, RESULTS)) is not None:
         return problem
     block = results["moe_lab"]
+    key = report_key(block["method"]["name"])
+    if (problem := misfit({"moe_lab": block}, {"moe_lab": {f"{key}?": or_null(REPORT)}})) is not None:
+        return problem
     if problem := _odd_names(results) or _odd_groups(results):
         return problem
     requested = block["task"]["name"]

@@ -86,14 +86,15 @@ class FailedInWorkerError(MoeLabError):
 
 
 def run_all(
-    jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
+    jobs: Sequence[Job], models: ModelPool, *, wait: bool = True, compute: bool = True
 ) -> tuple[list[Outcome], list[Failure]]:
     """Execute the jobs one after the other. A failure does not stop the others, an interruption does.
 
     Args:
         wait: whether runs that another process holds are waited for; else their failure is a RunHeldError.
+        compute: whether missing results are computed; else all runs of the jobs have a stored result.
     """
-    attempts = _Attempts(jobs, models, wait)
+    attempts = _Attempts(jobs, models, wait, compute)
     with suppress(KeyboardInterrupt):  # it is among the failures
         attempts.make_all()
     outcomes = attempts.outcomes
@@ -107,6 +108,7 @@ class _Step:
 
     job: Job
     run: Run | None = None
+    compute: bool = True
 
     @property
     def name(self) -> str:
@@ -114,7 +116,9 @@ class _Step:
 
     @property
     def stored(self) -> bool:
-        return self.run is not None and self.run.done and self.run.measured and not self.run.config.rerun
+        if self.run is None or not self.run.done:
+            return False
+        return not self.compute or (self.run.measured and not self.run.config.rerun)
 
     def make(self, models: ModelPool, logged: bool) -> Outcome | None:
         from moe_lab.runs.execute import execute
@@ -123,12 +127,12 @@ class _Step:
             self.job.tune(models)
             return None
         if logged:
-            return execute_logged(self.run, models, self.job.group)
-        return execute(self.run, models)
+            return execute_logged(self.run, models, self.job.group, compute=self.compute)
+        return execute(self.run, models, compute=self.compute)
 
 
-def _steps(job: Job) -> list[_Step]:
-    return [_Step(job, run) for run in job.runs] or [_Step(job)]
+def _steps(job: Job, compute: bool) -> list[_Step]:
+    return [_Step(job, run, compute) for run in job.runs] or [_Step(job)]
 
 
 class _Attempts:
@@ -137,12 +141,12 @@ class _Attempts:
     A worker leaves jobs whose time is measured to its command, which makes them when no worker disturbs them.
     """
 
-    def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool):
-        self.models, self.wait, self.board = models, wait, current()
+    def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool, compute: bool):
+        self.models, self.wait, self.compute, self.board = models, wait, compute, current()
         self.outcomes: dict[str, Outcome] = {}
         self.failures: list[Failure] = []
         jobs = [job for job in jobs if not (job.timed and is_worker())]
-        self._queue = deque(step for job in jobs for step in _steps(job))
+        self._queue = deque(step for job in jobs for step in _steps(job, compute))
         tuned = sum(job.config.num_seeds for job in jobs if not job.runs)  # runs after studies
         self._total = len({step.name for step in self._queue}) + tuned
         stored = list({step.name for step in self._queue if step.stored})
@@ -177,7 +181,7 @@ class _Attempts:
                 continue
             held = 0
             if step.run is None and step.job.runs:
-                self._queue.extendleft(reversed(_steps(step.job)))
+                self._queue.extendleft(reversed(_steps(step.job, self.compute)))
 
     def _make(self, step: _Step) -> None:
         stored = step.stored
@@ -245,16 +249,16 @@ class _Attempts:
         time.sleep(PAUSE)
 
 
-def execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
+def execute_logged(run: Run, models: ModelPool, group: str | None, *, compute: bool = True) -> Outcome:
     """`moe_lab.runs.execute.execute`, with the results and figures sent to the run's logger."""
     from moe_lab.reports.figures import write_run_figures
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.execute import execute
 
     with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
-        outcome = execute(run, models)
+        outcome = execute(run, models, compute=compute)
         logger.log_results(outcome.results)
-        for figure in write_run_figures(outcome.results):
+        for figure in write_run_figures(outcome.results, run.method.figures):
             logger.log_figure(figure)
     return outcome
 

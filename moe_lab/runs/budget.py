@@ -8,7 +8,8 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods.method import TrainingMethod
+from moe_lab.methods.method import Method, TrainingMethod
+from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ class Budget:
         return hours
 
     def _size(self, of: Run | Study) -> Size:
-        config = of.method.architecture(of.config)
-        size, path = embedded_size(of, config) or size_of(config), of.facts.path
+        size, dtype = _architecture(of)
+        path = of.facts.path
         self.active[model_name(of)] = size.active
         if path is not None and of.method.reads_weights:
-            self.weights[path] = size.total * _bytes(str(config.dtype or "float32"))
+            self.weights[path] = size.total * _bytes(dtype)
         return size
 
     def lines(self) -> list[str]:
@@ -125,11 +126,21 @@ class Budget:
 
 def trial_tokens(study: Study, trials: int) -> float:
     """Forward tokens of some trials, as if each answered the tuning documents anew: less where they are cached."""
-    from moe_lab.tasks.requests import workload_of_tasks
-
     tasks = study.tasks["tasks"]
     documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
     return trials * study.method.forward_tokens(workload_of_tasks(tasks, documents, study.config))
+
+
+def _architecture(of: Run | Study) -> tuple[Size, str]:
+    """The size and the dtype of the model that answers, read once for the runs of a grid that share it."""
+    own = type(of.method).architecture is not Method.architecture
+    design = of.config.method if own else None
+
+    def read() -> tuple[Size, str]:
+        config = of.method.architecture(of.config)
+        return embedded_size(of, config) or size_of(config), str(config.dtype or "float32")
+
+    return once(f"architecture {of.config.model} {of.config.offline} {design}", read)
 
 
 def size_of(config: Any) -> Size:
@@ -142,7 +153,6 @@ def embedded_size(of: Run | Study, config: Any) -> Size | None:
 
     It is read from the weight file, because transformers' modeling code takes seconds to import.
     """
-    from moe_lab.methods.method import Method
     from moe_lab.models.files import read_header
     from moe_lab.models.source import model_folder
 

@@ -59,17 +59,17 @@ def _out_of_memory(error: Exception) -> bool:
 FROM_ANSWERS = "It is made again from the stored answers."
 
 
-def stored_result(run: Run) -> Outcome | None:
+def stored_result(run: Run, *, compute: bool = True) -> Outcome | None:
     """The stored result; None if there is none, or if `rerun`, a comparison, metrics or samples ask for another one.
 
-    With mode=report a stored result is returned as it is, even if a comparison or the metrics are missing.
+    With `compute=False` a stored result is returned as it is, even if a comparison or the metrics are missing.
     """
-    results = None if run.config.rerun else run.stored()
+    results = None if compute and run.config.rerun else run.stored()
     if results is None:
         return None
     path = run.folder / "results.json"
     outcome = Outcome(run=run, results=results, stored=True, path=path, marks=results.version_notes)
-    if run.config.mode == "report":
+    if not compute:
         return outcome
     compared = run.baseline is None or results.other_id() is not None
     compared = compared and all(name in results.compared for name in run.comparisons)
@@ -105,15 +105,18 @@ def stored_with_samples(run: Run) -> tuple[RunResult, dict[str, Any]] | None:
 # all answers.
 
 
-def execute(run: Run, models: ModelPool) -> Outcome:
+def execute(run: Run, models: ModelPool, *, compute: bool = True) -> Outcome:
     """Return the stored result, or compute what is missing of a run and of the runs that it is compared with.
 
-    The same call after an interruption continues. Raises RunHeldError if another process works on this run, and
-    MoeLabError if memory does not suffice.
+    The same call after an interruption continues. With `compute=False` only a stored result is returned. Raises
+    RunHeldError if another process works on this run, MoeLabError if memory does not suffice, and ResultsError if
+    nothing is stored and nothing may be computed.
     """
-    stored = stored_result(run)
+    stored = stored_result(run, compute=compute)
     if stored is not None:
         return stored
+    if not compute:
+        raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
     with run.store.held(), run.store.status(), memory_errors(run):
         results = evaluate_run(run, models, _compared_results(run, models))
     return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")

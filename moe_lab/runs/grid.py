@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
-from moe_lab.reports.measures import view_of
+from moe_lab.reports.measures import View, view_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
+from moe_lab.results.scores import Comparison
 from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
@@ -83,7 +84,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     from moe_lab.runs.execute import execute
 
     _check_tuning_keys(configs)
-    jobs = jobs_of([replace(config, rerun=False) for config in configs])
+    jobs = jobs_of(configs, compute=False)
     runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
     missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
@@ -91,7 +92,7 @@ def report_grid(configs: Sequence[Config]) -> int:
         print(f"Not stored yet: {name}", file=sys.stderr)
     if not stored:
         raise ConfigError(NOTHING_STORED)
-    outcomes = [execute(run, ModelPool()) for run in stored]
+    outcomes = [execute(run, ModelPool(), compute=False) for run in stored]
     try:
         _show(outcomes, configs, jobs)
     except UNEXPECTED:
@@ -141,7 +142,20 @@ def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[Seed
     from moe_lab.runs.summaries import summarize
 
     groups = summarize(outcomes, repeated_studies(jobs))
-    return groups, ScoreTable.of([*groups, *_compared_groups(outcomes, groups)]).family
+    scores = ScoreTable.of([*groups, *_compared_groups(outcomes, groups)]).scores
+    return groups, Family.of({score.comparison: score.p for score in scores} | measured_p_values(outcomes))
+
+
+def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
+    """The p, before the correction, of each comparison in the tables of `metrics=`."""
+    return {key: p for view, shown in _measured(outcomes) for key, p in view.comparisons(shown).items()}
+
+
+def _measured(outcomes: Sequence[Outcome]) -> list[tuple[View, list[RunResult]]]:
+    """Each kind of `metrics=` of the runs, with the results that its table shows."""
+    shown = with_compared([one for one in outcomes if one.run.config.metrics != "none"])
+    kinds = dict.fromkeys(one.run.config.metrics for one in outcomes)
+    return [(view, shown) for kind in kinds if (view := view_of(kind)) is not None]
 
 
 def _compared_groups(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
@@ -208,10 +222,8 @@ def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
     shown = with_compared(outcomes)
     lines = [line for result in shown for line in get_method(result.method).footnotes(result["moe_lab"])]
     print_outcomes(shown, list(dict.fromkeys(lines)), family)
-    measured = with_compared([one for one in outcomes if one.run.config.metrics != "none"])
-    for metrics in dict.fromkeys(one.run.config.metrics for one in outcomes):
-        if (view := view_of(metrics)) is not None:
-            view.print(measured)
+    for view, measured in _measured(outcomes):
+        view.print(measured, family)
 
 
 def write_report(outcomes: Sequence[Outcome], over_seeds: Sequence[SeedGroup], family: Family) -> Path:

@@ -84,7 +84,9 @@ class Training:
         return self._resolved(models.free)
 
     def _resolved(self, free: Any) -> Config:
-        trained = self.method.resolve_model(self.config, self.facts, free).model
+        from moe_lab.runs.evaluation.run_lm_eval import resolve_trained
+
+        trained = resolve_trained(self.method, self.config, self.facts, free).model
         model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)
         return replace(self.evaluated, model=model)
 
@@ -132,9 +134,16 @@ class Job:
         if self.trainings:
             self._take([job_of(training.make(models)) for training in self.trainings])
             self.trainings = []
+            self.check_judges()
         for study in self.studies:
             tune(study, models)
         self.runs = self.runs_after()
+
+    def check_judges(self) -> None:
+        """Raise what a judge of a missing result raises if it cannot judge: a key or a model is missing."""
+        runs = [one for run in self.runs for one in (run, *run.compared_runs.values())]
+        for judge in (judge for run in runs if not run.done for judge in run.judges):
+            judge.check()
 
     def _take(self, parts: Sequence[Job]) -> None:
         """Make the studies and runs of these jobs, one per trained model, this job's own."""
@@ -175,12 +184,18 @@ def _job_of_recipe(config: Config) -> Job:
     return job
 
 
-def jobs_of(configs: Sequence[Config]) -> list[Job]:
-    """The jobs of a grid, ordered by model. Raises what `job_of` raises; the error names the cell."""
+def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
+    """The jobs of a grid, ordered by model. Raises what `job_of` raises; the error names the cell.
+
+    Args:
+        compute: whether missing results will be computed, which needs judges that can judge.
+    """
     jobs = []
     for config in configs:
         with in_cell(config.overrides, alone=len(configs) == 1):
             jobs.append(job_of(config))
+            if compute:
+                jobs[-1].check_judges()
     return by_model(jobs)
 
 

@@ -151,7 +151,7 @@ def _identified(
     judges = judges_of(config, tasks)
     judged = {"judges": [judge.identity for judge in judges]} if judges else {}
     digest = run_id(content | judged)
-    run = Run(
+    return Run(
         config=config,
         run_id=digest,
         answers_id=run_id(content),
@@ -162,10 +162,6 @@ def _identified(
         samples=samples,
         judges=judges,
     )
-    if config.mode != "report" and not run.done:
-        for judge in judges:
-            judge.check()
-    return run
 
 
 def _baseline_config(config: Config) -> Config:

@@ -13,6 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.documents import all_rows
 from moe_lab.tasks.judges import score
 from moe_lab.tasks.task_functions import versioned
 
@@ -68,12 +69,13 @@ def _has_letters(choices: Any) -> bool:
 @versioned("letters.add_columns", 1)
 def _add_columns(own: dict[str, Any], split: Any) -> Any:
     """lm-eval `process_docs`: adds the lettered question to the documents."""
+    from datasets import Dataset, concatenate_datasets
+
     if own["process_docs"] is not None:
         split = own["process_docs"](split)
-    rows = [lettered(own, document) for document in split]
-    for column in (PROMPT, LETTERS, GOLD):
-        split = split.add_column(column, [row[column] for row in rows])
-    return split
+    rows = [lettered(own, document) for document in all_rows(split)]
+    # add_column would hash each column's values for a cache that nobody reads
+    return concatenate_datasets([split, Dataset.from_list(rows)], axis=1)
 
 
 def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:

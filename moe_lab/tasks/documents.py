@@ -123,12 +123,12 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
         rows = _rows(task) or task.task_docs
         _hashes[task] = [
             frozenset({_hash(_only(document, columns)), _hash(row), *_identifiers(row)})
-            for document, row in zip(_all_rows(task.task_docs), _all_rows(rows), strict=True)
+            for document, row in zip(all_rows(task.task_docs), all_rows(rows), strict=True)
         ]
     return _hashes[task]
 
 
-def _all_rows(documents: Any) -> Any:
+def all_rows(documents: Any) -> Any:
     """The same rows, converted together: a Dataset takes four times as long to yield them one by one."""
     plain = hasattr(documents, "to_list") and documents.format["type"] is None
     return documents.to_list() if plain else documents
@@ -236,7 +236,7 @@ def _digest(task: Any, numbers: list[int]) -> str:
     if len(numbers) < len(documents):
         several = hasattr(documents, "select")
         documents = documents.select(numbers) if several else [documents[number] for number in numbers]
-    for document in _all_rows(documents):
+    for document in all_rows(documents):
         digest.update(_bytes(document))
     if task.get_config("num_fewshot") and hasattr(task, "sampler"):
         digest.update(b"few-shot")

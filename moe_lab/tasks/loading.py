@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,17 +65,20 @@ def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
+    return once(f"tasks {task_key(config)} {holdout} {splits}", lambda: _build(config, holdout, splits))
+
+
+def task_key(config: Config) -> str:
+    """All settings that determine the tasks of a configuration."""
     settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
-    key = repr(
-        (config.task, judge_names(config), [getattr(config, name) for name in settings], holdout, splits)
-    )
-    return once(key, lambda: _build(config, holdout, splits))
+    return repr((config.task, judge_names(config), [getattr(config, name) for name in settings]))
 
 
 def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
     from moe_lab.tasks.factory import build_tasks
 
     _quiet_lm_eval()
+    _compile_templates_once()
     seed_as_lm_eval()
     names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
     if not names:
@@ -261,6 +264,14 @@ def seed_as_lm_eval() -> None:
 
     random.seed(0)
     numpy.random.seed(1234)
+
+
+@cache
+def _compile_templates_once() -> None:
+    """Keep compiled templates: lm-eval compiles them for each document, which takes longer than filling them in."""
+    from lm_eval.utils import env
+
+    env.from_string = lru_cache(maxsize=1024)(env.from_string)
 
 
 def _quiet_lm_eval() -> None:

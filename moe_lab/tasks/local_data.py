@@ -47,9 +47,10 @@ class LocalData:
     def _split(self, split: str, purpose: str) -> Dataset:
         file = self.path / f"{split}.jsonl"
         rows = read_jsonl(file, f"{self.task} needs it {purpose}")
+        shown = sorted(self.shown)
         for number, row in enumerate(rows, start=1):
-            for column in sorted(self.shown & row.keys()):
-                if row[column] is None:
+            for column in shown:
+                if row.get(column, "") is None:
                     raise TaskError(f"{file}, row {number}: {column!r} is null, but {self.task} shows it.")
         if self.column is not None:
             if self.column not in rows[0]:
@@ -106,7 +107,7 @@ def read_jsonl(file: Path, purpose: str) -> Rows:
     return _read(file.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _read(file: Path, _mtime_ns: int, _size: int) -> Rows:
     rows: Rows = []
     try:

@@ -126,6 +126,6 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
 def test_a_study_that_fails_raises(monkeypatch):
     """Broken by "0 of 0 runs have no result"."""
     monkeypatch.setattr(module, "dispatch", lambda cells, overrides: 1)
-    monkeypatch.setattr(module, "jobs_of", lambda configs: [])
+    monkeypatch.setattr(module, "jobs_of", lambda configs, compute: [])
     with pytest.raises(ResultsError, match="A run or a study failed"):
         moe_lab.run(["method=base"])

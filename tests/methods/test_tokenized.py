@@ -185,7 +185,7 @@ def made(monkeypatch, tmp_path):
         return encode_all(tokenizer, conversations, length)
 
     monkeypatch.setattr(prepared, "encode_all", encode)
-    monkeypatch.setattr(prepared, "_last", {})
+    monkeypatch.setattr(prepared, "_recent", {})
 
     def prepare(data: Data = DATA, model: ModelConfig | None = None, **settings):
         config = Config(model=model or ModelConfig(), offline=True)

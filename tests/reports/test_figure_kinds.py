@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method, method_names
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.figures.style import panels, write_figure
@@ -63,7 +63,7 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
     ]
     folder = tmp_path / "tables"
     write_table(experiment, "tiny", cells, folder)
-    png, table = make_figure(experiment, "tiny", cells, Config(), ModelPool(), folder, NO_COMPARISONS)
+    png, table = make_figure(experiment, "tiny", cells, ModelPool(), folder, NO_COMPARISONS)
     assert (png.name, table.name) == ("t-tiny-dots.png", "t-tiny-dots.csv")
     assert table.read_text() == "method,value\nbase,0.5\nroe,0.5\n"
     assert "t-tiny-dots.png" in write_index(folder).read_text()
@@ -78,3 +78,8 @@ def test_the_documentation_names_the_files_of_a_kind() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
     text = page.read_text(encoding="utf-8")
     assert "`moe_lab/reports/figures/<kind>.py`" in text and "`moe_lab/reports/figure_kinds.py`" in text
+
+
+def test_the_kinds_that_methods_declare_are_drawn_from_traces() -> None:
+    declared = {kind for name in method_names() for kind in get_method(name).figures}
+    assert {FIGURES[kind][0] for kind in declared} == {"traces"}

@@ -62,6 +62,9 @@ def test_real_results_are_whole() -> None:
         (changed(samples={"t": ["0"]}), "moe_lab.samples.t[0] is not a whole number"),
         (changed(samples={}), "moe_lab.samples has no t"),
         (changed(samples={"t": [0], "u": [0]}), "results has no u"),
+        (changed(roe=5), "moe_lab.roe is no mapping"),
+        (changed(roe={"temperatures": ["0"]}), "moe_lab.roe.temperatures[0] is not a number of usual size"),
+        (changed(other=5), None),
         (changed(baseline={"run_id": 5}), "moe_lab.baseline.run_id is not a name"),
         (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none is not two limits"),
         (dict(results_of()) | {"results": {"t": {}, "a\nError: b": {}}}, r"a task is called 'a\nError: b'"),
@@ -75,5 +78,5 @@ def test_real_results_are_whole() -> None:
         ),
     ],
 )
-def test_what_readers_would_meet_is_named(results: dict[str, Any], problem: str) -> None:
+def test_what_readers_would_meet_is_named(results: dict[str, Any], problem: str | None) -> None:
     assert results_misfit(results) == problem

@@ -71,7 +71,7 @@ class Trained(TrainingMethod):
 
 def run_of(method: Any, path: str | None = "owner/name") -> Any:
     facts = SimpleNamespace(path=path, name="tiny", dtype="float32")
-    return SimpleNamespace(method=method, facts=facts, config=None)
+    return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
 def test_hours_are_operations_at_the_stated_rate() -> None:

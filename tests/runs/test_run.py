@@ -46,8 +46,8 @@ def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
     return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, num_fewshot=2)
 
 
-def run(one: Config) -> Outcome:
-    return execute(prepare(one), ModelPool())
+def run(one: Config, *, compute: bool = True) -> Outcome:
+    return execute(prepare(one), ModelPool(), compute=compute)
 
 
 def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(
     stored["moe_lab"]["paired"]["arc_easy"][METRIC]["ci95"] = [0.0, 0.0]
     del stored["moe_lab"]["statistics"]
     first.path.write_text(json.dumps(stored))
-    shown = run(replace(roe, limit=3, mode="report")).results
+    shown = run(replace(roe, limit=3), compute=False).results
     assert "older-intervals" in marks_of(shown)
     asked, loaded = len(calls()), len(loads)
     again = run(replace(roe, limit=3)).results
@@ -194,7 +194,7 @@ def test_a_damaged_result_of_the_baseline_is_made_again(roe: Config, calls: Call
 def test_without_a_baseline_and_with_one_later(roe: Config, calls: Callable[[], list[str]]) -> None:
     alone = run(replace(roe, baseline=False))
     assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
-    report = run(replace(roe, mode="report"))
+    report = run(roe, compute=False)
     assert report.stored and len(calls()) == 30, "a report computes nothing"
     both = run(roe)
     assert both.results["moe_lab"]["paired"] and len(calls()) == 60, "only the baseline was computed"

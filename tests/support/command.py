@@ -114,6 +114,8 @@ class FakeRuns:
     summarized: list[str] = field(default_factory=list)
     asked: list[Config] = field(default_factory=list)
     """Of every run that is executed or read."""
+    computing: list[bool] = field(default_factory=list)
+    """Whether each of these may be computed."""
 
     def prepare(self, config: Config) -> FakeRun:
         run = FakeRun(config)
@@ -121,8 +123,9 @@ class FakeRuns:
         self.prepared.append(run.run_id)
         return run
 
-    def execute(self, run: FakeRun, models: Any) -> FakeOutcome:
+    def execute(self, run: FakeRun, models: Any, *, compute: bool = True) -> FakeOutcome:
         self.asked.append(run.config)
+        self.computing.append(compute)
         if run.run_id in self.errors:
             raise self.errors[run.run_id]
         if run.run_id not in self.done:

@@ -52,9 +52,11 @@ def stored_run(
     method: str = "roe",
     baseline: str | None = None,
     config: dict[str, Any] | None = None,
+    task: str = "t",
+    base_value: float = 0.5,
     **changes: Any,
 ) -> RunResult:
-    """A run of task `t` in `<output>/runs/`, with results.json and its sample log."""
+    """A run of one task in `<output>/runs/`, with results.json and its sample log."""
     metric = f"{lines[0]['metrics'][0]},none"
     values = [line[metric.partition(",")[0]] for line in lines]
     value = sum(values) / len(values)
@@ -62,23 +64,23 @@ def stored_run(
         "run_id": run_id,
         "model": {"name": "tiny", "commit": None, "identified_by": "content"},
         "method": {"name": method, "config": config or {"name": method}},
-        "task": {"name": "t", "tasks": ["t"], "metric": metric},
+        "task": {"name": task, "tasks": [task], "metric": metric},
         "seed": None if method == "base" else 0,
-        "overrides": [f"method={method}", "task=t"],
+        "overrides": [f"method={method}", f"task={task}"],
         "versions": versions(),
         "statistics": statistics.VERSION,
-        "samples": {"t": [line["doc_id"] for line in lines]},
-        "intervals": {"t": {metric: [value - 0.1, value + 0.1]}},
+        "samples": {task: [line["doc_id"] for line in lines]},
+        "intervals": {task: {metric: [value - 0.1, value + 0.1]}},
         "cost": {"wall_seconds": 2.5, "tokens_in": 100, "peak_memory_bytes": 2**30, "device": "cpu"},
     }
     if baseline is not None:
-        block["baseline"] = {"run_id": baseline, "results": {"t": {metric: 0.5}}}
-    results = {"results": {"t": {"alias": "t", metric: value}}, "moe_lab": block | changes}
-    folder = output / "runs" / f"tiny-{method}-t-{run_id[:8]}"
+        block["baseline"] = {"run_id": baseline, "results": {task: {metric: base_value}}}
+    results = {"results": {task: {"alias": task, metric: value}}, "moe_lab": block | changes}
+    folder = output / "runs" / f"tiny-{method}-{task}-{run_id[:8]}"
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    (folder / "samples_t.jsonl").write_text(text, encoding="utf-8")
+    (folder / f"samples_{task}.jsonl").write_text(text, encoding="utf-8")
     return RunResult(results, folder)
 
 

@@ -15,7 +15,6 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_asked_enough, check_one_process, reference_documents
 from moe_lab.results.model import RunResult
-from moe_lab.results.scores import without_neighbour
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -72,6 +71,7 @@ class C3PO(Method):
     numerics: ClassVar[int] = 3
     reports_flips: ClassVar[bool] = True
     tells_choices: ClassVar[bool] = True
+    figures: ClassVar[tuple[str, ...]] = ("steps", "activation", "sample", "retained")
 
     Config = C3POConfig
 
@@ -196,12 +196,20 @@ class C3PO(Method):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        if (counts := without_neighbour(RunResult({"moe_lab": block}))) is None:
+        if (counts := C3PO.without_neighbour(RunResult({"moe_lab": block}))) is None:
             return []
         return [
             f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and kept "
             "their pathway."
         ]
+
+    @staticmethod
+    def without_neighbour(result: RunResult) -> tuple[int, int] | None:
+        """None for the oracle, too, which has no neighbours."""
+        without = result.report.get("reference", {}).get("questions_without", 0)
+        if result.report.get("upper_bound") or (result.report.get("epsilon") is None and not without):
+            return None
+        return without, result.num_documents
 
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:

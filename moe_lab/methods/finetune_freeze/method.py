@@ -24,6 +24,7 @@ from moe_lab.methods.finetune_freeze.store import (
     work_left,
 )
 from moe_lab.methods.method import Context, Method, TrainingMethod
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -117,7 +118,7 @@ class FinetuneFreeze(TrainingMethod):
             )
         if self.config.partners is not None:
             check_constraint(config, facts)
-        model = empty_model(architecture)
+        model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
         groups = parameter_groups(model)
         if self.config.freeze_shared_experts and not groups["shared_experts"]:
             raise ConfigError(

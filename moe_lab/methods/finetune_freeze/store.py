@@ -152,10 +152,8 @@ def _train(
 ) -> dict[str, Any]:
     from moe_lab.methods.finetune_freeze.parameter_groups import counts_of
     from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
-    from moe_lab.methods.trainer import LOSS
     from moe_lab.models.load import load_model
     from moe_lab.models.source import load_config
-    from moe_lab.reports.figures.training import write_training_loss
 
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
@@ -191,7 +189,6 @@ def _train(
         course = finetune(model, training)
     with writing(folder / "model"):
         save_model(model, tokenizer, folder / "model", facts.dtype)
-    write_training_loss(folder, LOSS)
     return {
         "schedule": recipe.label,
         "steps": steps,

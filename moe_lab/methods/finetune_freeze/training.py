@@ -25,7 +25,6 @@ from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
-from moe_lab.reports.figures.curves import write_training_metrics
 from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
 
@@ -187,7 +186,7 @@ def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
     """Measures expert metrics on the validation conversations, if there are routers and they route single tokens."""
     if not training.validation or not find_routers(model) or why_fixed(model):
         return []
-    return [ExpertMetrics(Rows(training.validation), training.folder, plot=write_training_metrics)]
+    return [ExpertMetrics(Rows(training.validation), training.folder)]
 
 
 def _arguments(training: Training) -> TrainingArguments:

@@ -30,7 +30,7 @@ from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
 from moe_lab.methods.trained import Trained, last_checkpoint, save_model, steps_kept
-from moe_lab.methods.trainer import LOSS, Log, training_arguments
+from moe_lab.methods.trainer import Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
 from moe_lab.models.facts import resolve_device
@@ -278,7 +278,6 @@ def load_or_train(
 def _train(folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: ModelFacts) -> dict[str, Any]:
     from moe_lab.models.designs.configuration import UNITS
     from moe_lab.models.designs.units import unit_tables
-    from moe_lab.reports.figures.training import write_training_loss
 
     design = config.method
     units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
@@ -302,5 +301,4 @@ def _train(folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: 
     model, course = train_together(training)
     with writing(folder / "model"):
         save_model(model, tokenizer, folder / "model", facts.dtype)
-    write_training_loss(folder, LOSS)
     return course | {"corpus_rows": len(rows), "all_versions": versions()}

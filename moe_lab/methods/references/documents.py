@@ -15,6 +15,7 @@ from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.models.distributed import num_processes
+from moe_lab.tasks.loading import load_tasks, once, task_key
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -129,11 +130,19 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
 
     Raises ConfigError and TaskError for missing tasks, and if no document is left.
     """
+    if tested is not None:
+        return _reference_documents(config, settings, tested)
+    chosen = (settings.reference, settings.reference_size, config.sample_seed)
+    # the cells of a grid differ in how they use their references, and choosing these hashes all documents
+    key = f"references {task_key(config)} {chosen}"
+    return once(key, lambda: _reference_documents(config, settings, load_tasks(config)))
+
+
+def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> ReferenceDocuments:
     from moe_lab.tasks.documents import document_hashes
-    from moe_lab.tasks.loading import load_tasks
 
     label, sources = reference_sources(config.task.name, settings.reference)
-    tests = (tested or load_tasks(config))["tasks"].values()
+    tests = tested["tasks"].values()
     known = frozenset[str]().union(*(one for task in tests for one in document_hashes(task)))
     found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
@@ -173,8 +182,6 @@ def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
 
 def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, str]) -> dict[str, Any]:
     """The parts' tasks by `<task>:<split>`. Adds the metrics of generating tasks to `metrics`."""
-    from moe_lab.tasks.loading import load_tasks
-
     tasks: dict[str, Any] = {}
     for name, one, splits in parts:
         alone = replace(config, task=one, num_fewshot=0, limit=None, samples=None)
@@ -265,8 +272,6 @@ def _choose(
 
 def check_choice_questions(config: Config) -> None:
     """Raise ConfigError for a task without choices, and for several processes."""
-    from moe_lab.tasks.loading import load_tasks
-
     check_one_process(config)
     check_choices(config, load_tasks(config)["tasks"])
 

@@ -14,6 +14,7 @@ from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -81,7 +82,10 @@ class VirtualTokens(Method):
                 f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
                 "Use fewer."
             )
-        reason = refusal(load_config(config.model, offline=config.offline), self.config.name)
+        reason = once(
+            f"virtual tokens {config.model} {config.offline} {self.config.name}",
+            lambda: refusal(load_config(config.model, offline=config.offline), self.config.name),
+        )
         if reason:
             raise ModelError(
                 f"method={self.config.name} does not run on {facts.path or facts.name} (model type {facts.family}): "

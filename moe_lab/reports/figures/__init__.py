@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
+from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.results.model import RunResult
 
 
@@ -25,32 +28,43 @@ def write_study_figures(folder: Path) -> list[Path]:
     return history + heatmap
 
 
-def write_run_figures(result: RunResult) -> list[Path]:
+def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     """Draw what a run's traces and expert metrics show into its `figures/`.
 
-    Of C3PO's traces `steps`, `activation` and `sample`, and `retained` where all experts were optimized; of expert
-    metrics `coactivation` and `selections`. Returns the paths, each PNG followed by its CSV.
+    `kinds` are those that the run's method declares, each drawn from the run's traces if it has some; of expert metrics
+    `coactivation` and `selections`. Returns the paths, each PNG followed by its CSV.
     """
     from moe_lab.metrics.stored import stored_metrics
     from moe_lab.reports.figures.coactivation import write_coactivation
 
     metrics = stored_metrics(result.stored_in, result.run_id, result.commit)
-    return _trace_figures(result) + (write_coactivation(result.stored_in, metrics) if metrics else [])
+    drawn = _trace_figures(result, kinds) if kinds else []
+    return drawn + (write_coactivation(result.stored_in, metrics) if metrics else [])
 
 
-def _trace_figures(result: RunResult) -> list[Path]:
-    from moe_lab.reports.figures.pathways import write_activation, write_sample
-    from moe_lab.reports.figures.traces import read_traces, write_retained, write_steps
+def _trace_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
+    from moe_lab.reports.figures.traces import read_traces
 
     run = read_traces(result)
     if run is None:
         return []
-    drawn = {
-        "steps": write_steps,
-        "activation": write_activation,
-        "sample": write_sample,
-        "retained": write_retained,
-    }
-    return [
-        path for name, write in drawn.items() for path in write([run], result.stored_in / "figures", name)
-    ]
+    paths = []
+    for kind in kinds:
+        module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
+        paths += getattr(module, f"write_{kind}")([run], result.stored_in / "figures", kind)
+    return paths
+
+
+def write_training_figures(folder: Path, held_out: str) -> None:
+    """Draw a training's loss and its expert metrics, where they were measured, into its `figures/`.
+
+    Args:
+        held_out: the log's key of the loss on held-out rows.
+    """
+    from moe_lab.metrics.training_metrics import read_measurements
+    from moe_lab.reports.figures.curves import write_training_metrics
+    from moe_lab.reports.figures.training import write_training_loss
+
+    if lines := read_measurements(folder):
+        write_training_metrics(lines, folder / "figures")
+    write_training_loss(folder, held_out)

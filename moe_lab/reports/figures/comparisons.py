@@ -124,12 +124,17 @@ def _task_label(task: str, rows: DataFrame) -> str:
 
 # RoE next to the base model with more experts per token, at equal expert work (RoE, section 1)
 
-LINES = {
-    "base": ("base model with k' experts", ORANGE, "s", 0.97),
-    "roe": ("RoE: n rows of k experts", BLUE, "o", 1.03),
-    "roe, temperature 0": ("RoE at temperature 0: rounding alone", GREY, "^", 1.0),
-}
-"""Label, colour, marker and sideways shift of each method."""
+ROUNDING = "temperature 0"
+"""The end of the name of RoE without noise."""
+
+
+def _line_of(method: str) -> tuple[str, str, str, float]:
+    """Label, colour, marker and sideways shift of a method."""
+    if method == "base":
+        return "base model with k' experts", ORANGE, "s", 0.97
+    if method.endswith(ROUNDING):
+        return "RoE at temperature 0: rounding alone", GREY, "^", 1.0
+    return "RoE: n rows of k experts", BLUE, "o", 1.03
 
 
 CONTROL_COLUMNS = [
@@ -174,10 +179,8 @@ def control_rows(table: CellTable) -> DataFrame:
 
 def _control_draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
-    for method, (label, colour, marker, shift) in LINES.items():
-        shown = rows[rows["method"] == method]
-        if shown.empty:
-            continue
+    for method, shown in rows.groupby("method", sort=False):
+        label, colour, marker, shift = _line_of(str(method))
         bounds = None
         if shown["low"].notna().all():
             bounds = [list(shown["value"] - shown["low"]), list(shown["high"] - shown["value"])]
@@ -185,7 +188,7 @@ def _control_draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> 
             shown["expert_work"] * shift, list(shown["value"]), yerr=bounds, fmt=f"{marker}-", color=colour,
             capsize=2, elinewidth=0.9, label=label,
         )  # fmt: skip
-    own = set(rows["experts_per_token"][rows["method"] == "roe"])
+    own = set(rows["experts_per_token"][rows["method"] != "base"])
     for count in own:
         axis.axvline(count, color=GREY, ls=":", lw=1.2, label="the model's own k")
     count_axis(axis, sorted({*rows["expert_work"], *own}), "experts computed per token and layer")

@@ -174,9 +174,11 @@ def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, plain: str) -> None:
-    """Draw RoE and the larger model relative to the base model, measured in turns with them."""
+    """Draw the method and the larger model relative to the base model, measured in turns with them."""
     counts = [row["n"] for row in rows]
-    for kind, line, colour, label in (("roe", "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
+    kinds = [key.removesuffix(f"_{name}") for key in rows[0] if key.endswith(f"_{name}")]
+    [method] = set(kinds) - {"base", "equivalent"}
+    for kind, line, colour, label in ((method, "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
         values = [row[f"{kind}_{name}"] / row[f"base_{name}"] for row in rows]
         axis.plot(counts, values, line, color=colour, label=label)
     axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")

@@ -20,6 +20,7 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.reports.terminal.results import INTERVAL, settings
 from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import Family
 
 
 class CounterfactualView(View):
@@ -28,7 +29,7 @@ class CounterfactualView(View):
     def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
         return stored_counterfactual(folder, run_id, commit)
 
-    def print(self, results: Sequence[RunResult]) -> None:
+    def print(self, results: Sequence[RunResult], family: Family) -> None:
         labels = settings([run.overrides for run in results], [run.seed for run in results])
         rows = [
             (run.model, label, ",".join(run.requested), *_cells(band))

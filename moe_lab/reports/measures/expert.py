@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.metrics.intervals import difference_of
-from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
+from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.measures.view import Content, PageTable, Table, View
 from moe_lab.reports.terminal.layout import (
@@ -19,9 +19,11 @@ from moe_lab.reports.terminal.layout import (
     print_stacked,
     stacked_table,
 )
-from moe_lab.reports.terminal.results import INTERVAL, P, settings
+from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, settings
 from moe_lab.results.model import RunResult
-from moe_lab.results.scores import headline
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import Comparison, headline
+from moe_lab.results.significance import ALPHA
 
 LAYER_COLUMNS = ["metric", "of", "layer", "value", "low", "high", "maximum"]
 
@@ -32,16 +34,23 @@ class ExpertView(View):
     def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
         return stored_metrics(folder, run_id, commit)
 
-    def print(self, results: Sequence[RunResult]) -> None:
+    def comparisons(self, results: Sequence[RunResult]) -> dict[Comparison, float | None]:
+        """McNemar's p of each accuracy lost in one evaluation; None for the mean of several."""
+        stored = [(run.run_id, metrics) for run in results if (metrics := self.of(run)) is not None]
+        return {key: p for run_id, metrics in stored for key, p in lost_p_values(metrics, run_id).items()}
+
+    def print(self, results: Sequence[RunResult], family: Family) -> None:
         rows: list[tuple[str, ...]] = []
         labels = settings([run.overrides for run in results], [run.seed for run in results])
         for run, label in zip(results, labels, strict=True):
             if (metrics := self.of(run)) is not None:
                 task = ",".join(run.requested)
-                rows += [(run.model, run.method, label, task, *line) for line in lines(metrics)]
+                rows += [
+                    (run.model, run.method, label, task, *line) for line in lines(metrics, run.run_id, family)
+                ]
         if rows:
             print()
-            print_stacked(expert_table(rows), EXPERT_METRICS_EXPLAINED)
+            print_stacked(expert_table(rows, family), explained(family))
             print(CORRECTED)
 
     def values(self, content: Content) -> dict[str, float]:
@@ -81,20 +90,28 @@ class ExpertView(View):
         )
 
 
-EXPERT_METRICS_EXPLAINED = {
-    "value": "bits of entropy; for Capacity and Specialization the accuracy lost.",
-    "at most, or accuracy": "the largest entropy possible; accuracy before and after.",
-    P: "McNemar's exact test of the lost accuracy.",
-    "to base": "value minus that of base.",
-}
-"""What a column shows (docs/expert_metrics.md)."""
+UNCHANGED = "unchanged routing"
+"""What a lost accuracy is compared with."""
 CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 Line = tuple[str, str, str, str, str, str, str, str]
 """Metric, subject, value, interval, accuracies or the largest possible value, p, difference to base, interval."""
 
 
-def expert_table(rows: Sequence[tuple[str, ...]]) -> StackedTable:
+def explained(family: Family) -> dict[str, str]:
+    """What a column shows (docs/expert_metrics.md)."""
+    test = "McNemar's exact test of the lost accuracy"
+    corrected = f"{test}, corrected for all comparisons of the command ({family.note})"
+    return {
+        "value": "bits of entropy; for Capacity and Specialization the accuracy lost.",
+        "at most, or accuracy": "the largest entropy possible; accuracy before and after.",
+        P: f"{test}. Significant below {ALPHA}.",
+        HOLM: f"{corrected}. Significant below {ALPHA}.",
+        "to base": "value minus that of base.",
+    }
+
+
+def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> StackedTable:
     """One row per run, metric and what it is of; each row has the run's model, method, settings, task, and a `Line`."""
     columns = [list(cells) for cells in zip(*rows, strict=True)]
     model, method, label, task, metric, subject, value, limits, bound, p, difference, its_limits = columns
@@ -103,15 +120,30 @@ def expert_table(rows: Sequence[tuple[str, ...]]) -> StackedTable:
         names({"task": task}),
         names({"metric": metric, "of": subject}),
         numbers({"value": value, INTERVAL: limits}),
-        numbers({"at most, or accuracy": bound, P: p}),
+        numbers({"at most, or accuracy": bound, HOLM if family.tests > 1 else P: p}),
         numbers({"to base": difference, INTERVAL: its_limits}),
     ]
     return stacked_table("Expert metrics", stacks)
 
 
-def lines(metrics: dict[str, Any]) -> list[Line]:
-    """The rows of one expert_metrics.json."""
-    return [*_entropies(metrics), *_losses(metrics)]
+def lines(metrics: dict[str, Any], run_id: str, family: Family) -> list[Line]:
+    """The rows of one run's expert_metrics.json."""
+    return [*_entropies(metrics), *_losses(metrics, run_id, family)]
+
+
+def lost_p_values(metrics: dict[str, Any], run_id: str) -> dict[Comparison, float | None]:
+    """The p of each shown loss before the correction; None for a mean over random routings."""
+    return {
+        _comparison(run_id, each, task, metric): runs[0]["p_mcnemar"] if len(runs) == 1 else None
+        for name, each in interventions()
+        if metrics[name] is not None
+        for task, metric, loss in _of_tasks(each.block(metrics[name])["tasks"], metrics["metric"])
+        for runs in [loss["runs"]]
+    }
+
+
+def _comparison(run_id: str, each: Intervention, task: str, metric: str) -> Comparison:
+    return run_id, task, f"expert.{each.name} {metric}", UNCHANGED
 
 
 def _entropies(metrics: dict[str, Any]) -> Iterator[Line]:
@@ -123,33 +155,29 @@ def _entropies(metrics: dict[str, Any]) -> Iterator[Line]:
                 yield f"{metric.label}, bits", of, *shown, *_difference(metrics, name, phase)
 
 
-def _losses(metrics: dict[str, Any]) -> Iterator[Line]:
+def _losses(metrics: dict[str, Any], run_id: str, family: Family) -> Iterator[Line]:
     for name, each in interventions():
         if metrics[name] is not None:  # else the method lets no expert be masked or drawn at random
             tasks = each.block(metrics[name])["tasks"]
             found = _of_tasks(tasks, metrics["metric"])
-            for task, metric, shown in found:
+            for task, metric, loss in found:
+                p = family.corrected.get(_comparison(run_id, each, task, metric))
+                shown = (
+                    number(loss["difference"], sign=True),
+                    interval(loss["ci95"], sign=True),
+                    f"{number(loss['base'])} to {number(loss['changed'])}",
+                    "" if p is None else number(p),
+                )
                 where = each.label if len(found) == 1 else f"{each.label}, {task}"
                 difference = _difference(metrics, *each.path(name), "tasks", task, metric)
                 yield f"{intervention_metrics()[name].label}, {metric}", where, *shown, *difference
 
 
-def _of_tasks(
-    tasks: dict[str, Any], metric_name: str | None
-) -> list[tuple[str, str, tuple[str, str, str, str]]]:
+def _of_tasks(tasks: dict[str, Any], metric_name: str | None) -> list[tuple[str, str, dict[str, Any]]]:
     """Each task with its metric and loss; of many tasks (a group) their documents together."""
     shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
-    found = []
-    for task, losses in shown.items():
-        if not losses:
-            continue
-        metric = headline(losses, metric_name)
-        one = losses[metric]
-        p = one["runs"][0]["p_mcnemar"] if len(one["runs"]) == 1 else None
-        scores = f"{number(one['base'])} to {number(one['changed'])}"
-        difference, limits = number(one["difference"], sign=True), interval(one["ci95"], sign=True)
-        found.append((task, metric, (difference, limits, scores, "" if p is None else number(p))))
-    return found
+    metrics = {task: headline(losses, metric_name) for task, losses in shown.items() if losses}
+    return [(task, metric, shown[task][metric]) for task, metric in metrics.items()]
 
 
 def _difference(metrics: dict[str, Any], *path: str) -> tuple[str, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import Comparison
 
 Content = dict[str, Any]
 """The JSON file of a run's metrics."""
@@ -40,9 +42,16 @@ class View(ABC):
     def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
         """The content of the run's file if it is complete and of this run and hub commit, else None."""
 
+    def comparisons(self, results: Sequence[RunResult]) -> dict[Comparison, float | None]:
+        """The p, before any correction, of each comparison that `print` shows. They belong to the command's family."""
+        return {}
+
     @abstractmethod
-    def print(self, results: Sequence[RunResult]) -> None:
-        """Print one table of all results that have these metrics; nothing where none has."""
+    def print(self, results: Sequence[RunResult], family: Family) -> None:
+        """Print one table of all results that have these metrics, with the corrected p of the command's family.
+
+        Prints nothing where none has these metrics.
+        """
 
     @abstractmethod
     def values(self, content: Content) -> dict[str, float]:

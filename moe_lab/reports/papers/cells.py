@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, told_of, training_score, unit_of
 from moe_lab.results import model
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
-from moe_lab.results.scores import Score, scores_of, without_neighbour
+from moe_lab.results.scores import Score, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -88,9 +89,10 @@ class TableCell:
         return f"{score.metric}, lower is better" if lower else score.metric
 
     def without_neighbour(self) -> tuple[int, int] | None:
-        """`scores.without_neighbour` of the first seed; the sums over the parts of an average."""
+        """`Method.without_neighbour` of the first seed; the sums over the parts of an average."""
         results = [result for each in self.parts or [self] for result in each.results[:1]]
-        known = [counts for result in results if (counts := without_neighbour(result)) is not None]
+        counted = (get_method(result.method).without_neighbour(result) for result in results)
+        known = [counts for counts in counted if counts is not None]
         return (sum(none for none, _ in known), sum(all for _, all in known)) if known else None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.engine.forward.observer import Observer
     from moe_lab.engine.hf import Request
+    from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import ModelPool
     from moe_lab.results.logs import ResponseLog
@@ -89,8 +90,22 @@ def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedMo
 def trained_config(run: Run, models: ModelPool) -> Config:
     """The configuration of the run with the model that answers, which is trained first if need be."""
     if isinstance(run.method, TrainingMethod):
-        return run.method.resolve_model(run.config, run.facts, partial(free_on_all_ranks, models))
+        return resolve_trained(run.method, run.config, run.facts, partial(free_on_all_ranks, models))
     return run.config
+
+
+def resolve_trained(
+    method: TrainingMethod, config: Config, facts: ModelFacts, free: Callable[[], None]
+) -> Config:
+    """`resolve_model` of a method, and the figures of a training that has none yet."""
+    resolved = method.resolve_model(config, facts, free)
+    folder = Path(resolved.model.path or "").parent
+    if (folder / "log.jsonl").is_file() and not (folder / "figures" / "loss.png").is_file():
+        from moe_lab.methods.trainer import LOSS
+        from moe_lab.reports.figures import write_training_figures
+
+        write_training_figures(folder, LOSS)
+    return resolved
 
 
 def _chosen(run: Run) -> dict[str, Any]:

@@ -153,11 +153,14 @@ def _method_key(override: str) -> str:
     return _key(override).split(".")[1]
 
 
-def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCell]:
+def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = True) -> list[PreparedCell]:
     """The cells of an experiment with their jobs. Cells that the user's overrides make equal become one.
 
     `known` has the jobs of earlier experiments by configuration, which share them. A cell without data or model is kept
     with its error.
+
+    Args:
+        compute: whether missing results will be computed, which needs judges that can judge.
     """
     study = cache(lambda: _study(composed.study))
     unreadable: dict[str, ModelError | TaskError] = {}  # missing models and data are looked up once
@@ -176,7 +179,10 @@ def prepare_cells(composed: Composed, known: dict[str, Job]) -> list[PreparedCel
             if known_error := unreadable.get(model) or unreadable.get(data):
                 raise known_error
             if name not in known:
-                known[name] = job_after(study(), config) if with_profile else job_of(config)
+                job = job_after(study(), config) if with_profile else job_of(config)
+                if compute:
+                    job.check_judges()
+                known[name] = job
                 known[name].group = known[name].group or composed.experiment.name
                 known[name].timed |= composed.experiment.figure in TIMED
             cells.append(PreparedCell(cell, config, known[name]))

@@ -150,13 +150,13 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> dict[str, Any]:
 
 
 def measured(
-    config: Config, models: ModelPool, ratio: float, stored_only: bool = False
+    config: Config, models: ModelPool, ratio: float, *, compute: bool = True
 ) -> dict[str, Any] | None:
     """The measurement of a RoE configuration and a plain model `ratio` times as large, stored or new.
 
-    None with `stored_only` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
-    and a `Generation` of the base model (`base`), of RoE (`roe`), and of one with `equivalent_layers` layers and
-    random weights (`equivalent`).
+    None with `compute=False` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
+    and a `Generation` of the base model (`base`), of the method (by its name), and of a model with `equivalent_layers`
+    layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
@@ -166,7 +166,7 @@ def measured(
     except DamagedError as error:
         set_aside(path, error.problem)
         stored = None
-    if stored is not None or stored_only:
+    if stored is not None or not compute:
         return stored
     measurement = key | _measure(config, models.get(config), method, key["equivalent_layers"])
     with writing(path):
@@ -204,7 +204,7 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
     generations = measure_in_turns(
         {
             "base": partial(plain.open, loaded, plain_context),
-            "roe": partial(method.open, loaded, Context(config=config)),
+            config.method.name: partial(method.open, loaded, Context(config=config)),
             "equivalent": partial(plain.open, larger, plain_context),
         }
     )

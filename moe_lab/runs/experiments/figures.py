@@ -29,11 +29,13 @@ ALPHA_N = 0.076
 """The exponent of model size in Kaplan et al. (2020), "Scaling Laws for Neural Language Models", equation 1.1."""
 
 
-def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "run") -> list[dict[str, Any]]:
+def equivalent_rows(
+    cells: Sequence[TableCell], models: ModelPool, *, compute: bool = True
+) -> list[dict[str, Any]]:
     """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
 
     The interval of the size is that of the paired difference in perplexity, resampled over documents. With
-    mode=report cells whose time was not measured yet are left out.
+    `compute=False` cells whose time was not measured yet are left out.
     """
     from moe_lab.runs.experiments.equivalent import measured
 
@@ -42,11 +44,9 @@ def equivalent_rows(cells: Sequence[TableCell], models: ModelPool, mode: str = "
         if not cell.results or not cell.results[0].is_compared:
             continue
         quality = _quality(cell)
-        measurement = measured(
-            _at_its_temperatures(cell), models, quality["size_ratio"], stored_only=mode == "report"
-        )
+        measurement = measured(_at_its_temperatures(cell), models, quality["size_ratio"], compute=compute)
         if measurement is not None:
-            rows.append(quality | _measured_columns(measurement))
+            rows.append(quality | _measured_columns(measurement, cell.results[0].method))
     return sorted(rows, key=lambda row: row["n"])
 
 
@@ -108,7 +108,7 @@ def _at_its_temperatures(cell: TableCell) -> Config:
     return replace(config, method=method, batch_size=1)
 
 
-def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
+def _measured_columns(measurement: dict[str, Any], method: str) -> dict[str, Any]:
     columns = {
         name: measurement[name]
         for name in (
@@ -121,7 +121,7 @@ def _measured_columns(measurement: dict[str, Any]) -> dict[str, Any]:
             "device",
         )
     }
-    for name in ("base", "roe", "equivalent"):
+    for name in ("base", method, "equivalent"):
         for each in ("seconds", "fastest", "slowest"):
             label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
             columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]
@@ -166,15 +166,16 @@ def make_figure(
     experiment: Experiment,
     scale: str,
     cells: Sequence[TableCell],
-    config: Config,
     models: ModelPool,
     folder: Path,
     family: Family,
+    *,
+    compute: bool = True,
 ) -> list[Path]:
     """Draw the experiment's figure from the cells that have results; returns the paths of PNG and CSV.
 
     A kind of TABLES writes its Markdown and CSV instead. Nothing is written where no cell has what the figure shows.
-    With mode=report nothing is measured: RoE's Figure 5 shows what is stored.
+    With `compute=False` nothing is measured: RoE's Figure 5 shows what is stored.
     """
     kind = experiment.figure
     if kind is None:
@@ -183,11 +184,11 @@ def make_figure(
         return _write_table(experiment, scale, cells, folder)
     name, module = FIGURES[kind]
     write = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}")
-    data = _data(name, CellTable(experiment, cells, family), config, models)
+    data = _data(name, CellTable(experiment, cells, family), models, compute)
     return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))
 
 
-def _data(name: str, table: CellTable, config: Config, models: ModelPool) -> Any:
+def _data(name: str, table: CellTable, models: ModelPool, compute: bool) -> Any:
     """The data of a figure, by its name in FIGURES."""
     if name == "cells":
         return table
@@ -195,7 +196,7 @@ def _data(name: str, table: CellTable, config: Config, models: ModelPool) -> Any
         return studies_of(table.cells)
     if name == "traces":
         return traces_of(table.cells)
-    return equivalent_rows(table.cells, models, config.mode)
+    return equivalent_rows(table.cells, models, compute=compute)
 
 
 def _write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> list[Path]:

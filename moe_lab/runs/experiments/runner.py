@@ -31,13 +31,13 @@ from moe_lab.runs.experiments.cells import (
     prepare_cells,
     table_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, print_results
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Outcome, Run
+    from moe_lab.runs.run import Outcome
 
 Filled = list[tuple[Experiment, list[TableCell]]]
 """Experiments with the cells of their tables."""
@@ -94,14 +94,14 @@ def planned_experiments(config: Config, cell: Cell) -> Plan:
 
 def report_experiments(config: Config, cell: Cell) -> int:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    prepared = _prepare(config, cell)
-    _make_tables(prepared, config, only_stored=True)
+    prepared = _prepare(config, cell, compute=False)
+    _make_tables(prepared, config, compute=False)
     return 0
 
 
 def _run(config: Config, cell: Cell) -> int:
     prepared = _prepare(config, cell)
-    failures = _make_tables(prepared, config, only_stored=False)
+    failures = _make_tables(prepared, config, compute=True)
     if is_worker():
         return worker_exit_code(failures)
     errors = prepared.errors
@@ -110,11 +110,11 @@ def _run(config: Config, cell: Cell) -> int:
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
 
 
-def _prepare(config: Config, cell: Cell) -> PreparedExperiments:
+def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExperiments:
     composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
-    prepared = [(each, prepare_cells(each, known)) for each in composed]
+    prepared = [(each, prepare_cells(each, known, compute=compute)) for each in composed]
     experiments = [
         (replace(each.experiment, merged=len(each.cells) - len(cells)), cells) for each, cells in prepared
     ]
@@ -122,38 +122,39 @@ def _prepare(config: Config, cell: Cell) -> PreparedExperiments:
     return PreparedExperiments(experiments)
 
 
-def _make_tables(prepared: PreparedExperiments, config: Config, *, only_stored: bool) -> list[Failure]:
+def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool) -> list[Failure]:
     """Run the jobs, or read what is stored of them, and write the tables. Returns what failed."""
     from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
     jobs, models = prepared.jobs, ModelPool()
-    outcomes, failures = _execute(jobs, models, wait=config.wait, only_stored=only_stored)
+    outcomes, failures = _execute(jobs, models, wait=config.wait, compute=compute)
     if is_worker():
         return failures
     stored = outcomes | _stored_before(jobs, outcomes, models)
     filled = _filled(prepared.experiments, config.scale, stored, failures)
-    family = _family(filled)
+    family = _family(filled, outcomes)
     if outcomes:
         print_results(list(outcomes.values()), family)
-    _write(filled, config, models, family, only_stored=only_stored)
+    _write(filled, config, models, family, compute=compute)
     return failures
 
 
-def _family(filled: Filled) -> Family:
+def _family(filled: Filled, outcomes: Mapping[str, Outcome]) -> Family:
     """Of all comparisons of the command."""
-    return Family.of({key: p for table in filled for key, p in p_values(*table).items()})
+    found = {key: p for table in filled for key, p in p_values(*table).items()}
+    return Family.of(found | measured_p_values(list(outcomes.values())))
 
 
 def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], Filled, Family]:
     """The jobs of experiments, their tables of stored results, and the family of the comparisons; writes nothing."""
     from moe_lab.models.memory import ModelPool
 
-    prepared = _prepare(config, cell)
+    prepared = _prepare(config, cell, compute=False)
     stored = _stored_before(prepared.jobs, {}, ModelPool())
     filled = _filled(prepared.experiments, config.scale, stored, [])
-    return prepared.jobs, filled, _family(filled)
+    return prepared.jobs, filled, _family(filled, stored)
 
 
 def label(config: Config) -> str:
@@ -171,21 +172,16 @@ def _print_merged(experiments: Sequence[tuple[Experiment, list[PreparedCell]]]) 
 
 
 def _execute(
-    jobs: list[Job], models: ModelPool, *, wait: bool, only_stored: bool
+    jobs: list[Job], models: ModelPool, *, wait: bool, compute: bool
 ) -> tuple[dict[str, Outcome], list[Failure]]:
     stored = [
-        replace(job, runs=[_as_stored(run) for run in job.runs if run.done])
+        replace(job, runs=[run for run in job.runs if run.done])
         for job in jobs
         if any(run.done for run in job.runs)
     ]
-    outcomes, failures = run_all(stored if only_stored else jobs, models, wait=wait)
+    outcomes, failures = run_all(jobs if compute else stored, models, wait=wait, compute=compute)
     report_failures(failures, alone=False)
     return {outcome.run.run_id: outcome for outcome in outcomes}, failures
-
-
-def _as_stored(run: Run) -> Run:
-    """The run with mode=report, with which nothing is computed."""
-    return replace(run, config=replace(run.config, mode="report", rerun=False))
 
 
 def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
@@ -193,7 +189,7 @@ def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: Mod
     from moe_lab.runs.execute import execute
 
     return {
-        run.run_id: execute(_as_stored(run), models)
+        run.run_id: execute(run, models, compute=False)
         for run in distinct_runs(jobs)
         if run.run_id not in outcomes and run.done
     }
@@ -217,25 +213,25 @@ def _filled(
     return filled
 
 
-def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, only_stored: bool) -> None:
+def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
     """Write the tables and figures.
 
     A table is kept, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
 
-    Raises ConfigError with `only_stored` if nothing is stored.
+    Raises ConfigError with `compute=False` if nothing is stored.
     """
     folder = Path(config.output_dir) / "tables"
     kept = {
-        experiment.name: _why_kept(experiment, cells, config.scale, folder, only_stored)
+        experiment.name: _why_kept(experiment, cells, config.scale, folder, compute)
         for experiment, cells in filled
     }
-    if only_stored and all(kept.values()):
+    if not compute and all(kept.values()):
         raise ConfigError(NOTHING_STORED)
     for experiment, cells in filled:
         if reason := kept[experiment.name]:
             print(f"experiment={experiment.name}: {reason}", file=sys.stderr)
         else:
-            _write_one(experiment, cells, config, models, folder, family)
+            _write_one(experiment, cells, config, models, folder, family, compute)
     if not all(kept.values()):
         _write_index(filled, kept, config.scale, folder, family)
 
@@ -252,15 +248,15 @@ def _write_index(
 
 
 def _why_kept(
-    experiment: Experiment, cells: Sequence[TableCell], scale: str, folder: Path, only_stored: bool
+    experiment: Experiment, cells: Sequence[TableCell], scale: str, folder: Path, compute: bool
 ) -> str | None:
     """Why the files of a table are kept; None if they are written."""
     if cells and not any(cell.results or cell.studies for cell in cells):
-        if not only_stored:
+        if compute:
             return "No cell is measured: no table is written."
         return f"{NOTHING_STORED} Its files stay as they are."
     table = folder / f"{file_stem(experiment, scale)}.csv"
-    without = [cell for cell in cells if not cell.results and (cell.problem or not only_stored)]
+    without = [cell for cell in cells if not cell.results and (cell.problem or compute)]
     if lost := measured_before(table, without):
         names = "; ".join(cell.name for cell in lost)
         return f"{table.with_suffix('.md')} stays as it is: it has numbers of what has none now ({names})."
@@ -274,12 +270,13 @@ def _write_one(
     models: ModelPool,
     folder: Path,
     family: Family,
+    compute: bool,
 ) -> None:
     from moe_lab.reports.figure_kinds import TABLES
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 
-    figures = make_figure(experiment, config.scale, cells, config, models, folder, family)
+    figures = make_figure(experiment, config.scale, cells, models, folder, family, compute=compute)
     if experiment.figure is not None and not figures:
         remove_figure(folder, file_stem(experiment, config.scale), experiment.figure)
     if cells and experiment.figure not in TABLES:

@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
+from moe_lab.methods import get_method
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.figures.pathways import write_activation, write_sample
 from moe_lab.reports.figures.traces import write_steps
 from moe_lab.results.model import RunResult
 from tests.support.stored_traces import BEFORE, c3po_results, run_of, write_traced_run
 
+KINDS = get_method("c3po").figures
+
 
 def test_a_run_without_traces_has_no_figures(tmp_path: Path) -> None:
-    assert write_run_figures(RunResult(c3po_results().content, tmp_path)) == []
+    assert write_run_figures(RunResult(c3po_results().content, tmp_path), KINDS) == []
 
 
 @pytest.mark.parametrize("write", [write_steps, write_activation, write_sample])
@@ -39,8 +42,8 @@ def test_each_kind_leaves_a_picture_and_its_numbers(write: Any, neighbours: bool
 @pytest.mark.slow
 def test_a_run_draws_its_own_figures(tmp_path: Path) -> None:
     results = write_traced_run(tmp_path / "run", ["BA", "AA"])
-    names = [path.name for path in write_run_figures(results)]
+    names = [path.name for path in write_run_figures(results, KINDS)]
     assert names[::2] == ["steps.png", "activation.png", "sample.png", "retained.png"]
     assert (tmp_path / "run" / "figures" / "retained.csv").exists()
     results = write_traced_run(tmp_path / "part", ["BA"], core_experts=3)
-    assert len(write_run_figures(results)) == 6, "not all experts were optimized"
+    assert len(write_run_figures(results, KINDS)) == 6, "not all experts were optimized"

@@ -9,6 +9,7 @@ import pytest
 from moe_lab.reports.measures import view_of
 from moe_lab.reports.terminal.layout import number
 from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import NO_COMPARISONS
 from tests.support.counterfactual import write_routes
 from tests.support.stored_results import results_of
 
@@ -17,7 +18,7 @@ def test_a_row_for_all_tokens_and_for_each_band(tmp_path: Path, capsys: pytest.C
     results = results_of(overrides=[], seed=0)
     content = write_routes(tmp_path, results)
     view_of("counterfactual").print(
-        [RunResult(results.content, folder) for folder in (tmp_path, tmp_path / "without")]
+        [RunResult(results.content, folder) for folder in (tmp_path, tmp_path / "without")], NO_COMPARISONS
     )
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
@@ -35,6 +36,8 @@ def test_a_row_for_all_tokens_and_for_each_band(tmp_path: Path, capsys: pytest.C
 
 
 def test_without_routes_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    view_of("counterfactual").print([RunResult(results_of(overrides=[], seed=0).content, tmp_path)])
-    view_of("counterfactual").print([])
+    view_of("counterfactual").print(
+        [RunResult(results_of(overrides=[], seed=0).content, tmp_path)], NO_COMPARISONS
+    )
+    view_of("counterfactual").print([], NO_COMPARISONS)
     assert capsys.readouterr().out == ""

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from moe_lab.reports.measures.expert import EXPERT_METRICS_EXPLAINED as EXPLAINED
-from moe_lab.reports.measures.expert import expert_table, lines
+from moe_lab.reports.measures import expert
+from moe_lab.reports.measures.expert import expert_table, explained, lost_p_values
 from moe_lab.reports.terminal.layout import print_stacked
+from moe_lab.results.score_table import Family
 
 
 def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[str, Any]:
     one = {"base": base, "changed": base - difference, "difference": difference, "ci95": [0.0, 0.1]}
     return {"acc,none": one | {"runs": [{"p_mcnemar": p}]}}
+
+
+def family_of(metrics: dict[str, Any], *others: float) -> Family:
+    """The family of a run's losses and of other comparisons."""
+    own = lost_p_values(metrics, "r")
+    return Family.of(own | {(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)})
+
+
+def lines(metrics: dict[str, Any], *others: float) -> list[expert.Line]:
+    return expert.lines(metrics, "r", family_of(metrics, *others))
 
 
 METRICS: dict[str, Any] = {
@@ -46,6 +57,17 @@ def test_differences_to_base_stand_in_their_own_rows():
     assert len(found) == 5
 
 
+def test_a_loss_is_corrected_for_all_comparisons_of_the_command():
+    """Broken by a loss that is significant on the terminal, where the command's other comparisons forbid it."""
+    found = METRICS | {"capacity": {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {}}}}
+    alone, beside = ([line[5] for line in lines(found, *others) if line[5]] for others in ((), (0.5, 0.001)))
+    assert alone == ["0.0300"] and beside == ["0.0600"], "the second smallest of three counts twice"
+    several = family_of(found, 0.5, 0.001)
+    table = expert_table([("m", "roe", "", "t", *line) for line in lines(found)], several)
+    assert "p (Holm)" in {item.heading for stack in table.stacks for item in stack}
+    assert "(3 comparisons, Holm)" in explained(several)["p (Holm)"]
+
+
 def test_without_a_baseline_there_is_no_difference():
     assert all(line[-2:] == ("", "") for line in lines(METRICS))
     least = next(line for line in lines(METRICS) if "least" in line[1])
@@ -55,7 +77,7 @@ def test_without_a_baseline_there_is_no_difference():
         "+0.0200",
         "[+0.0000, +0.1000]",
         "0.5000 to 0.4800",
-        "0.2500",
+        "0.7500",
         "",
         "",
     )
@@ -66,7 +88,8 @@ def test_the_table_of_several_runs_and_tasks_takes_80_columns(capsys):
     found = lines(METRICS | {"differences": {"baseline": difference}})
     runs = [("deepseek-moe", "finetune-freeze", "method.schedule=none-router", "arc_challenge,openbookqa")]
     rows = [(*run, *line) for run in [*runs, ("tiny", "base", "", "toy_choice")] for line in found]
-    print_stacked(expert_table(rows), EXPLAINED)
+    family = family_of(METRICS)
+    print_stacked(expert_table(rows, family), explained(family))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     for text in (

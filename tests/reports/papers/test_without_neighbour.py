@@ -16,7 +16,6 @@ import pytest
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import load_experiment
-from moe_lab.results.scores import without_neighbour
 from tests.support.stored_results import results_of
 from tests.support.stored_traces import c3po_results
 from tests.support.views import csv_text, markdown
@@ -66,11 +65,11 @@ def test_the_csv_has_each_cells_count(tmp_path: Path) -> None:
 
 def test_a_question_that_abstains_counts_and_the_oracle_has_none() -> None:
     def counts(*args: Any, **c3po: Any) -> tuple[int, int] | None:
-        return without_neighbour(cell_of("a", *args, **c3po).results[0])
+        return get_method("c3po").without_neighbour(cell_of("a", *args, **c3po).results[0])
 
     assert counts(None, 2) == (2, 4) and counts(None, 0) is None and counts(0.5, 0) == (0, 4)
     assert counts(0.5, 0, upper_bound=True) is None
-    assert without_neighbour(results_of()) is None
+    assert get_method("roe").without_neighbour(results_of()) is None
 
 
 def test_it_is_said_below_a_runs_scores() -> None:

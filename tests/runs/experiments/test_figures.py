@@ -52,14 +52,11 @@ def test_an_experiment_leaves_a_picture_beside_its_table(name: str, tmp_path: Pa
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     experiment = find_experiments(f"roe/{name}")[0]
     paths = figures.make_figure(
-        experiment, "tiny", [cell_of(study)], Config(), ModelPool(), tmp_path / "tables", NO_COMPARISONS
+        experiment, "tiny", [cell_of(study)], ModelPool(), tmp_path / "tables", NO_COMPARISONS
     )
     stem = f"roe-{name}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
-    assert (
-        figures.make_figure(experiment, "tiny", [cell_of()], Config(), ModelPool(), tmp_path, NO_COMPARISONS)
-        == []
-    )
+    assert figures.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
 
 
 PERPLEXITY = {
@@ -85,8 +82,8 @@ STORED = {
 def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def measured(config: Config, models: ModelPool, ratio: float, stored_only: bool) -> dict[str, Any]:
-        asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, stored_only))
+    def measured(config: Config, models: ModelPool, ratio: float, *, compute: bool) -> dict[str, Any]:
+        asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, compute))
         return STORED
 
     monkeypatch.setattr(equivalent, "measured", measured)
@@ -97,7 +94,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.M
     )
     assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
     assert row["calibrated_size_ratio"] is None
-    assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], False)]
+    assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
 
 
@@ -114,7 +111,7 @@ def test_a_report_measures_nothing(tmp_path: Path) -> None:
         cell_of(**PERPLEXITY), config=Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
     )
     cell.results[0]["moe_lab"]["roe"]["temperatures"] = [0.0] * 8
-    assert figure_rows.equivalent_rows([cell], ModelPool(), mode="report") == []
+    assert figure_rows.equivalent_rows([cell], ModelPool(), compute=False) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,9 +120,7 @@ def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
     rows = figure_rows.setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
-    markdown, table = figures.make_figure(
-        experiment, "paper", [], Config(), ModelPool(), tmp_path, NO_COMPARISONS
-    )
+    markdown, table = figures.make_figure(experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS)
     lines = markdown.read_text().splitlines()
     assert "| math | mixtral | 64 | 0.25 | 5 | standard | - | - | - |" in lines
     assert "| commonsense | all | - | - | - | - | 300 | 100 | accuracy |" in lines

@@ -216,10 +216,10 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
     """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0
 
-    def execute(run, models):
-        if run.config.rerun and run.config.task.name == "toy_math":
+    def execute(run, models, compute=True):
+        if compute and run.config.task.name == "toy_math":
             raise ResultsError("the disk is full")
-        return runs.execute(run, models)
+        return runs.execute(run, models, compute=compute)
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     assert run_command(capsys, "experiment=table_t", "rerun=true").code == 1
@@ -387,10 +387,10 @@ def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     before = (tables / "paper-table_t-tiny.md").read_text()
     (tables / "paper-table_t-tiny.md").unlink()
     runs.executed.clear()
-    runs.asked.clear()
+    runs.computing.clear()
     runs.done.discard("tiny-roe-toy_choice-0")
     assert run_command(capsys, "experiment=table_t", "mode=report", "rerun=true").code == 0
-    assert {(config.mode, config.rerun) for config in runs.asked} == {("report", False)}, "none is completed"
+    assert set(runs.computing) == {False}, "none is completed"
     after = (tables / "paper-table_t-tiny.md").read_text()
     assert not runs.executed
     assert "3 of 4 cells" in after and "| missing |" in after and before != after
@@ -554,8 +554,8 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     monkeypatch.setattr(places, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
-    def execute(run, models):
-        outcome = runs.execute(run, models)
+    def execute(run, models, compute):
+        outcome = runs.execute(run, models, compute=compute)
         outcome.results["results"][run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
         return outcome
 

@@ -137,12 +137,12 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(
         lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1),
     )
     models = ModelPool()
-    assert equivalent.measured(roe, models, 1.5, stored_only=True) is None
+    assert equivalent.measured(roe, models, 1.5, compute=False) is None
     first = equivalent.measured(roe, models, 1.5)
     assert first is not None and (first["layers"], first["equivalent_layers"]) == (4, 6)
     assert set(first) >= {"base", "roe", "equivalent", "non_embedding_parameters"}
-    assert equivalent.measured(roe, models, 1.49, stored_only=True) == first, "the same depth"
-    assert equivalent.measured(roe, models, 2.0, stored_only=True) is None
+    assert equivalent.measured(roe, models, 1.49, compute=False) == first, "the same depth"
+    assert equivalent.measured(roe, models, 2.0, compute=False) is None
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
-    assert equivalent.measured(hotter, models, 1.5, stored_only=True) is None
+    assert equivalent.measured(hotter, models, 1.5, compute=False) is None
     assert settings == [3] and len(list((Path(roe.output_dir) / "measurements").iterdir())) == 1

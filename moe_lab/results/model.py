@@ -15,30 +15,16 @@ from typing import Any
 
 from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
+from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.shapes import results_misfit
 from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
 
-Limits = tuple[float, float]
-"""A 95% interval: lower and upper limit."""
 Block = Mapping[str, Any]
 """A part of a results.json."""
 BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
 """The mappings in the `moe_lab` block of every results.json."""
 BASE = "base"
 """The name of the base model's run in comparisons."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paired:
-    """The difference to another run on the same documents (`results/significance.py`). A number may be missing."""
-
-    n: int | None = None
-    difference: float | None = None
-    interval: Limits | None = None
-    p_mcnemar: float | None = None
-    p_permutation: float | None = None
-    changed: tuple[int, int] | None = None
-    """Documents that only this run has right, and documents that only the other one has right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +231,7 @@ class RunResult(Mapping[str, Any]):
             return [name]
         return [task for child in self.content["group_subtasks"][name] for task in self.tasks_of(child)]
 
-    def interval(self, task: str, metric: str) -> Limits | None:
+    def interval(self, task: str, metric: str) -> Interval | None:
         return limits(self._block.get("intervals", {}).get(task, {}).get(metric))
 
     def lower_is_better(self, task: str, metric: str) -> bool:
@@ -314,16 +300,7 @@ class RunResult(Mapping[str, Any]):
     def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
         """The difference to another run; without a number where the runs are not compared."""
         source = self._block if other == BASE else self._other(other) or {}
-        block = source.get("paired", {}).get(task, {}).get(metric, {})
-        changed = (block.get("to_right"), block.get("to_wrong"))
-        return Paired(
-            n=block.get("n"),
-            difference=block.get("difference"),
-            interval=limits(block.get("ci95")),
-            p_mcnemar=block.get("p_mcnemar"),
-            p_permutation=block.get("p_randomization"),
-            changed=None if None in changed else changed,
-        )
+        return Paired.from_json(source.get("paired", {}).get(task, {}).get(metric, {}))
 
     @property
     def is_compared(self) -> bool:
@@ -356,11 +333,6 @@ def find_run(runs: Path, run_id: str) -> RunResult | None:
         if found is not None and found.run_id == run_id:
             return found
     return None
-
-
-def limits(value: Any) -> Limits | None:
-    """Two limits as JSON has them; None where one is missing."""
-    return (float(value[0]), float(value[1])) if value and None not in value else None
 
 
 def compared_names(results: Iterable[RunResult]) -> list[str]:

@@ -35,7 +35,7 @@ def write_run_figures(result: RunResult) -> list[Path]:
     from moe_lab.reports.figures.coactivation import write_coactivation
 
     metrics = stored_metrics(result.stored_in, result.run_id, result.commit)
-    return _trace_figures(result) + (write_coactivation(result.stored_in, metrics) if metrics else [])
+    return _trace_figures(result) + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
 
 
 def _trace_figures(result: RunResult) -> list[Path]:

@@ -22,15 +22,14 @@ PANELS = 24
 """Most layers that are legible on a page; of more layers, so many evenly spaced ones are shown."""
 
 
-def write_coactivation(folder: Path, metrics: dict[str, Any]) -> list[Path]:
+def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
     """Draw a run's counts into `figures/` as `coactivation` and `selections`; returns PNG, CSV, PNG, CSV.
 
-    `metrics` is the content of its expert_metrics.json. Prompts and answers count together.
+    `experts` are the number of experts of each layer. Prompts and answers count together.
     """
     from safetensors.numpy import load_file
 
     counts = load_file(folder / FOLDER / COUNTS)
-    experts = metrics["experts"]
     pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
     share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
     rows = selection_rows(share_LE, experts)

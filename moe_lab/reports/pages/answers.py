@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 from moe_lab.reports.pages.page import UNEXPECTED, left_out
+from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import MOST_ROUTED, metric_values, read_flips, read_samples
 from moe_lab.results.scores import headline
-from moe_lab.results.statistics import Interval, tango
+from moe_lab.results.statistics import tango
 from moe_lab.results.stored_files import DamagedError
 
 Samples = dict[str, list[dict[str, Any]]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, told_of, training_score, unit_of
 from moe_lab.results import model
@@ -33,9 +34,9 @@ class TableCell:
     (`training_scores.py`)."""
     results: list[RunResult] = field(default_factory=list)
     """One per seed that is stored."""
-    expert: list[dict[str, Any] | None] = field(default_factory=list)
-    """The expert_metrics.json of each of `results`, or None."""
-    summary: dict[str, Any] | None = None
+    expert: list[StoredMetrics | None] = field(default_factory=list)
+    """The expert metrics of each of `results`, or None."""
+    summary: Mapping[str, Any] | None = None
     """`moe_lab.runs.summaries.summary` of those, where there are several."""
     studies: Sequence[Path] = ()
     """The folders of the studies that tuned it: one, or one per seed."""

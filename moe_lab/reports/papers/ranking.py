@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
-from moe_lab.reports.papers.told_apart import bounds_text, seed_bounds_text, uncorrected_scores
-from moe_lab.results.model import limits
+from moe_lab.reports.papers.told_apart import seed_bounds_text, uncorrected_scores
+from moe_lab.results.measured import Interval, bounds_text
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison, Score
 from moe_lab.results.significance import ALPHA, p_over_seeds
-from moe_lab.results.statistics import Interval, bootstrap_interval, over_seeds
+from moe_lab.results.statistics import bootstrap_interval, over_seeds
 
 Design = tuple[str, ...]
 """The coordinates of a design."""
@@ -157,7 +157,7 @@ def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interva
     if len(means) == 1:
         return means[0], bootstrap_interval(by_seed[0]), None
     spread = over_seeds(means)
-    return spread["mean"], limits(spread["ci95"]), p_over_seeds(means)
+    return spread.mean, spread.interval, p_over_seeds(means)
 
 
 def _rows_by_seed(cell: TableCell) -> dict[int | None, list[float]]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.evaluation import Evaluation, Line
+from moe_lab.results.measured import Interval
 from moe_lab.results.samples import reported
 from moe_lab.results.significance import ALPHA, paired
-from moe_lab.results.statistics import Aggregate, Interval
+from moe_lab.results.statistics import Aggregate
 
 # One metric of a task in two evaluations of the same documents
 
@@ -87,24 +88,25 @@ def compared_score(
     """
     mine, theirs = [value for value, _ in values], [value for _, value in values]
     found = paired(theirs, mine, aggregate, lower_is_better=higher_is_better is False)
-    binary = found["to_right"] is not None
-    p = found["p_mcnemar" if binary else "p_randomization"]
+    binary = found.changed is not None
+    p = found.p_mcnemar if binary else found.p_permutation
+    assert p is not None and found.difference is not None
     score = aggregate or (lambda each: float(sum(each)) / len(each))
     return ComparedScore(
         other=other,
         task=task,
         metric=metric,
-        n=found["n"],
+        n=len(values),
         a=float(score(mine)),
         b=float(score(theirs)),
-        difference=found["difference"],
-        ci95=None if found["ci95"] is None else (found["ci95"][0], found["ci95"][1]),
+        difference=found.difference,
+        ci95=found.interval,
         p=p,
         test=MCNEMAR if binary else RANDOMIZATION,
         p_holm=p,
         higher_is_better=higher_is_better,
-        to_right=found["to_right"],
-        to_wrong=found["to_wrong"],
+        to_right=found.to_right,
+        to_wrong=found.to_wrong,
         flips=_flips(values, documents, higher_is_better) if binary and documents is not None else None,
     )
 

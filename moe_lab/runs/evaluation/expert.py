@@ -22,6 +22,7 @@ from moe_lab.metrics.stored import (
     FILE,
     FOLDER,
     SCHEMA_VERSION,
+    StoredMetrics,
     read_arrays,
     stored_metrics,
     without_arrays,
@@ -159,7 +160,7 @@ def write_expert_metrics(
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
     if run.baseline is not None and (before := _stored(run.baseline)) is not None:
-        found["baseline"] = {key: before[key] for key in ("run_id", *METRICS)}
+        found["baseline"] = {key: before.content[key] for key in ("run_id", *METRICS)}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()
@@ -169,7 +170,7 @@ def write_expert_metrics(
     return found
 
 
-def _stored(run: Run) -> dict[str, Any] | None:
+def _stored(run: Run) -> StoredMetrics | None:
     """The expert metrics of a run that this one is compared with."""
     return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
@@ -190,7 +191,7 @@ def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
 
 
 def entropies(counts: Counts) -> dict[str, Any]:
-    """Every counted metric: {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
+    """Every counted metric: {"all", "prefill", "decode"}, as `intervals.measured` gives them."""
     phases = {"all": _measured(counts, [0, 1])}
     for number, phase in enumerate(PHASES):
         own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]

@@ -243,9 +243,8 @@ def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
                 [run[document] for document in documents] for run in (by_document, before[metric])
             )
             lower_is_better = task.higher_is_better().get(metric.partition(",")[0]) is False
-            compared[metric] = paired(
-                mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better
-            )
+            found = paired(mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better)
+            compared[metric] = found.to_json()
     return compared
 
 

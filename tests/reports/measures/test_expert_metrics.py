@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.measures.expert import EXPERT_METRICS_EXPLAINED as EXPLAINED
 from moe_lab.reports.measures.expert import expert_table, lines
 from moe_lab.reports.terminal.layout import print_stacked
@@ -38,7 +39,8 @@ def test_differences_to_base_stand_in_their_own_rows():
         "capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": None},
     }
     found = {
-        (metric, of): rest for metric, of, *rest in lines(METRICS | {"differences": {"baseline": difference}})
+        (metric, of): rest
+        for metric, of, *rest in lines(StoredMetrics(METRICS | {"differences": {"baseline": difference}}))
     }
     assert found["Load Balance, bits", "all tokens"][-2:] == ["+0.1000", "[+0.0500, +0.1500]"]
     assert found["Capacity, acc,none", "most activated expert masked, u"][-2:] == ["-0.2000", "-"]
@@ -47,8 +49,8 @@ def test_differences_to_base_stand_in_their_own_rows():
 
 
 def test_without_a_baseline_there_is_no_difference():
-    assert all(line[-2:] == ("", "") for line in lines(METRICS))
-    least = next(line for line in lines(METRICS) if "least" in line[1])
+    assert all(line[-2:] == ("", "") for line in lines(StoredMetrics(METRICS)))
+    least = next(line for line in lines(StoredMetrics(METRICS)) if "least" in line[1])
     assert least == (
         "Capacity, acc,none",
         "least activated expert masked",
@@ -63,7 +65,7 @@ def test_without_a_baseline_there_is_no_difference():
 
 def test_the_table_of_several_runs_and_tasks_takes_80_columns(capsys):
     difference = {"capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": [-0.3, -0.1]}}
-    found = lines(METRICS | {"differences": {"baseline": difference}})
+    found = lines(StoredMetrics(METRICS | {"differences": {"baseline": difference}}))
     runs = [("deepseek-moe", "finetune-freeze", "method.schedule=none-router", "arc_challenge,openbookqa")]
     rows = [(*run, *line) for run in [*runs, ("tiny", "base", "", "toy_choice")] for line in found]
     print_stacked(expert_table(rows), EXPLAINED)

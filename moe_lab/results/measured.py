@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -97,4 +97,4 @@ class HeldOut(Measured):
     interval: Interval | None
     """Over rows."""
     rows: int
-    row_losses: list[float]
+    row_losses: Sequence[float] = ()

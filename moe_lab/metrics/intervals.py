@@ -14,15 +14,13 @@ import numpy as np
 
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.results.measured import Difference, Interval, Measured, Paired, Value
-from moe_lab.results.samples import Values, aggregation, metric_values
+from moe_lab.results.samples import Log, Values, aggregation, logged_values
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import LEVEL, Aggregate, interval_of_difference
 
 LEFT_OUT = "left_out"
 NUMBERS_AT_ONCE = 2**24
 SCORES = "scores"
-Samples = dict[str, list[dict[str, Any]]]
-"""lm-eval's log of samples by task."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def _losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     return Difference(difference, (2 * limits[0], 2 * limits[1]) if limits else None)
 
 
-def losses(tasks: dict[str, Any], before: Samples, changed: Sequence[Samples]) -> dict[str, Any]:
+def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[str, Any]:
     """The accuracy lost in each task, by `metric,filter`; for several tasks also "all", the loss over all documents.
 
     Args:
@@ -201,8 +199,8 @@ def losses(tasks: dict[str, Any], before: Samples, changed: Sequence[Samples]) -
     Returns a `Loss` as JSON of each. For means, SCORES is a numpy array [1 + evaluations, n]: each document's score in
     base and in every evaluation.
     """
-    base = {name: metric_values(before[name]) for name in tasks}
-    others = [{name: metric_values(samples[name]) for name in tasks} for samples in changed]
+    base = {name: logged_values(before[name]) for name in tasks}
+    others = [{name: logged_values(samples[name]) for name in tasks} for samples in changed]
     by_task: dict[str, Any] = {
         name: {
             metric: _loss(by_document, [other[name][metric] for other in others], aggregation(task, metric))

@@ -91,7 +91,8 @@ def write_json(path: Path, content: Any) -> None:
 def plain(value: Any) -> Any:
     """The value as plain JSON: NaN becomes null, numpy scalars numbers, sets and tuples lists.
 
-    A function becomes its name, any other object its string without memory addresses: equal runs give equal text.
+    An object with `to_json` becomes what that returns, a function its name, any other object its string without memory
+    addresses: equal runs give equal text.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
@@ -103,6 +104,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
+    if hasattr(value, "to_json"):
+        return plain(value.to_json())
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return ADDRESS.sub("", str(value))

@@ -28,7 +28,6 @@ def compare_results(configs: Sequence[Config]) -> int:
     from moe_lab.reports.terminal.comparison import print_comparison
     from moe_lab.results.comparisons.comparison import compare
     from moe_lab.results.comparisons.evaluation import read_evaluation
-    from moe_lab.results.stored_files import read_mapping
 
     if len(configs) > 1:
         raise ConfigError("mode=compare takes no grid. Leave out -m; b= takes several, separated by commas.")
@@ -37,7 +36,7 @@ def compare_results(configs: Sequence[Config]) -> int:
     comparison = compare([read_evaluation(key, path) for key, path in _paths(config).items()])
     file = write_comparison(comparison, Path(config.output_dir))
     try:
-        page = write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html"))
+        page = write_comparison_page(comparison, file.with_suffix(".html"))
     except UNEXPECTED:
         _check_answers(comparison)
         raise
@@ -55,12 +54,12 @@ def _check_answers(comparison: Comparison) -> None:
     from moe_lab.results.stored_files import damaged
 
     for evaluation in comparison.evaluations:
-        for task, lines in evaluation.samples.items():
-            for line in lines:
+        for task, samples in evaluation.samples.items():
+            for sample in samples:
                 try:
-                    answer_of(line, "acc")
+                    answer_of(sample, "acc")
                 except UNEXPECTED as error:
-                    problem = f"the answer to document {line['doc_id']} cannot be read"
+                    problem = f"the answer to document {sample.document} cannot be read"
                     raise damaged(evaluation.samples_files[task], problem, MOVED) from error
 
 
@@ -76,7 +75,6 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
     """
     from moe_lab.results.atomic import write_json, writing
     from moe_lab.results.identity import folder_name, task_label
-    from moe_lab.results.scores import marks_of
     from moe_lab.results.stored_files import opened
 
     digest = hashlib.sha256()
@@ -88,10 +86,7 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
     path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    content = comparison.content()
-    for described, evaluation in zip(content["evaluations"], comparison.evaluations, strict=True):
-        described["marks"] = marks_of(evaluation.own) if evaluation.own else ()
-    write_json(path, content)
+    write_json(path, comparison)
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from moe_lab.reports.measures import Table
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import read_samples, reported
+from moe_lab.results.samples import Sample, read_samples, reported
 from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
 
 # What is logged of the training of a run's model: its log.jsonl by step
@@ -91,19 +91,19 @@ def samples(result: RunResult) -> dict[str, Table]:
     return {f"samples/{task}": _samples_table(lines) for task, lines in logs.items()}
 
 
-def _samples_table(lines: list[dict[str, Any]]) -> Table:
-    metrics = list(dict.fromkeys(metric for line in lines for metric in line["metrics"]))
+def _samples_table(samples: Sequence[Sample]) -> Table:
+    metrics = list(dict.fromkeys(metric for one in samples for metric in one.values))
     rows = [
         [
-            line["doc_id"],
-            line["filter"],
-            next(iter(next(iter(line["arguments"].values()), {"": ""}).values())),
-            line["target"],
-            _text(line["resps"]),
-            _text(line["filtered_resps"]),
-            *(_text(line.get(metric)) for metric in metrics),
+            one.document,
+            one.filter,
+            one.requests[0][0] if one.requests else "",
+            one.target,
+            _text(one.responses),
+            _text(one.filtered),
+            *(_text(one.values.get(metric)) for metric in metrics),
         ]
-        for line in lines
+        for one in samples
     ]
     return SAMPLE_COLUMNS + metrics, rows
 
@@ -140,7 +140,7 @@ def _cell(text: str) -> Any:
 
 def _text(value: Any) -> Any:
     """A value as a cell of a table: nested values as JSON."""
-    while isinstance(value, list) and len(value) == 1:
+    while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 

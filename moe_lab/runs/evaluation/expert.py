@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from moe_lab.engine.forward.observer import Observer
     from moe_lab.engine.hf import Request
     from moe_lab.methods.method import Method
-    from moe_lab.metrics.intervals import Samples
     from moe_lab.metrics.registry import Evaluate
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.memory import ModelPool
+    from moe_lab.results.samples import Log
     from moe_lab.runs.run import Run
 
 logger = logging.getLogger("moe_lab")
@@ -99,7 +99,7 @@ class ExpertMetrics(Measure):
     def observer(self) -> Routes:
         return Routes()
 
-    def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+    def measure(self, run: Run, models: ModelPool, samples: Log, observer: Observer | None) -> None:
         assert isinstance(observer, Routes)
         evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
         write_expert_metrics(run, observer, samples, evaluate, ask)
@@ -128,7 +128,7 @@ Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
 
 
 def write_expert_metrics(
-    run: Run, routes: Routes, samples: Samples, evaluate: Evaluate, ask: Ask
+    run: Run, routes: Routes, samples: Log, evaluate: Evaluate, ask: Ask
 ) -> dict[str, Any]:
     """Compute the metrics and write the run's files, expert_metrics.json last. Returns its content.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from moe_lab.reports.pages import record, runs_page
 from moe_lab.reports.papers import files as csv_table
@@ -37,7 +36,7 @@ def csv_text(experiment: Experiment, cells: Cells) -> str:
 
 def table_record(
     experiment: Experiment, scale: str, cells: Cells, stated: Sequence[Stated] = ()
-) -> dict[str, Any]:
+) -> record.TableRecord:
     return record.table_record(experiment, scale, cells, family_of(experiment, cells), stated)
 
 

@@ -69,9 +69,9 @@ def design_rows(table: CellTable) -> DataFrame:
     frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
     frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
     frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
-    ranked = {id(one.cell): one for one in ranking(experiment, cells, table.family)}
+    ranked = {(one.loss.run_id, LOSS): one for one in ranking(experiment, cells, table.family)}
     for index, cell in enumerate(frame["cell"]):
-        if one := ranked.get(id(cell)):
+        if (score := cell.score()) and (one := ranked.get((score.run_id, score.metric))):
             frame.loc[index, ["low", "high"]] = _beside_the_lowest(one)
     return frame[COLUMNS]
 

@@ -23,7 +23,7 @@ from moe_lab.reports.pages.page import (
     write_page,
     write_text,
 )
-from moe_lab.reports.pages.record import run_record
+from moe_lab.reports.pages.record import RunRecord
 from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
 from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
 from moe_lab.results.model import RunResult, compared_names
@@ -197,7 +197,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
-        runs=[run_record(run) | {"folder": run.stored_in.name} for run in runs],
+        runs=[RunRecord.of(run) for run in runs],
         marks=[text for mark, text in MARKS.items() if mark in seen],
     )
 

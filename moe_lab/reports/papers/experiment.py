@@ -27,11 +27,11 @@ class Published:
     unit: str = "fraction"
     place: str
     mark: str | None = None
+    fraction: float = field(init=False)
+    """The value as in results.json, where rates are fractions."""
 
-    @property
-    def fraction(self) -> float:
-        """The value as in results.json, where rates are fractions."""
-        return self.value / 100 if self.unit == "percent" else self.value
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", self.value / 100 if self.unit == "percent" else self.value)
 
 
 def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:

@@ -149,7 +149,7 @@ def test_a_difference_of_an_expert_metric_has_no_verdict():
     told = TableCell(coordinates={"measure": "acc"}, run_id="r", results=[results_of(**COMPARED)])
     balance = {"coordinates": {"measure": "balance"}, "metric": "expert.load_balance", "expert": [metrics]}
     record = table_record(cell_table().experiment, "tiny", [told, replace(told, **balance)])
-    assert [cell["score"]["difference"] for cell in record["cells"]] == [0.125, 0.1]
+    assert [cell.score.difference for cell in record.cells] == [0.125, 0.1]
     assert [one.score.metric for one in compared_scores([record])] == ["acc,none"]
 
 

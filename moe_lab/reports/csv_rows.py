@@ -28,12 +28,12 @@ def safe_cell(value: Any) -> Any:
     return ("'" if value.startswith(FORMULA) else "") + shown(value)
 
 
-def safe_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def safe_row(row: Mapping[str, object]) -> dict[str, object]:
     """A row whose values are `safe_cell`s."""
     return {key: safe_cell(value) for key, value in row.items()}
 
 
-def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
     """Write rows that share their keys as CSV; None is an empty field."""
     stream = io.StringIO()
     safe = [safe_row(row) for row in rows]

@@ -34,7 +34,7 @@ class Measured:
         found = {name: content[key] for key, name in names.items() if key in content}
         return cls(**found | {"interval": limits(content.get(KEYS["interval"]))})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
         values["interval"] = self.interval and list(self.interval)
         return {KEYS.get(name, name): value for name, value in values.items()}

@@ -199,7 +199,7 @@ class RunResult(Mapping[str, Any]):
         return self._block.get("statistics") != statistics.VERSION and not self.version_notes
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The parts of the block that name the run in a summary over seeds."""
         names = ("model", "method", "task", "untuned", "tuning", "judges")
         return {name: self._block[name] for name in names if name in self._block}

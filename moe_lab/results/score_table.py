@@ -96,6 +96,18 @@ class ScoreTable:
         return cls([family.correct(score) for score in found], family)
 
 
+def flat(score: Score) -> dict[str, Any]:
+    """The fields of a score as columns: an interval as its limits, `low` and `high` in the place of `interval`."""
+    row: dict[str, Any] = {}
+    for name, value in vars(score).items():
+        if name.endswith("interval"):
+            low, high = value or (None, None)
+            row |= {name.replace("interval", "low"): low, name.replace("interval", "high"): high}
+        elif name != "flips":
+            row[name] = " ".join(value) if name == "marks" else value
+    return row
+
+
 def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]:
     """A summary's scores with the difference to another run in place of the base model."""
     if other == BASE:

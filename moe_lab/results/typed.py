@@ -34,5 +34,5 @@ def typed(kind: Any, value: Any) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, object]:
     return get_type_hints(kind)

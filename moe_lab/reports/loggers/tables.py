@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,19 @@ from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
 STEP = "training/step"
 
 
-def training_lines(result: RunResult) -> list[dict[str, float]]:
+def training_lines(result: RunResult) -> list[dict[str, object]]:
     """Keys `training/<name>` per line of the log; `training/<name>/layer_<i>` for a value by layer.
 
     Empty where the method trained no model, or where the model's folder is gone.
     """
     if "training" not in result.report:
         return []
-    return [
-        _flat(line) for line in _lines(result.stored_in.parent.parent / "models" / result.report["model"])
-    ]
+    model = result.stored_in.parent.parent / "models" / result.report["model"]
+    return [_flat(line) for line in read_lines(model / "log.jsonl") or []]
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    return read_lines(folder / "log.jsonl") or []
-
-
-def _flat(line: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _flat(line: Mapping[str, object]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, value in line.items():
         if isinstance(value, list):
             found |= {f"training/{name}/layer_{layer}": one for layer, one in enumerate(value)}
@@ -50,13 +45,13 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
 SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"]
 
 
-def scores(result: RunResult) -> dict[str, Any]:
+def scores(result: RunResult) -> dict[str, object]:
     """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
 
     The headline of a group is the group's own score. `difference` is the gain over the base model, where that was
     evaluated.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for task, task_scores in result["results"].items():
         errors = [key.replace(",", "_stderr,", 1) for key in reported(task_scores)]
         values |= {
@@ -108,14 +103,14 @@ def _samples_table(samples: Sequence[Sample]) -> Table:
     return SAMPLE_COLUMNS + metrics, rows
 
 
-def trial(number: int, value: float | None, temperatures: Sequence[float], state: str) -> dict[str, Any]:
+def trial(number: int, value: float | None, temperatures: Sequence[float], state: str) -> dict[str, object]:
     """One trial: its number, value, state, and the temperature of every MoE layer."""
     width = len(str(max(len(temperatures) - 1, 0)))
     layers = {f"temperature/layer_{layer:0{width}d}": t for layer, t in enumerate(temperatures)}
     return {"trial": number, "state": state, **({} if value is None else {"value": value}), **layers}
 
 
-def study(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def study(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
     """The content of study.json, and the scores and temperatures of best.yaml."""
     content = read_mapping(folder / "study.json") or {}
     best = read_mapping(folder / "best.yaml") or {}

@@ -226,7 +226,7 @@ def _changed(folder: Path) -> str:
     return str(ended)[:16].replace("T", " ")
 
 
-def _settings(method: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _settings(method: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
     """A method's keys, and what else was typed that changes numbers."""
     typed = [text for text in typed_settings(overrides) if not text.startswith(NAMED_ELSEWHERE)]
     pairs = (text.partition("=") for text in typed)

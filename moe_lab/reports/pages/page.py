@@ -164,7 +164,7 @@ IN_LATEX = {
 """Characters that LaTeX does not set as they are."""
 
 
-def latex_of_rows(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
+def latex_of_rows(rows: Sequence[Mapping[str, object]], caption: str) -> str:
     """Rows that share their keys as a LaTeX table with booktabs' rules."""
     from pandas import DataFrame
 
@@ -172,7 +172,7 @@ def latex_of_rows(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
     return "".join(IN_LATEX.get(one, one) for one in text)
 
 
-def csv_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_of_rows(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows that share their keys as CSV."""
     from pandas import DataFrame
 

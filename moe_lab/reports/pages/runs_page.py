@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moe_lab.reports.measures import PageTable, views
 from moe_lab.reports.pages.answers import KINDS, by_confidence, changed_answers
@@ -27,7 +26,7 @@ from moe_lab.reports.pages.record import RunRecord
 from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
 from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
 from moe_lab.results.model import RunResult, compared_names
-from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.score_table import Family, SeedGroup, flat
 from moe_lab.results.scores import MARKS, Score, scores_of, shown_scores
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
@@ -35,6 +34,13 @@ from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
 BAR_HEIGHT = 70
 """Pixels of the highest temperature."""
+Facts = dict[str, str | int | float]
+"""Numbers and words by key."""
+
+
+def facts_of(content: Mapping[str, object]) -> Facts:
+    """The single numbers and words."""
+    return {key: value for key, value in content.items() if isinstance(value, str | int | float)}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Routing:
     """The routing of one run."""
 
     label: str
-    facts: dict[str, Any]
+    facts: Facts
     """The method's report in results.json: what is a single number or word."""
     temperatures: list[dict[str, float]]
     """By MoE layer: the value, and the height of its bar in pixels."""
@@ -56,7 +62,7 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
     """The routing of a run; None where nothing of it is stored."""
     report = run.report
     trained = "training" in report  # its facts are those of the training (`origins.py`)
-    facts = {} if trained else {k: v for k, v in report.items() if isinstance(v, str | int | float)}
+    facts = {} if trained else facts_of(report)
     temperatures = report.get("temperatures") or []
     most = max(temperatures, default=0) or 1
     tables = [view.page_table(content) for view in views() if (content := view.of(run)) is not None]
@@ -78,7 +84,7 @@ class Origin:
     """A study or a training."""
 
     title: str
-    facts: dict[str, Any]
+    facts: Facts
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in its folder."""
     trials: list[dict[str, str]]
@@ -120,9 +126,9 @@ def _folders(run: RunResult) -> list[Path]:
     return [output / part / name for part, name in named if name]
 
 
-def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(content: Mapping[str, object]) -> Facts:
     """Single numbers and words."""
-    return {k: v for k, v in content.items() if isinstance(v, str | int | float) and k not in HIDDEN}
+    return {key: value for key, value in facts_of(content).items() if key not in HIDDEN}
 
 
 def _trials(folder: Path) -> list[dict[str, str]]:
@@ -248,36 +254,26 @@ def _label(score: Score, settings: str) -> str:
     return f"{score.method} on {score.task}" + (f" ({settings})" if settings else "")
 
 
-def _compared(run: RunResult, score: Score, family: Family) -> dict[str, dict[str, Any]]:
+def _compared(run: RunResult, score: Score, family: Family) -> dict[str, Score]:
     """The score's comparisons with other runs than the base model's, by name."""
     return {
-        name: asdict(family.correct(each))
+        name: family.correct(each)
         for name in run.compared
         for each in scores_of(run, score.metric, name)
         if each.task == score.task
     }
 
 
-def _row(score: Score, label: str) -> dict[str, Any]:
+def _row(score: Score, label: str) -> dict[str, object]:
     """A line of the downloads."""
-    low, high = score.interval or (None, None)
-    below, above = score.difference_interval or (None, None)
-    return {
-        "model": score.model,
-        "method": score.method,
-        "task": score.task,
-        "settings": label,
-        "metric": score.metric,
-        "n": score.n,
-        "value": number(score.value).replace("\u2212", "-"),
-        "low": number(low).replace("\u2212", "-"),
-        "high": number(high).replace("\u2212", "-"),
-        "difference": number(score.difference, True).replace("\u2212", "-"),
-        "difference low": number(below, True).replace("\u2212", "-"),
-        "difference high": number(above, True).replace("\u2212", "-"),
-        "p": "" if score.p is None else f"{score.p:.3g}",
-        "marks": " ".join(score.marks),
+    columns, signed = flat(score), ("difference", "difference_low", "difference_high")
+    numbers = {
+        name.replace("_", " "): number(columns[name], name in signed).replace("\u2212", "-")
+        for name in ("value", "low", "high", *signed)
     }
+    names = {"model": score.model, "method": score.method, "task": score.task, "settings": label}
+    p = "" if score.p is None else f"{score.p:.3g}"
+    return {**names, "metric": score.metric, "n": score.n, **numbers, "p": p, "marks": columns["marks"]}
 
 
 def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:

@@ -12,7 +12,7 @@ from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, told_of, training_score, unit_of
 from moe_lab.results import model
 from moe_lab.results.model import BASE, RunResult
-from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
+from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
 from moe_lab.results.scores import Score, scores_of, without_neighbour
 
 if TYPE_CHECKING:
@@ -169,21 +169,8 @@ def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> Ta
 # The cells of an experiment as a data frame
 
 COLUMNS = [
-    "cell",
-    "model",
-    "method",
-    "task",
-    "metric",
-    "value",
-    "stderr",
-    "std",
-    "low",
-    "high",
-    "base",
-    "documents",
-    "seeds",
-    "marks",
-    "published",
+    *("cell", "model", "method", "task", "metric", "value", "stderr", "std", "low", "high", "base"),
+    *("documents", "seeds", "marks", "published"),
 ]
 
 
@@ -207,18 +194,10 @@ class CellTable:
         rows = []
         for cell in self.cells if cells is None else cells:
             score, published = cell.score(), published_of(self.experiment, cell)
-            if score is None or score.value is None:
-                continue
-            numbers = (
-                score.value,
-                score.stderr,
-                score.std,
-                *(score.interval or (None, None)),
-                score.baseline,
-            )
-            names = (cell, score.model, score.method, score.task, score.metric)
-            paper = None if published is None else published.fraction
-            rows.append((*names, *numbers, score.n, score.seeds, " ".join(score.marks), paper))
+            if score is not None and score.value is not None:
+                paper = None if published is None else published.fraction
+                own = {"cell": cell, "base": score.baseline, "documents": score.n, "published": paper}
+                rows.append(flat(score) | own)
         return DataFrame(rows, columns=COLUMNS, dtype=object)
 
 

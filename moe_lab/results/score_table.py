@@ -96,9 +96,9 @@ class ScoreTable:
         return cls([family.correct(score) for score in found], family)
 
 
-def flat(score: Score) -> dict[str, Any]:
+def flat(score: Score) -> dict[str, str | float | None]:
     """The fields of a score as columns: an interval as its limits, `low` and `high` in the place of `interval`."""
-    row: dict[str, Any] = {}
+    row: dict[str, str | float | None] = {}
     for name, value in vars(score).items():
         if name.endswith("interval"):
             low, high = value or (None, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.style import PAGE_WIDTH, panels, write_figure
@@ -45,7 +45,7 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
 PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
 
 
-def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, Any]]:
+def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
     """One row per layer and ordered pair that was selected together: tokens, and P(other | expert)."""
     share_LEE = _shares(pairs_LEE)
     return [
@@ -63,7 +63,7 @@ def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, A
     ]
 
 
-def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[str, Any]]:
+def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
     """One row per layer and expert: its share of the layer's selections."""
     return [
         {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}

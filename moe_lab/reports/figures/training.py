@@ -53,9 +53,12 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
     chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
     draw = partial(_draw_panel, names=names, chance=chance)
     panels = rows.groupby("panel", sort=False)
-    options: dict[str, Any] = {"columns": 2 if len(panels) in (2, 4) else 3, "height": 2.6}
+    columns = 2 if len(panels) in (2, 4) else 3
     return write_figure(
-        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
+        lambda: panel_per(list(panels), title, draw, columns=columns, height=2.6),
+        rows.to_dict("records"),
+        folder,
+        stem,
     )
 
 

@@ -268,8 +268,9 @@ def _row(score: Score, label: str) -> dict[str, object]:
     """A line of the downloads."""
     columns, signed = flat(score), ("difference", "difference_low", "difference_high")
     numbers = {
-        name.replace("_", " "): number(columns[name], name in signed).replace("\u2212", "-")
+        name.replace("_", " "): number(value, name in signed).replace("\u2212", "-")
         for name in ("value", "low", "high", *signed)
+        if not isinstance(value := columns[name], str)
     }
     names = {"model": score.model, "method": score.method, "task": score.task, "settings": label}
     p = "" if score.p is None else f"{score.p:.3g}"

@@ -197,7 +197,7 @@ class CellTable:
             if score is not None and score.value is not None:
                 paper = None if published is None else published.fraction
                 own = {"cell": cell, "base": score.baseline, "documents": score.n, "published": paper}
-                rows.append(flat(score) | own)
+                rows.append({**flat(score), **own})
         return DataFrame(rows, columns=COLUMNS, dtype=object)
 
 

@@ -7,7 +7,6 @@ T = tokens, n = routes (0 is the router's own), N = documents.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import comb
@@ -19,6 +18,7 @@ import numpy as np
 from moe_lab.metrics.intervals import ratio
 from moe_lab.results.measured import Value
 from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.typed import typed
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 """Bounds of the bands: the probability of the most probable token under the router's own route."""
@@ -142,17 +142,6 @@ class Band:
     better: Value
     """The share of changed routes that are better."""
 
-    @classmethod
-    def of(cls, confidence: str, content: Mapping[str, Any]) -> Band:
-        return cls(
-            confidence,
-            content["tokens"],
-            content["log_prob"]["router"],
-            {name: Value.from_json(one) for name, one in content["gain"].items()},
-            Value.from_json(content["chance"]),
-            Value.from_json(content["better"]),
-        )
-
 
 def stored_counterfactual(folder: Path, run_id: str, commit: str | None) -> list[Band] | None:
     """A run's results for all its tokens, then for each band that has any.
@@ -164,5 +153,9 @@ def stored_counterfactual(folder: Path, run_id: str, commit: str | None) -> list
     is_own = {key: content.get(key) for key in expected} == expected
     if not is_own or not content.keys() >= KEYS or not (folder / ARRAYS).is_file():
         return None
-    bands = [Band.of(f"{one['from']:g} to {one['to']:g}", one) for one in content["bands"]]
-    return [Band.of("all", content["all"]), *(band for band in bands if band.tokens)]
+    named = {"all": content["all"]} | {f"{one['from']:g} to {one['to']:g}": one for one in content["bands"]}
+    return [
+        typed(Band, one | {"confidence": name, "router": one["log_prob"]["router"]})
+        for name, one in named.items()
+        if one["tokens"] or name == "all"
+    ]

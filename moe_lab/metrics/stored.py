@@ -37,8 +37,7 @@ class StoredMetrics:
     @property
     def metric(self) -> str | None:
         """The headline metric of the run."""
-        metric: str | None = self.content["metric"]
-        return metric
+        return self.content["metric"]
 
     @property
     def experts(self) -> list[int]:

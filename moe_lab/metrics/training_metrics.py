@@ -24,7 +24,7 @@ from moe_lab.metrics.intervals import entropies_of, ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics
 from moe_lab.metrics.stored import without_arrays
 from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
-from moe_lab.results.atomic import plain, write_atomically, writing
+from moe_lab.results.atomic import plain, write_file
 from moe_lab.results.stored_files import read_lines
 
 FILE = "expert_metrics.jsonl"
@@ -97,9 +97,7 @@ class ExpertMetrics(TrainerCallback):
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
         self.lines.append(plain(place | measure(model, self.rows)))
         if state.is_world_process_zero:
-            with writing(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
+            write_file(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
 
 
 def read_measurements(folder: Path) -> list[dict[str, Any]]:

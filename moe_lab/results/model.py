@@ -93,8 +93,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def _block(self) -> Block:
-        block: Block = self.content["moe_lab"]
-        return block
+        return self.content["moe_lab"]
 
     # What ran.
 
@@ -112,8 +111,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def seed(self) -> int | None:
         """None for methods without randomness."""
-        seed: int | None = self._block.get("seed")
-        return seed
+        return self._block.get("seed")
 
     @property
     def overrides(self) -> list[str]:
@@ -126,8 +124,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def model_facts(self) -> Block:
         """`name`, `commit`, `experts`, `top_k`, `identified_by` and so on."""
-        facts: Block = self._block["model"]
-        return facts
+        return self._block["model"]
 
     @property
     def commit(self) -> str | None:
@@ -140,8 +137,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def method_config(self) -> Block:
-        config: Block = self._block["method"].get("config") or {}
-        return config
+        return self._block["method"].get("config") or {}
 
     @property
     def requested(self) -> list[str]:
@@ -157,14 +153,12 @@ class RunResult(Mapping[str, Any]):
     @property
     def metric(self) -> str | None:
         """The headline metric as lm-eval's `metric,filter`; None with predict_only."""
-        metric: str | None = self._block["task"].get("metric")
-        return metric
+        return self._block["task"].get("metric")
 
     @property
     def samples(self) -> Mapping[str, list[int]]:
         """Document numbers by task."""
-        samples: Mapping[str, list[int]] = self._block["samples"]
-        return samples
+        return self._block["samples"]
 
     @property
     def num_documents(self) -> int:
@@ -180,8 +174,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def versions(self) -> Block:
-        found: Block = self._block.get("versions", {})
-        return found
+        return self._block.get("versions", {})
 
     @property
     def version_notes(self) -> list[str]:
@@ -222,8 +215,7 @@ class RunResult(Mapping[str, Any]):
 
     def scores(self, task: str) -> Block:
         """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
-        scores: Block = self.content["results"].get(task, {})
-        return scores
+        return self.content["results"].get(task, {})
 
     def tasks_of(self, name: str) -> list[str]:
         """A task itself; the tasks of a group, and of the groups in it."""
@@ -268,8 +260,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def tuning(self) -> Block:
         """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
-        tuning: Block = self._block.get("tuning") or {}
-        return tuning
+        return self._block.get("tuning") or {}
 
     @property
     def report(self) -> Block:
@@ -278,8 +269,7 @@ class RunResult(Mapping[str, Any]):
 
     def reported(self, method: str) -> Block:
         """What a method reports; empty for a run of another one."""
-        report: Block = self._block.get(method.replace("-", "_")) or {}
-        return report
+        return self._block.get(method.replace("-", "_")) or {}
 
     # Comparisons on the same documents.
 
@@ -294,8 +284,7 @@ class RunResult(Mapping[str, Any]):
 
     def other_scores(self, task: str, other: str = BASE) -> Block:
         """The scores of the run that it is compared with; empty without one."""
-        scores: Block = (self._other(other) or {}).get("results", {}).get(task, {})
-        return scores
+        return (self._other(other) or {}).get("results", {}).get(task, {})
 
     def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
         """The difference to another run; without a number where the runs are not compared."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
-from moe_lab.results.shapes import FLIP, LINE, NUMBER, ROUTED_FLIP, misfit
+from moe_lab.results.shapes import LINE, NUMBER
 from moe_lab.results.stored_files import damaged, opened, read_lines
+from moe_lab.results.typed import typed
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate
@@ -249,13 +250,10 @@ def read_flips(folder: Path, header: Mapping[str, object] | None = None) -> list
         return None
     if not lines or "header" not in lines[0]:
         raise damaged(folder / FILE, "it has no header")
-    flips = []
-    for line in lines[1:]:
-        routed = "after" in line
-        if (problem := misfit(line, ROUTED_FLIP if routed else FLIP)) is not None:
-            raise damaged(folder / FILE, problem)
-        routing = Routing(**{each.name: line[each.name] for each in fields(Routing)}) if routed else None
-        flips.append(Flip(line["task"], line["document"], line["kind"], routing))
+    try:
+        flips = [typed(Flip, line | {"routing": line if "after" in line else None}) for line in lines[1:]]
+    except ValueError as error:
+        raise damaged(folder / FILE, error) from error
     return flips if header in (None, lines[0]["header"]) else None
 
 

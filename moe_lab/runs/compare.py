@@ -73,7 +73,7 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
 
     The id is the SHA-256 of the sample logs, so the same command writes the same file. Raises ResultsError.
     """
-    from moe_lab.results.atomic import write_json, writing
+    from moe_lab.results.atomic import json_text, write_file
     from moe_lab.results.identity import folder_name, task_label
     from moe_lab.results.stored_files import opened
 
@@ -84,10 +84,7 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
                 digest.update(hashlib.file_digest(log, "sha256").digest())
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
     path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, comparison)
-    return path
+    return write_file(path, json_text(comparison))
 
 
 def _check_keys(config: Config) -> None:

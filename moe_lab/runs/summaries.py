@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
@@ -87,10 +87,7 @@ def _write(outcomes: Sequence[Outcome], content: dict[str, Any]) -> Path:
     runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
     path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, content)
-    return path
+    return write_file(path, json_text(content))
 
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def write_table(experiment: Experiment, scale: str, cells: Cells, folder: Path) 
 
 
 def csv_text(experiment: Experiment, cells: Cells) -> str:
-    return csv_table.csv_text(experiment, cells, family_of(experiment, cells))
+    return csv_table.cells_csv(experiment, cells, family_of(experiment, cells))
 
 
 def table_record(

@@ -125,7 +125,7 @@ def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
     try:
         info: StudyInfo = typed(StudyInfo, read_mapping(folder / "study.json") or {})
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise damaged(folder / "study.json", error) from error
     best = read_mapping(folder / "best.yaml") or {}
     try:

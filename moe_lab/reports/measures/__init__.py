@@ -18,8 +18,7 @@ def view_of(metrics: str) -> View[Any] | None:
     """The view of the kind that `metrics=` names; None for none."""
     if metrics == "none":
         return None
-    view: View[Any] = import_module(f"moe_lab.reports.measures.{metrics}").VIEW
-    return view
+    return import_module(f"moe_lab.reports.measures.{metrics}").VIEW
 
 
 def views() -> list[View[Any]]:

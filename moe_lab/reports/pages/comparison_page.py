@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, ShownAnswer, answer_of, side_by_side
-from moe_lab.reports.pages.page import csv_of_rows, latex_of_rows, text_uri, write_page
+from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.verdict import BETTER, DIFFERENT, NOT_SIGNIFICANT, WORSE, Verdict, made_verdict
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
@@ -51,7 +52,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         names=list(dict.fromkeys(each.run for each in answers)),
         notes=comparison.notes,
         marks=[text for mark, text in MARKS.items() if mark in seen],
-        csv=text_uri(csv_of_rows(rows), "csv"),
+        csv=text_uri(csv_text(rows), "csv"),
         latex=text_uri(latex_of_rows(rows, title), "x-tex"),
     )
 

@@ -16,7 +16,7 @@ from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.papers.stated import Stated, stated_numbers
 from moe_lab.reports.papers.told_apart import Place, corrected_scores, place_of
-from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Score
@@ -107,13 +107,8 @@ def write_record(
     experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path, family: Family
 ) -> Path:
     """Write `<stem>.json` (`file_stem`) of a table and return its path. Raises ResultsError."""
-    path = record_path(experiment, scale, folder)
-    with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path, table_record(experiment, scale, cells, family, stated_numbers(experiment, scale, folder))
-    )
-    return path
+    record = table_record(experiment, scale, cells, family, stated_numbers(experiment, scale, folder))
+    return write_file(record_path(experiment, scale, folder), json_text(record))
 
 
 def record_path(experiment: Experiment, scale: str, folder: Path) -> Path:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.measures import PageTable, views
 from moe_lab.reports.pages.answers import KINDS, by_confidence, changed_answers
 from moe_lab.reports.pages.page import (
     Plot,
     Point,
-    csv_of_rows,
     latex_of_rows,
     number,
     pictures_in,
@@ -20,11 +20,11 @@ from moe_lab.reports.pages.page import (
     rendered,
     text_uri,
     write_page,
-    write_text,
 )
 from moe_lab.reports.pages.record import RunRecord
 from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
 from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
+from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup, flat
 from moe_lab.results.scores import MARKS, Score, scores_of, shown_scores
@@ -163,7 +163,7 @@ def write_runs_page(
         family: of the command's comparisons.
         over_seeds: those of the runs that differ in the seed alone.
     """
-    return write_text(path, runs_text(runs, family, over_seeds))
+    return write_file(path, runs_text(runs, family, over_seeds))
 
 
 def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[SeedGroup] = ()) -> str:
@@ -192,7 +192,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         ],
         compared=compared_names(runs),
         seeds=means,
-        csv=text_uri(csv_of_rows(table), "csv"),
+        csv=text_uri(csv_text(table), "csv"),
         latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
         changed=changed,
         kinds=KINDS,

@@ -17,13 +17,14 @@ from moe_lab.reports.pages.page import (
     picture_uri,
     rendered,
     text_uri,
-    write_text,
 )
 from moe_lab.reports.pages.record import (
     AGREES,
     DISAGREES,
     FAILED,
     NOT_AT_SCALE,
+    NOT_COMPARABLE,
+    NOT_PUBLISHED,
     NOT_RUN,
     STATES,
     CellRecord,
@@ -38,11 +39,23 @@ from moe_lab.reports.pages.record import (
 from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
+from moe_lab.results.atomic import write_file
 from moe_lab.results.scores import MARKS, Score
 from moe_lab.results.stored_files import warn_once
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
 """Names of the folders of `experiments/`; another folder is its own name."""
+EMPTY = (FAILED, NOT_RUN)
+SUMMARY = {
+    "cells": [state for state in STATES if state != NOT_AT_SCALE],
+    "measured": [state for state in STATES if state not in (*EMPTY, NOT_AT_SCALE)],
+    "agree": [AGREES],
+    "disagree": [DISAGREES],
+    "cannot be compared": [NOT_COMPARABLE, NOT_PUBLISHED],
+    **{state: [state] for state in EMPTY},
+    "published, not at this scale": [NOT_AT_SCALE],
+}
+"""Columns of the summary by paper, with the states that they count."""
 
 
 def write_tables_page(folder: Path) -> Path:
@@ -55,7 +68,7 @@ def write_tables_page(folder: Path) -> Path:
         text = _text_of(records, folder)
     except UNEXPECTED:
         text = _text_of([record for record in records if _can_be_shown(record, folder)], folder)
-    return write_text(folder / "index.html", text)
+    return write_file(folder / "index.html", text)
 
 
 def _can_be_shown(record: TableRecord, folder: Path) -> bool:
@@ -76,7 +89,8 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
     return rendered(
         "tables.html.j2",
         papers=papers,
-        summary=[Summary.of(paper, tables) for paper, tables in papers.items()],
+        summary={paper: summary(tables) for paper, tables in papers.items()},
+        total=summary([table for tables in papers.values() for table in tables]),
         states=STATES,
         verdicts={
             kind: [each for each in found if each.outcome == kind]
@@ -131,32 +145,10 @@ class Table:
         return list(dict.fromkeys(cell.shows for cell in self.record.cells if cell.shows))
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The number of a paper's cells that are measured, agree, disagree, cannot be compared, and are empty."""
-
-    paper: str
-    cells: int
-    measured: int
-    agree: int
-    disagree: int
-    incomparable: int
-    failed: int
-    not_run: int
-    elsewhere: int
-
-    @classmethod
-    def of(cls, paper: str, tables: Sequence[Table]) -> Summary:
-        counts = Counter(row.state for table in tables for row in table.rows)
-        cells = counts.total() - counts[NOT_AT_SCALE]
-        measured = cells - counts[FAILED] - counts[NOT_RUN]
-        return cls(
-            *(paper, cells, measured, counts[AGREES], counts[DISAGREES]),
-            incomparable=measured - counts[AGREES] - counts[DISAGREES],
-            failed=counts[FAILED],
-            not_run=counts[NOT_RUN],
-            elsewhere=counts[NOT_AT_SCALE],
-        )
+def summary(tables: Sequence[Table]) -> dict[str, int]:
+    """The number of cells in each column of SUMMARY."""
+    counts = Counter(row.state for table in tables for row in table.rows)
+    return {name: sum(counts[state] for state in states) for name, states in SUMMARY.items()}
 
 
 def _table(record: TableRecord, folder: Path) -> Table:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from moe_lab.reports.csv_rows import safe_cell, safe_row, write_rows
+from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cells import TableCell, averages, compared_names, published_of
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.told_apart import corrected_scores, place_of
-from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME
 from moe_lab.results.score_table import Family, flat
 from moe_lab.results.scores import Score
@@ -121,14 +120,6 @@ def write_rows_table(
     return [markdown, write_rows(rows, folder / f"{stem}.csv")]
 
 
-def write_file(path: Path, text: str) -> Path:
-    """Write a file atomically and create its folder. Raises ResultsError."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
-
-
 # The table of an experiment as CSV: one line per cell, numbers as they are stored
 #
 # `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over
@@ -159,22 +150,19 @@ CSV_COLUMNS = (
 )
 
 
-def csv_text(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> str:
+def cells_csv(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> str:
     """One line per cell, then one per average; numbers as they are stored."""
-    stream = io.StringIO()
     others = compared_names(cells)
     names = [f"{other}_{column}" for other in others for column in COMPARED_COLUMNS]
-    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS, *names], lineterminator="\n")
-    writer.writeheader()
-    lines = [*cells, *averages(experiment, cells)]
-    told = corrected_scores(lines, family)
-    for cell in lines:
+    shown, rows = [*cells, *averages(experiment, cells)], []
+    told = corrected_scores(shown, family)
+    for cell in shown:
         line = _csv_numbers(cell, told.get(place_of(cell)), published_of(experiment, cell))
         for other in others:
             if score := told.get(place_of(cell, other)):
                 line |= {f"{other}_{column}": flat(score)[column] for column in COMPARED_COLUMNS}
-        writer.writerow(safe_row(line))
-    return stream.getvalue()
+        rows.append(line)
+    return csv_text(rows, [*experiment.keys, *CSV_COLUMNS, *names])
 
 
 def _csv_numbers(cell: TableCell, score: Score | None, published: Published | None) -> dict[str, object]:

@@ -148,8 +148,7 @@ class Evaluation:
 
     def scores(self, name: str) -> Block:
         """The scores of a task or a group by `metric,filter`."""
-        scores: Block = self.results["results"].get(name, {})
-        return scores
+        return self.results["results"].get(name, {})
 
     def higher_is_better(self, task: str, metric: str) -> bool | None:
         """Whether a higher value of a `metric,filter` is better; None if the file does not say."""

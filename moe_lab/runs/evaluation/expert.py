@@ -28,7 +28,7 @@ from moe_lab.metrics.stored import (
     without_arrays,
     write_arrays,
 )
-from moe_lab.results.atomic import write_atomically, write_json, writing
+from moe_lab.results.atomic import write_file, write_json
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.evaluation.measures import Measure
@@ -216,9 +216,7 @@ def _write_counts(path: Path, counts: Counts) -> None:
         off = 1 - np.eye(pairs_LEE.shape[-1], dtype=np.int64)
         tensors[f"selections.{phase}"] = np.ascontiguousarray(selections_LE)
         tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(tensors))
+    write_file(path, save(tensors))
 
 
 MEASURE = ExpertMetrics()

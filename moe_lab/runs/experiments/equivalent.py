@@ -18,7 +18,7 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
-from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
 from moe_lab.runs.evaluation.result_block import energy_joules
@@ -173,9 +173,7 @@ def measured(
     layers = key["equivalent_layers"]
     assert isinstance(layers, int)
     measurement = key | _measure(config, models.get(config), method, layers)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, measurement)
+    write_file(path, json_text(measurement))
     return measurement
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from moe_lab.results.measured import Interval, Spread, limits
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.scores import Comparison, Score, shown_scores
+from moe_lab.results.scores import MARKS, Comparison, Score, shown_scores
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
 
@@ -94,6 +94,12 @@ class ScoreTable:
         ]
         family = Family.of_scores(found)
         return cls([family.correct(score) for score in found], family)
+
+
+def explained_marks(marks: Iterable[str]) -> list[str]:
+    """What the marks mean, each once."""
+    seen = set(marks)
+    return [text for mark, text in MARKS.items() if mark in seen]
 
 
 def flat(score: Score) -> dict[str, str | float | None]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, ShownAnswer, answer_of, side_by_side
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
-from moe_lab.reports.pages.verdict import BETTER, DIFFERENT, NOT_SIGNIFICANT, WORSE, Verdict, made_verdict
+from moe_lab.reports.pages.verdict import NOT_SIGNIFICANT, Verdict, by_outcome, made_verdict
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.comparisons.scores import ComparedScore
-from moe_lab.results.scores import MARKS, Score
+from moe_lab.results.score_table import explained_marks
+from moe_lab.results.scores import Score
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
 LEFT_OUT = (
@@ -35,23 +36,17 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     title = (
         f"{' and '.join(_name(one) for one in comparison.evaluations[1:])} against {_name(evaluations['a'])}"
     )
-    seen = {mark for one in comparison.evaluations for mark in one.marks}
     return write_page(
         path,
         "comparison.html.j2",
         title=title,
         evaluations=evaluations,
         scores=scores,
-        verdicts={
-            kind: [v for v in found if v.outcome == kind]
-            for kind in (BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT)
-        },
+        verdicts=by_outcome(found),
         answers=answers,
         kinds=list(KINDS.values()),
-        tasks=list(dict.fromkeys(each.task for each in answers)),
-        names=list(dict.fromkeys(each.run for each in answers)),
         notes=comparison.notes,
-        marks=[text for mark, text in MARKS.items() if mark in seen],
+        marks=explained_marks(mark for one in comparison.evaluations for mark in one.marks),
         csv=text_uri(csv_text(rows), "csv"),
         latex=text_uri(latex_of_rows(rows, title), "x-tex"),
     )

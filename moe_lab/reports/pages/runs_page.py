@@ -22,12 +22,12 @@ from moe_lab.reports.pages.page import (
     write_page,
 )
 from moe_lab.reports.pages.record import RunRecord
-from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, verdicts
 from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
-from moe_lab.results.score_table import Family, SeedGroup, flat
-from moe_lab.results.scores import MARKS, Score, scores_of, shown_scores
+from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
+from moe_lab.results.scores import Score, scores_of, shown_scores
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
 # What runs did to the routing: temperatures, changed decisions, the load of experts
@@ -175,14 +175,11 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
     found = verdicts([*(_named(*line) for line in lines), *_named_means(runs, means)])
     table = [_row(score, label) for _, label, score in lines]
     changed = changed_answers(runs, names)
-    seen = {mark for _, _, score in lines for mark in score.marks}
     return rendered(
         "runs.html.j2",
         title=_title(runs),
         models=list(dict.fromkeys(run.model for run in runs)),
-        verdicts={
-            kind: [one for one in found if one.outcome == kind] for kind in (BETTER, WORSE, NOT_SIGNIFICANT)
-        },
+        verdicts=by_outcome(found),
         only=found[0] if len(found) == 1 else None,
         count=len(found),
         tests=family.tests,
@@ -197,14 +194,12 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         changed=changed,
         kinds=KINDS,
         gains={name: groups for name, pairs in changed.pairs.items() if (groups := by_confidence(pairs))},
-        tasks=list(dict.fromkeys(each.task for each in changed.answers)),
-        names=list(dict.fromkeys(each.run for each in changed.answers)),
         routing=[each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))],
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
         runs=[RunRecord.of(run) for run in runs],
-        marks=[text for mark, text in MARKS.items() if mark in seen],
+        marks=explained_marks(mark for _, _, score in lines for mark in score.marks),
     )
 
 

@@ -36,11 +36,12 @@ from moe_lab.reports.pages.record import (
     read_records,
     rows_of,
 )
-from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, verdicts
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
 from moe_lab.results.atomic import write_file
-from moe_lab.results.scores import MARKS, Score
+from moe_lab.results.score_table import explained_marks
+from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import warn_once
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
@@ -86,18 +87,16 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
     for table in (_table(record, folder) for record in records):
         papers.setdefault(table.paper, []).append(table)
     found = verdicts(compared_scores(records))
+    scores = [cell.score for record in records for cell in record.cells]
     return rendered(
         "tables.html.j2",
         papers=papers,
         summary={paper: summary(tables) for paper, tables in papers.items()},
         total=summary([table for tables in papers.values() for table in tables]),
         states=STATES,
-        verdicts={
-            kind: [each for each in found if each.outcome == kind]
-            for kind in (BETTER, WORSE, NOT_SIGNIFICANT)
-        },
+        verdicts=by_outcome(found),
         count=len(found),
-        marks=_marks(records),
+        marks=explained_marks(mark for score in scores if score for mark in score.marks),
         explained=EXPLAINED,
         scales=list(dict.fromkeys(record.scale for record in records)),
     )
@@ -179,13 +178,6 @@ def _name(cell: CellRecord, score: Score) -> str:
         if value not in ("-", score.method, score.task)
     ]
     return f"{score.method} on {score.task}" + (f" ({', '.join(rest)})" if rest else "")
-
-
-def _marks(records: Sequence[TableRecord]) -> list[str]:
-    """What the marks that appear mean."""
-    scores = [cell.score for record in records for cell in record.cells if cell.score]
-    seen = {mark for score in scores for mark in score.marks}
-    return [text for mark, text in MARKS.items() if mark in seen]
 
 
 def _text(path: Path) -> str:

@@ -21,8 +21,8 @@ from moe_lab.reports.papers.told_apart import (
     seed_bounds_text,
 )
 from moe_lab.results.atomic import write_file
-from moe_lab.results.score_table import Family
-from moe_lab.results.scores import BASE, MARKS, Score
+from moe_lab.results.score_table import Family, explained_marks
+from moe_lab.results.scores import BASE, Score
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
@@ -217,8 +217,7 @@ def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | No
 
 
 def _marks(scores: Sequence[Score]) -> list[str]:
-    seen = {mark for score in scores for mark in score.marks}
-    lines = [f"- {text}" for mark, text in MARKS.items() if mark in seen]
+    lines = [f"- {text}" for text in explained_marks(mark for score in scores for mark in score.marks)]
     return [*lines, ""] if lines else []
 
 

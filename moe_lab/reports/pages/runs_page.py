@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
@@ -23,7 +23,7 @@ from moe_lab.reports.pages.page import (
 )
 from moe_lab.reports.pages.record import RunRecord
 from moe_lab.reports.pages.verdict import Compared, by_outcome, verdicts
-from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
+from moe_lab.reports.terminal.results import seed_lines, settings
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
@@ -148,8 +148,24 @@ COSTS = {
     "peak_memory_bytes": ("peak memory, GiB", 2.0**30),
 }
 """What scores are drawn against: the key in `cost`, what the axis says, and the divisor."""
-Line = tuple[RunResult, str, Score]
-"""A run, its settings, and one of its scores."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One of a run's scores, or the mean over seeds that it begins."""
+
+    run: RunResult
+    label: str
+    """The settings of the run."""
+    score: Score
+    compared: dict[str, Score] = field(default_factory=dict)
+    """Comparisons with other runs than the base model's, by name."""
+
+    @property
+    def named(self) -> Compared:
+        score, settings = self.score, f" ({self.label})" if self.label else ""
+        lower = self.run.lower_is_better(score.task, score.metric)
+        return Compared(f"{score.method} on {score.task}{settings}", score, lower)
 
 
 def write_runs_page(
@@ -170,10 +186,15 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
     """The page of `write_runs_page`."""
     labels = settings([run.overrides for run in runs], [run.seed for run in runs])
     names = [_run_name(run, label) for run, label in zip(runs, labels, strict=True)]
-    lines = _lines(runs, labels, family)
-    means = seed_lines(over_seeds, family)
-    found = verdicts([*(_named(*line) for line in lines), *_named_means(runs, means)])
-    table = [_row(score, label) for _, label, score in lines]
+    lines = [
+        Line(run, label, family.correct(score), _compared(run, score, family))
+        for run, label in zip(runs, labels, strict=True)
+        for score in shown_scores(run)
+    ]
+    means, by_id = seed_lines(over_seeds, family), {run.run_id: run for run in runs}
+    of_means = [Line(by_id[one.score.run_id.split()[0]], one.names[3], one.score) for one in means]
+    found = verdicts([line.named for line in [*lines, *of_means]])
+    table = [_row(line.score, line.label) for line in lines]
     changed = changed_answers(runs, names)
     return rendered(
         "runs.html.j2",
@@ -183,10 +204,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         only=found[0] if len(found) == 1 else None,
         count=len(found),
         tests=family.tests,
-        lines=[
-            {"label": label, "score": score, "compared": _compared(run, score, family)}
-            for run, label, score in lines
-        ],
+        lines=lines,
         compared=compared_names(runs),
         seeds=means,
         csv=text_uri(csv_text(table), "csv"),
@@ -199,30 +217,8 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
         runs=[RunRecord.of(run) for run in runs],
-        marks=explained_marks(mark for _, _, score in lines for mark in score.marks),
+        marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
-
-
-def _lines(runs: Sequence[RunResult], labels: Sequence[str], family: Family) -> list[Line]:
-    """The scores of all runs, with the corrected p of the command's family."""
-    return [
-        (run, label, family.correct(score))
-        for run, label in zip(runs, labels, strict=True)
-        for score in shown_scores(run)
-    ]
-
-
-def _named_means(runs: Sequence[RunResult], means: Sequence[SeedLine]) -> list[Compared]:
-    """The means over seeds, for verdicts."""
-    by_id = {run.run_id: run for run in runs}
-    return [
-        Compared(
-            _label(line.score, line.names[3]),
-            line.score,
-            _lower(by_id[line.score.run_id.split()[0]], line.score),
-        )
-        for line in means
-    ]
 
 
 def _run_name(run: RunResult, label: str) -> str:
@@ -235,18 +231,6 @@ def _title(runs: Sequence[RunResult]) -> str:
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     shown = ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
-
-
-def _named(run: RunResult, label: str, score: Score) -> Compared:
-    return Compared(_label(score, label), score, _lower(run, score))
-
-
-def _lower(run: RunResult, score: Score) -> bool:
-    return run.lower_is_better(score.task, score.metric)
-
-
-def _label(score: Score, settings: str) -> str:
-    return f"{score.method} on {score.task}" + (f" ({settings})" if settings else "")
 
 
 def _compared(run: RunResult, score: Score, family: Family) -> dict[str, Score]:
@@ -275,8 +259,10 @@ def _row(score: Score, label: str) -> dict[str, object]:
 def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:
     """Each score of a task against each cost, where two runs or more have both. `labels` are by run id."""
     plots = []
-    for task, metric in dict.fromkeys((score.task, score.metric) for _, _, score in lines):
-        own = [(run, score) for run, _, score in lines if (score.task, score.metric) == (task, metric)]
+    for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in lines):
+        own = [
+            (line.run, line.score) for line in lines if (line.score.task, line.score.metric) == (task, metric)
+        ]
         for key, (axis, unit) in COSTS.items():
             points = [
                 Point(labels[run.run_id], run.cost.numbers[key] / unit, score.value, score.interval)

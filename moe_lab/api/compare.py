@@ -43,7 +43,7 @@ class Compared(Shown):
 
         rows = []
         for score in self._comparison.scores:
-            low, high = score.ci95 or (None, None)
+            low, high = score.interval or (None, None)
             rows.append(
                 {
                     "other": score.other,

@@ -12,7 +12,7 @@ from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.papers.cells import TableCell, compared_names, published_of, shown_cells
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.model import BASE, RunResult
-from moe_lab.results.samples import metric_values, read_samples
+from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import Score, headline, shown_scores
 
@@ -233,29 +233,29 @@ def example_frame(runs: Sequence[StoredRun], settings: Mapping[str, Mapping[str,
     return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
 
 
-def _examples(result: RunResult, task: str, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _examples(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """One row per example, by the filter of the task's headline metric."""
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
-    values = metric_values(list(lines)).get(key, {})
-    for line in lines:
-        if line["filter"] == filter_name or key == "-":
+    values = metric_values(list(samples)).get(key, {})
+    for sample in samples:
+        if sample.filter == filter_name or key == "-":
             yield (
-                {"task": task, "document": line["doc_id"]}
-                | _texts(line, metric)
+                {"task": task, "document": sample.document}
+                | _texts(sample, metric)
                 | {
-                    "score": values.get(line["doc_id"]),
+                    "score": values.get(sample.document),
                     "metric": key,
                 }
             )
 
 
-def _texts(line: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Prompt, answer and target of a line of a sample log as texts; of choices the chosen one and the right one."""
-    answer, target = answer_of(dict(line), metric), str(line["target"])
+def _texts(sample: Sample, metric: str) -> dict[str, Any]:
+    """Prompt, answer and target of a sample as texts; of choices the chosen one and the right one."""
+    answer, target = answer_of(sample, metric), str(sample.target)
     if answer is None:  # a text that is scored as a whole
-        first: Mapping[str, Any] = next(iter(line["arguments"].values()), {})
-        return {"prompt": next(iter(first.values()), None), "answer": None, "target": target}
+        prompt = sample.requests[0][0] if sample.requests else None
+        return {"prompt": prompt, "answer": None, "target": target}
     if answer.text is not None:
         return {"prompt": answer.prompt, "answer": answer.text, "target": target}
     chosen = None if answer.picked is None else answer.choices[answer.picked].strip()

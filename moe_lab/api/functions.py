@@ -185,7 +185,7 @@ def expert_metrics(
 
     Returns `accuracy`, `load_balance` and `collaboration` (bits), `capacity` (`least` and `most`: accuracy lost without
     the least and the most selected expert of each layer) and `specialization` (accuracy lost under random routing).
-    Each is {"value", "ci95"} with a 95% interval over texts; those in bits have `layers` and their largest value, too.
+    Each has `value` and `ci95`, its 95% interval over texts; those in bits have `layers` and their largest value, too.
 
     Raises ConfigError for a text with less than two tokens or with more than the model reads, and ModelError for a
     model without routers whose tokens can be routed otherwise.

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from moe_lab.metrics.intervals import ratio
+from moe_lab.results.measured import Value
 from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.typed import typed
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 """Bounds of the bands: the probability of the most probable token under the router's own route."""
@@ -117,22 +119,43 @@ class _Documents:
         """The sum of the values over that of the weights, which are 1 by default, as `ratio`."""
         weight_T = np.ones(len(value_T)) if weight_T is None else weight_T
         sums = [np.bincount(self._place_T, each, minlength=self.count) for each in (value_T, weight_T)]
-        return ratio(sums[0], sums[1])
+        return ratio(sums[0], sums[1]).to_json()
 
 
 def _mean(value_T: np.ndarray) -> float | None:
     return float(value_T.mean()) if len(value_T) else None
 
 
-def stored_counterfactual(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of a run's counterfactual.json if it is complete and of this run and hub commit, else None."""
+@dataclass(frozen=True)
+class Band:
+    """What counterfactual.json says of some tokens, in nats (`summary`)."""
+
+    confidence: str
+    """The bounds of the band, or "all"."""
+    tokens: int
+    router: float | None
+    """Mean log-probability of the text's tokens."""
+    gain: dict[str, Value]
+    """Of the `mean` route, of `roe`, of the `best` and of the `worst` one."""
+    chance: Value
+    """The gain of the best route, if the router chose no better than noise."""
+    better: Value
+    """The share of changed routes that are better."""
+
+
+def stored_counterfactual(folder: Path, run_id: str, commit: str | None) -> list[Band] | None:
+    """A run's results for all its tokens, then for each band that has any.
+
+    None where counterfactual.json is incomplete, or of another run or hub commit.
+    """
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     is_own = {key: content.get(key) for key in expected} == expected
-    return content if is_own and content.keys() >= KEYS and (folder / ARRAYS).is_file() else None
-
-
-def shown_bands(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The summaries of all tokens and of each band that has any, with the band's `confidence` in words."""
-    bands = [{"confidence": f"{one['from']:g} to {one['to']:g}"} | one for one in content["bands"]]
-    return [{"confidence": "all"} | content["all"], *(band for band in bands if band["tokens"])]
+    if not is_own or not content.keys() >= KEYS or not (folder / ARRAYS).is_file():
+        return None
+    named = {"all": content["all"]} | {f"{one['from']:g} to {one['to']:g}": one for one in content["bands"]}
+    return [
+        typed(Band, one | {"confidence": name, "router": one["log_prob"]["router"]})
+        for name, one in named.items()
+        if one["tokens"] or name == "all"
+    ]

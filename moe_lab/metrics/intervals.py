@@ -7,39 +7,68 @@ policy, N = documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from moe_lab.metrics.registry import counted_metrics
-from moe_lab.results.samples import Values, aggregation, metric_values
+from moe_lab.results.measured import Difference, Interval, Measured, Paired, Value
+from moe_lab.results.samples import Log, Values, aggregation, logged_values
 from moe_lab.results.significance import paired
-from moe_lab.results.statistics import LEVEL, Aggregate, Interval, interval_of_difference
+from moe_lab.results.statistics import LEVEL, Aggregate, interval_of_difference
 
 LEFT_OUT = "left_out"
 NUMBERS_AT_ONCE = 2**24
 SCORES = "scores"
-Samples = dict[str, list[dict[str, Any]]]
-"""lm-eval's log of samples by task."""
 
 
-def ratio(of_N: np.ndarray, over_N: np.ndarray) -> dict[str, Any]:
-    """{"value", "ci95"}: the sum over N documents, divided by the sum of `over_N` (a number of tokens, for example).
+@dataclass(frozen=True)
+class Entropy(Value):
+    """An entropy in bits: of a layer, or the mean over layers."""
+
+    counted: float | None = None
+    """Before the correction."""
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Measured):
+    """The accuracy that a policy costs in a task: `base` minus `changed`."""
+
+    n: int | None = None
+    base: float | None = None
+    changed: float | None = None
+    """The mean over evaluations."""
+    difference: float
+    interval: Interval | None = None
+    """Over documents."""
+    runs: Sequence[dict[str, Any]] = ()
+    """Of each evaluation a `Paired` as JSON: `to_right` counts the documents that only base answers correctly."""
+
+    @property
+    def p(self) -> float | None:
+        """McNemar's p of a single evaluation; None of several."""
+        return Paired.from_json(self.runs[0]).p_mcnemar if len(self.runs) == 1 else None
+
+
+def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
+    """The sum over N documents, divided by the sum of `over_N` (a number of tokens, for example).
 
     The interval is that of a ratio over sampled documents (Cochran, 1977, 6.4): Student's with the standard error of
     the documents' residuals. The value is None without tokens; the interval is None for a single document.
     """
     total, N = float(over_N.sum()), len(over_N)
     if not total:
-        return {"value": None, "ci95": None}
+        return Value(None)
     value = float(of_N.sum() / total)
     if N < 2:
-        return {"value": value, "ci95": None}
+        return Value(value)
     from scipy.stats import t
 
     error = float(np.std(of_N - value * over_N, ddof=1)) * N**0.5 / total
     half = float(t.ppf((1 + LEVEL) / 2, N - 1)) * error
-    return {"value": value, "ci95": [value - half, value + half]}
+    return Value(value, (value - half, value + half))
 
 
 def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, Any]:
@@ -104,11 +133,11 @@ def _without_each(
 
 
 def _clipped(counted: float, without_G: np.ndarray | None, most: float) -> dict[str, Any]:
-    """{"value", "ci95", "counted", "maximum"} from the value of all groups and the values without each group."""
+    """An `Entropy` as JSON from the value of all groups and the values without each group."""
     if without_G is None:
-        return {"value": counted, "ci95": None, "counted": counted, "maximum": most}
+        return Entropy(counted, None, counted, most).to_json()
     value, (low, high) = (np.clip(found, 0.0, most) for found in jackknife(counted, without_G))
-    return {"value": float(value), "ci95": [float(low), float(high)], "counted": counted, "maximum": most}
+    return Entropy(float(value), (float(low), float(high)), counted, most).to_json()
 
 
 def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
@@ -128,7 +157,7 @@ def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
 
 
 def differences(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """{path: {"difference", "ci95"}}: each metric minus that of another run on the same documents.
+    """By path a `Difference` as JSON: each metric minus that of another run on the same documents.
 
     Load Balance and Collaboration use the jackknife of the difference. Capacity and Specialization are differences of
     accuracies already, and use `statistics.interval_of_difference`. Arrays whose shapes differ are left out.
@@ -137,25 +166,18 @@ def differences(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> d
     for path in (path for path in mine if path in theirs and mine[path].shape == theirs[path].shape):
         of, _, name = path.rpartition("/")
         compared = _left_out if name == LEFT_OUT else _losses
-        found[of] = compared(mine[path], theirs[path])
+        found[of] = compared(mine[path], theirs[path]).to_json()
     return found
 
 
-def difference_of(found: dict[str, Any], other: str, *path: str) -> dict[str, Any]:
-    """The difference to another run ("baseline") at a path of expert_metrics.json; empty if there is none."""
-    difference: dict[str, Any] = found["differences"].get(other, {}).get("/".join(path), {})
-    return difference
-
-
-def _left_out(mine: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+def _left_out(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     """The difference of two [1 + G] arrays, without the groups that have no tokens in either run."""
     has_tokens = ~(np.isnan(mine) & np.isnan(theirs))
     own, other = (np.where(np.isnan(one), one[0], one)[has_tokens] for one in (mine, theirs))
-    value, limits = jackknife(float(own[0] - other[0]), own[1:] - other[1:])
-    return {"difference": value, "ci95": list(limits) if limits else None}
+    return Difference(*jackknife(float(own[0] - other[0]), own[1:] - other[1:]))
 
 
-def _losses(mine: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+def _losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     """The difference of the losses of two [1 + R, N] arrays.
 
     (base - changed) - (base' - changed') is twice the mean of base and changed' minus the mean of base' and changed.
@@ -163,26 +185,22 @@ def _losses(mine: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
     R = len(mine) - 1
     up, down = [mine[0]] * R + [*theirs[1:]], [theirs[0]] * R + [*mine[1:]]
     limits = interval_of_difference(up, down)
-    return {
-        "difference": 2 * float(np.mean(up) - np.mean(down)),
-        "ci95": [2 * limit for limit in limits] if limits else None,
-    }
+    difference = 2 * float(np.mean(up) - np.mean(down))
+    return Difference(difference, (2 * limits[0], 2 * limits[1]) if limits else None)
 
 
-def losses(tasks: dict[str, Any], before: Samples, changed: Sequence[Samples]) -> dict[str, Any]:
+def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[str, Any]:
     """The accuracy lost in each task, by `metric,filter`; for several tasks also "all", the loss over all documents.
 
     Args:
         before: samples under the unchanged routing.
         changed: samples of one or more evaluations under a policy; the loss is the difference to their mean.
 
-    Returns {"n", "base", "changed", "difference", "ci95", "runs"}. The difference is base minus changed, above 0 if the
-    policy costs accuracy; the interval is over documents. `runs` has `paired` of base and each evaluation: "to_right"
-    counts the documents that only base answers correctly, "to_wrong" those that only the evaluation answers correctly.
-    For means, SCORES is a numpy array [1 + evaluations, n]: each document's score in base and in every evaluation.
+    Returns a `Loss` as JSON of each. For means, SCORES is a numpy array [1 + evaluations, n]: each document's score in
+    base and in every evaluation.
     """
-    base = {name: metric_values(before[name]) for name in tasks}
-    others = [{name: metric_values(samples[name]) for name in tasks} for samples in changed]
+    base = {name: logged_values(before[name]) for name in tasks}
+    others = [{name: logged_values(samples[name]) for name in tasks} for samples in changed]
     by_task: dict[str, Any] = {
         name: {
             metric: _loss(by_document, [other[name][metric] for other in others], aggregation(task, metric))
@@ -220,12 +238,13 @@ def _loss(
     score = aggregate or (lambda values: float(np.mean(values)))
     before, after = float(score(mine)), [float(score(run)) for run in runs]
     limits = interval_of_difference(runs, [mine], aggregate)
-    return {
-        "n": len(documents),
-        "base": before,
-        "changed": float(np.mean(after)),
-        "difference": float(np.mean([before - one for one in after])),  # exactly 0 where nothing changed
-        "ci95": [0.0 - limits[1], 0.0 - limits[0]] if limits else None,  # no -0.0
-        "runs": [paired(mine, run, aggregate) for run in runs],
-        **({SCORES: np.asarray([mine, *runs], dtype=float)} if aggregate is None else {}),
-    }
+    loss = Loss(
+        n=len(documents),
+        base=before,
+        changed=float(np.mean(after)),
+        difference=float(np.mean([before - one for one in after])),  # exactly 0 where nothing changed
+        interval=(0.0 - limits[1], 0.0 - limits[0]) if limits else None,  # no -0.0
+        runs=[paired(mine, run, aggregate).to_json() for run in runs],
+    )
+    scores = {SCORES: np.asarray([mine, *runs], dtype=float)} if aggregate is None else {}
+    return loss.to_json() | scores

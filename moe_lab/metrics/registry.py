@@ -30,7 +30,7 @@ Evaluate = Callable[[str, "Observer"], tuple[Any, dict[str, Any]]]
 Losses = Callable[[Sequence[Any]], dict[str, Any]]
 """Samples of evaluations under a policy -> the accuracy lost in each task (`intervals.losses`)."""
 Lost = Callable[["Observer"], dict[str, Any]]
-"""Policy -> {"value", "ci95"}: the accuracy lost on the validation examples of a training."""
+"""Policy -> a `Value` as JSON: the accuracy lost on the validation examples of a training."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.registry import HEADER, metrics, plugin_sources
+from moe_lab.metrics.intervals import Entropy, Loss
+from moe_lab.metrics.registry import HEADER, Intervention, metrics, plugin_sources
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.measured import Difference
 from moe_lab.results.stored_files import whole_mapping
 
 SCHEMA_VERSION = 3
@@ -22,17 +26,55 @@ Arrays = dict[str, np.ndarray]
 LEFT_OUT, [1 + G] (G groups of documents); the others have SCORES, [1 + R, N] (R evaluations of N documents)."""
 
 
-def stored_metrics(folder: Path, run_id: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of a run's expert_metrics.json if it is complete and of this run and hub commit, else None.
+@dataclass(frozen=True)
+class StoredMetrics:
+    """A run's expert_metrics.json."""
 
-    It is complete if it has all metrics, those of plug-ins by their source of now.
+    content: Mapping[str, Any]
+
+    @property
+    def metric(self) -> str | None:
+        """The headline metric of the run."""
+        return self.content["metric"]
+
+    @property
+    def experts(self) -> list[int]:
+        """Of each MoE layer."""
+        return list(self.content["experts"])
+
+    def entropies(self, name: str) -> dict[str, Entropy]:
+        """A counted metric by the kind of tokens, of which some were counted."""
+        return {of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None}
+
+    def layers(self, name: str, of: str) -> list[Entropy]:
+        """A counted metric of each MoE layer; none where no such token was counted."""
+        return [Entropy.from_json(layer) for layer in (self.content[name].get(of) or {}).get("layers") or []]
+
+    def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
+        """By task and `metric,filter`; empty for a method that lets no expert be masked or drawn at random."""
+        block = self.content[name]
+        tasks = {} if block is None else intervention.block(block)["tasks"]
+        return {
+            task: {metric: Loss.from_json(one) for metric, one in (metrics or {}).items()}
+            for task, metrics in tasks.items()
+        }
+
+    def difference(self, other: str, *path: str) -> Difference:
+        """The difference to another run ("baseline") at a path of the file; without a number if there is none."""
+        return Difference.from_json(self.content["differences"].get(other, {}).get("/".join(path), {}))
+
+
+def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
+    """A run's expert metrics if they are complete and of this run and hub commit, else None.
+
+    They are complete if the file has all metrics, those of plug-ins by their source of now.
     """
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     is_own = {key: content.get(key) for key in expected} == expected
     complete = content.keys() >= HEADER | metrics().keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
     current = plugin_sources().items() <= content.get("plugins", {}).items()
-    return content if is_own and complete and current else None
+    return StoredMetrics(content) if is_own and complete and current else None
 
 
 def without_arrays(found: dict[str, Any], path: str = "") -> tuple[dict[str, Any], Arrays]:

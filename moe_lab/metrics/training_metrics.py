@@ -24,7 +24,7 @@ from moe_lab.metrics.intervals import entropies_of, ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics
 from moe_lab.metrics.stored import without_arrays
 from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
-from moe_lab.results.atomic import plain, write_atomically, writing
+from moe_lab.results.atomic import plain, write_file
 from moe_lab.results.stored_files import read_lines
 
 FILE = "expert_metrics.jsonl"
@@ -34,7 +34,7 @@ Plot = Callable[[Sequence[dict[str, Any]], Path], Any]
 def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
     """Accuracy and every expert metric on N examples (rows), with 95% intervals over the examples.
 
-    Each value is {"value", "ci95"}; counted metrics also have their largest possible value and their layers. Capacity
+    Each value is a `Value` as JSON; counted metrics also have their largest possible value and their layers. Capacity
     is null for a model whose tokens take all of its experts.
     """
     start = time.perf_counter()
@@ -43,7 +43,7 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     pairs_GLEE, experts = counted.pairs_GLEE, counted.experts_of_layers
 
     def lost(policy: Observer) -> dict[str, Any]:
-        return ratio(right_N - right_tokens(model, rows, policy), answers_N)
+        return ratio(right_N - right_tokens(model, rows, policy), answers_N).to_json()
 
     counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
     selections = Selections(counts_LE, experts, [counted.top_k[layer] for layer in sorted(counted.top_k)])
@@ -52,7 +52,7 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
         "rows": len(rows),
         "tokens": counted.tokens,
         "answer_tokens": int(answers_N.sum()),
-        "accuracy": ratio(right_N, answers_N),
+        "accuracy": ratio(right_N, answers_N).to_json(),
         **without_arrays(entropies_of(pairs_GLEE, experts))[0],
         **changed,
         "seconds": time.perf_counter() - start,
@@ -97,9 +97,7 @@ class ExpertMetrics(TrainerCallback):
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
         self.lines.append(plain(place | measure(model, self.rows)))
         if state.is_world_process_zero:
-            with writing(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
+            write_file(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
 
 
 def read_measurements(folder: Path) -> list[dict[str, Any]]:
@@ -115,7 +113,7 @@ def summary(folder: Path) -> dict[str, Any] | None:
     return {
         "measurements": len(lines),
         "rows": lines[0]["rows"],
-        "first": values_of(lines[0]),
-        "last": values_of(lines[-1]),
+        "first": {name: one.value for name, one in values_of(lines[0]).items()},
+        "last": {name: one.value for name, one in values_of(lines[-1]).items()},
         "correlations": correlations(lines),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import shown
-from moe_lab.results.atomic import write_atomically
+from moe_lab.results.atomic import write_file
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a cell begins with that a spreadsheet would execute."""
@@ -28,17 +28,17 @@ def safe_cell(value: Any) -> Any:
     return ("'" if value.startswith(FORMULA) else "") + shown(value)
 
 
-def safe_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose values are `safe_cell`s."""
-    return {key: safe_cell(value) for key, value in row.items()}
-
-
-def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Write rows that share their keys as CSV; None is an empty field."""
+def csv_text(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> str:
+    """Rows as CSV; None, and what a row lacks, is an empty field. The columns are those of the first row by default."""
     stream = io.StringIO()
-    safe = [safe_row(row) for row in rows]
-    writer = csv.DictWriter(stream, fieldnames=list(safe[0]), lineterminator="\n")
+    writer = csv.DictWriter(
+        stream, fieldnames=columns or [key for row in rows[:1] for key in row], lineterminator="\n"
+    )
     writer.writeheader()
-    writer.writerows(safe)
-    write_atomically(path, stream.getvalue())
-    return path
+    writer.writerows({key: safe_cell(value) for key, value in row.items()} for row in rows)
+    return stream.getvalue()
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
+    """Write rows that share their keys as CSV."""
+    return write_file(path, csv_text(rows))

@@ -72,6 +72,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             raise
 
 
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file atomically into a folder that is made where it is missing; returns the path. Raises ResultsError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+    return path
+
+
 def obey_umask(folder: Path) -> None:
     """Give the weights in a folder the mode of any other file: safetensors makes files that are their owner's alone."""
     probe = folder / f".mode.{secrets.token_hex(4)}"
@@ -84,14 +92,19 @@ def obey_umask(folder: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically; NaN and infinities become null."""
-    text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(path, text + "\n")
+    write_atomically(path, json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """`plain` content as the text of a file."""
+    return json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
     """The value as plain JSON: NaN becomes null, numpy scalars numbers, sets and tuples lists.
 
-    A function becomes its name, any other object its string without memory addresses: equal runs give equal text.
+    An object with `to_json` becomes what that returns, a function its name, any other object its string without memory
+    addresses: equal runs give equal text.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
@@ -103,6 +116,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
+    if hasattr(value, "to_json"):
+        return plain(value.to_json())
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return ADDRESS.sub("", str(value))

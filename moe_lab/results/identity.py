@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -91,13 +91,13 @@ UNNAMED = ("custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag")
 """Keys of an lm-eval task that are not hashed: paths and names. The documents themselves are."""
 
 
-def run_id(content: dict[str, Any]) -> str:
+def run_id(content: Mapping[str, object]) -> str:
     """SHA-256 of the canonical JSON: sorted keys, no spaces, no NaN."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def task_settings(task: Any) -> dict[str, Any]:
+def task_settings(task: Any) -> dict[str, object]:
     """An lm-eval task's version and configuration, without paths and unset keys.
 
     A function of this package is represented by its version (`moe_lab.tasks.task_functions`), any other by its source.

@@ -8,6 +8,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from moe_lab.errors import LeaseLostError
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
 from moe_lab.results.stored_files import free_name
+from moe_lab.results.typed import typed
 
 # The log of answered requests: one line each, appended and flushed at once. A restart replays it
 #
@@ -23,9 +27,27 @@ from moe_lab.results.stored_files import free_name
 # is renamed, and a new one begins. A line carries the cost since the line before, so that the sums are over all
 # sessions, including answers that were computed again after a kill.
 
-HEADER = "header"
-PARTS = {HEADER: dict, "key": str, "cost": dict, "environment": dict, "opened": dict}
-"""The keys of a line, besides the response, and their types."""
+Header = Mapping[str, object]
+"""What identifies the run of a log, as plain JSON."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the log. It has only what is not None."""
+
+    header: dict[str, object] | None = None
+    key: str | None = None
+    """Of the request that `response` answers."""
+    response: Any = None
+    cost: dict[str, float] | None = None
+    environment: dict[str, object] | None = None
+    """Device, experts and attention implementation."""
+    opened: dict[str, object] | None = None
+    """`EngineLM.session_info` of a session that opened the model."""
+
+    def encode(self) -> bytes:
+        parts = {one.name: getattr(self, one.name) for one in fields(self)}
+        return (json.dumps({name: part for name, part in parts.items() if part is not None}) + "\n").encode()
 
 
 def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
@@ -34,23 +56,27 @@ def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+Answers = dict[str, Any]
+"""Responses by request key; lm-eval's tuples (log-likelihood, is greedy) are tuples."""
+
+
 class ResponseLog:
     """Answers by request key, stored in `path`. `header` identifies the run (`answers_header`)."""
 
-    def __init__(self, path: Path, header: dict[str, Any]):
+    def __init__(self, path: Path, header: Header):
         self.path = path
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
-        self.environment: dict[str, str | None] = {}
+        self.environment: dict[str, object] = {}
         """Of the latest answers: device, experts and attention implementation."""
-        self.session_info: dict[str, Any] = {}
+        self.session_info: Mapping[str, object] = {}
         """`EngineLM.session_info` of the latest session that opened the model."""
         self.set_aside: Path | None = None
         """The new path of a log with another header that was in the place of this one."""
-        self._answers: dict[str, Any] = {}
+        self._answers: Answers = {}
         with writing(path):
             lines = _whole_lines(path) if path.is_file() else []
-            is_own = bool(lines) and lines[0].get(HEADER) == header
+            is_own = bool(lines) and lines[0].header == header
             if lines and not is_own:
                 self.set_aside = free_name(path)
                 path.rename(self.set_aside)
@@ -59,7 +85,7 @@ class ResponseLog:
             self._file = path.open("ab", buffering=0)
             if not is_own:
                 self._file.truncate(0)
-                self._write({HEADER: header})
+                self._write(Line(dict(header)))
         for line in lines[1:] if is_own else []:
             self._add(line)
 
@@ -78,35 +104,34 @@ class ResponseLog:
 
     def answer(self, key: str, response: Any, cost: dict[str, float]) -> None:
         """Store one answer and its cost. Raises ResultsError if it cannot be written."""
-        self._append({"key": key, "response": response, **({"cost": cost} if cost else {})})
+        self._append(Line(key=key, response=response, cost=cost or None))
 
-    def spend(self, cost: dict[str, float], environment: dict[str, str | None] | None = None) -> None:
+    def spend(self, cost: dict[str, float], environment: Mapping[str, object] | None = None) -> None:
         """Store a cost that belongs to no single answer, such as loading, and its environment."""
-        self._append({"cost": cost, **({"environment": environment} if environment else {})})
+        self._append(Line(cost=cost, environment=dict(environment) if environment else None))
 
-    def keep_session_info(self, info: dict[str, Any]) -> None:
+    def keep_session_info(self, info: Mapping[str, object]) -> None:
         """Store `EngineLM.session_info`."""
-        self._append({"opened": info})
+        self._append(Line(opened=dict(info)))
 
     def close(self) -> None:
         self._file.close()
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, line: Line) -> None:
         with writing(self.path):
             self._write(line)
         self._add(line)
 
-    def _write(self, line: dict[str, Any]) -> None:
-        content = (json.dumps(line) + "\n").encode()
+    def _write(self, line: Line) -> None:
+        content = line.encode()
         if self._file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _add(self, line: dict[str, Any]) -> None:
-        if "key" in line and "response" in line:
-            self._answers[line["key"]] = _answer(line["response"])
-        self.environment = line.get("environment", self.environment)
-        self.session_info = line.get("opened", self.session_info)
-        for name, amount in line.get("cost", {}).items():
+    def _add(self, line: Line) -> None:
+        self._answers |= _answers([line])
+        self.environment = self.environment if line.environment is None else line.environment
+        self.session_info = self.session_info if line.opened is None else line.opened
+        for name, amount in (line.cost or {}).items():
             before = self.cost.get(name, 0)
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
 
@@ -117,23 +142,18 @@ def logs_beside(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in paths if path.parent != folder and path.is_file())
 
 
-def stored_answers(path: Path) -> dict[str, Any]:
-    """The answers of a log by key. Another process may be writing it."""
-    lines = _readable(path.read_bytes())
-    return {line["key"]: line["response"] for line in lines if "key" in line and "response" in line}
+def stored_answers(path: Path) -> Answers:
+    """The answers of a log. Another process may be writing it."""
+    return _answers(_readable(path.read_bytes()))
 
 
-def answers_in(path: Path, header: dict[str, Any]) -> int:
+def answers_in(path: Path, header: Header) -> int:
     """The number of answers in a log with this header; 0 without one."""
-    if not path.is_file():
-        return 0
-    lines = _readable(path.read_bytes())
-    if not lines or lines[0].get(HEADER) != header:
-        return 0
-    return len({line["key"] for line in lines if "key" in line and "response" in line})
+    lines = _readable(path.read_bytes()) if path.is_file() else []
+    return len(_answers(lines)) if lines and lines[0].header == header else 0
 
 
-def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
+def adopt_answers(folder: Path, header: Header) -> None:
     """Copy the answers of another run with the same requests and other judges, if `folder` has none."""
     path = folder / "responses.jsonl"
     if path.exists():
@@ -141,17 +161,20 @@ def adopt_answers(folder: Path, header: dict[str, Any]) -> None:
     for other in logs_beside(folder, path.name):
         with other.open("rb") as lines:
             first = lines.readline()
-        if first == (json.dumps({HEADER: header}) + "\n").encode():
+        if first == Line(dict(header)).encode():
             write_atomically(path, other.read_bytes())
             return
 
 
-def _answer(response: Any) -> Any:
-    """The response with a list turned back into lm-eval's tuple (log-likelihood, is greedy)."""
-    return tuple(response) if isinstance(response, list) else response
+def _answers(lines: Iterable[Line]) -> Answers:
+    return {
+        line.key: tuple(line.response) if isinstance(line.response, list) else line.response
+        for line in lines
+        if line.key is not None and line.response is not None
+    }
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
+def _whole_lines(path: Path) -> list[Line]:
     """The log's readable lines. An incomplete last line, after a kill or a full disk, is cut off the file."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
@@ -160,17 +183,12 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     return _readable(content[:whole])
 
 
-def _readable(content: bytes) -> list[dict[str, Any]]:
+def _readable(content: bytes) -> list[Line]:
     lines = []
     for line in content.splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # a damaged line is a missing answer, which is computed again
-        if isinstance(value, dict) and all(
-            isinstance(value.get(key, kind()), kind) for key, kind in PARTS.items()
-        ):
-            lines.append(value)
+        # a damaged line is a missing answer, which is computed again
+        with suppress(ValueError, RecursionError):
+            lines.append(typed(Line, json.loads(line)))
     return lines
 
 

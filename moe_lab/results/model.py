@@ -15,30 +15,16 @@ from typing import Any
 
 from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
+from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.shapes import report_key, results_misfit
 from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
 
-Limits = tuple[float, float]
-"""A 95% interval: lower and upper limit."""
 Block = Mapping[str, Any]
 """A part of a results.json."""
 BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
 """The mappings in the `moe_lab` block of every results.json."""
 BASE = "base"
 """The name of the base model's run in comparisons."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paired:
-    """The difference to another run on the same documents (`results/significance.py`). A number may be missing."""
-
-    n: int | None = None
-    difference: float | None = None
-    interval: Limits | None = None
-    p_mcnemar: float | None = None
-    p_permutation: float | None = None
-    changed: tuple[int, int] | None = None
-    """Documents that only this run has right, and documents that only the other one has right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +93,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def _block(self) -> Block:
-        block: Block = self.content["moe_lab"]
-        return block
+        return self.content["moe_lab"]
 
     # What ran.
 
@@ -126,8 +111,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def seed(self) -> int | None:
         """None for methods without randomness."""
-        seed: int | None = self._block.get("seed")
-        return seed
+        return self._block.get("seed")
 
     @property
     def overrides(self) -> list[str]:
@@ -140,8 +124,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def model_facts(self) -> Block:
         """`name`, `commit`, `experts`, `top_k`, `identified_by` and so on."""
-        facts: Block = self._block["model"]
-        return facts
+        return self._block["model"]
 
     @property
     def commit(self) -> str | None:
@@ -154,8 +137,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def method_config(self) -> Block:
-        config: Block = self._block["method"].get("config") or {}
-        return config
+        return self._block["method"].get("config") or {}
 
     @property
     def requested(self) -> list[str]:
@@ -171,14 +153,12 @@ class RunResult(Mapping[str, Any]):
     @property
     def metric(self) -> str | None:
         """The headline metric as lm-eval's `metric,filter`; None with predict_only."""
-        metric: str | None = self._block["task"].get("metric")
-        return metric
+        return self._block["task"].get("metric")
 
     @property
     def samples(self) -> Mapping[str, list[int]]:
         """Document numbers by task."""
-        samples: Mapping[str, list[int]] = self._block["samples"]
-        return samples
+        return self._block["samples"]
 
     @property
     def num_documents(self) -> int:
@@ -194,8 +174,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def versions(self) -> Block:
-        found: Block = self._block.get("versions", {})
-        return found
+        return self._block.get("versions", {})
 
     @property
     def version_notes(self) -> list[str]:
@@ -213,7 +192,7 @@ class RunResult(Mapping[str, Any]):
         return self._block.get("statistics") != statistics.VERSION and not self.version_notes
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The parts of the block that name the run in a summary over seeds."""
         names = ("model", "method", "task", "untuned", "tuning", "judges")
         return {name: self._block[name] for name in names if name in self._block}
@@ -236,8 +215,7 @@ class RunResult(Mapping[str, Any]):
 
     def scores(self, task: str) -> Block:
         """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
-        scores: Block = self.content["results"].get(task, {})
-        return scores
+        return self.content["results"].get(task, {})
 
     def tasks_of(self, name: str) -> list[str]:
         """A task itself; the tasks of a group, and of the groups in it."""
@@ -245,7 +223,7 @@ class RunResult(Mapping[str, Any]):
             return [name]
         return [task for child in self.content["group_subtasks"][name] for task in self.tasks_of(child)]
 
-    def interval(self, task: str, metric: str) -> Limits | None:
+    def interval(self, task: str, metric: str) -> Interval | None:
         return limits(self._block.get("intervals", {}).get(task, {}).get(metric))
 
     def lower_is_better(self, task: str, metric: str) -> bool:
@@ -282,8 +260,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def tuning(self) -> Block:
         """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
-        tuning: Block = self._block.get("tuning") or {}
-        return tuning
+        return self._block.get("tuning") or {}
 
     @property
     def report(self) -> Block:
@@ -308,22 +285,12 @@ class RunResult(Mapping[str, Any]):
 
     def other_scores(self, task: str, other: str = BASE) -> Block:
         """The scores of the run that it is compared with; empty without one."""
-        scores: Block = (self._other(other) or {}).get("results", {}).get(task, {})
-        return scores
+        return (self._other(other) or {}).get("results", {}).get(task, {})
 
     def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
         """The difference to another run; without a number where the runs are not compared."""
         source = self._block if other == BASE else self._other(other) or {}
-        block = source.get("paired", {}).get(task, {}).get(metric, {})
-        changed = (block.get("to_right"), block.get("to_wrong"))
-        return Paired(
-            n=block.get("n"),
-            difference=block.get("difference"),
-            interval=limits(block.get("ci95")),
-            p_mcnemar=block.get("p_mcnemar"),
-            p_permutation=block.get("p_randomization"),
-            changed=None if None in changed else changed,
-        )
+        return Paired.from_json(source.get("paired", {}).get(task, {}).get(metric, {}))
 
     @property
     def is_compared(self) -> bool:
@@ -356,11 +323,6 @@ def find_run(runs: Path, run_id: str) -> RunResult | None:
         if found is not None and found.run_id == run_id:
             return found
     return None
-
-
-def limits(value: Any) -> Limits | None:
-    """Two limits as JSON has them; None where one is missing."""
-    return (float(value[0]), float(value[1])) if value and None not in value else None
 
 
 def compared_names(results: Iterable[RunResult]) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
-from moe_lab.results.shapes import FLIP, LINE, NUMBER, ROUTED_FLIP, misfit
+from moe_lab.results.shapes import LINE, NUMBER
 from moe_lab.results.stored_files import damaged, opened, read_lines
+from moe_lab.results.typed import typed
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate
@@ -21,15 +23,58 @@ if TYPE_CHECKING:
 Values = dict[str, dict[int, Any]]
 """{"metric,filter": {document: value}}"""
 
+Log = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By task the samples that lm-eval returns, or its tracker wrote."""
 PLACEHOLDER = "bypass"
 """lm-eval's metric with predict_only=true; its value is always 999."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One document and filter in lm-eval's log."""
+
+    document: int
+    filter: str
+    values: Mapping[str, Any]
+    """By metric; of a perplexity lm-eval's tuple."""
+    requests: Sequence[Sequence[Any]] = ()
+    """(prompt, options) of a generation; (prompt, continuation) of each choice."""
+    target: Any = None
+    responses: Sequence[Any] = ()
+    """To each request a list: texts, or [log-likelihood, is greedy]."""
+    filtered: Sequence[Any] = ()
+    """The responses as metrics take them."""
+    question: Any = None
+    """The document."""
+    doc_hash: str | None = None
+    prompt_hash: str | None = None
+    target_hash: str | None = None
+    """lm-eval's, of the right answer."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Sample:
+        """A sample that lm-eval returned, or a line of its log."""
+        asked = line.get("arguments") or {}
+        if isinstance(asked, dict):
+            asked = [list(arguments.values()) for arguments in asked.values()]
+        return cls(
+            document=line["doc_id"],
+            filter=line["filter"],
+            values={m: tuple(line[m]) if isinstance(line[m], list) else line[m] for m in line["metrics"]},
+            requests=asked,
+            target=line.get("target"),
+            responses=line.get("resps") or (),
+            filtered=line.get("filtered_resps") or (),
+            question=line.get("doc"),
+            **{name: line.get(name) for name in ("doc_hash", "prompt_hash", "target_hash")},
+        )
 
 
 def samples_file(folder: Path, task: str) -> Path:
     return folder / f"samples_{task.replace('/', '-')}.jsonl"
 
 
-def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> None:
+def write_samples(folder: Path, samples: Log) -> None:
     """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker, verdicts as JSON. Raises ResultsError."""
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
@@ -40,7 +85,8 @@ def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> Non
                 f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(args)}
                 for i, args in enumerate(sample["arguments"])
             }
-            line = sample | {
+            line = {
+                **sample,
                 "arguments": arguments,
                 "resps": sanitize_list(sample["resps"]),
                 "filtered_resps": [
@@ -52,7 +98,7 @@ def write_samples(folder: Path, samples: dict[str, list[dict[str, Any]]]) -> Non
         write_atomically(samples_file(folder, task), "".join(text))
 
 
-def read_samples(result: RunResult) -> dict[str, list[dict[str, Any]]]:
+def read_samples(result: RunResult) -> dict[str, list[Sample]]:
     """The sample logs of a finished run, checked against its result.
 
     Raises DamagedError if one is missing, cannot be read, or lacks a document.
@@ -61,23 +107,32 @@ def read_samples(result: RunResult) -> dict[str, list[dict[str, Any]]]:
     samples = {}
     for task, documents in result.samples.items():
         file = samples_file(result.stored_in, task)
-        lines = read_lines(file, advice, LINE)
-        if lines is None:
+        found = read_lines(file, advice, LINE)
+        if found is None:
             raise damaged(file, "it is gone", advice)
+        lines = samples_of(found, file, advice)
         logged: dict[str, set[int]] = {name: set() for name in _filters(result, task)}
         for line in lines:
-            if problem := odd_values(line):
-                raise damaged(file, problem, advice)
-            if line["doc_id"] in logged.setdefault(line["filter"], set()):
-                raise damaged(file, f"document {line['doc_id']} stands there twice", advice)
-            logged[line["filter"]].add(line["doc_id"])
+            logged.setdefault(line.filter, set()).add(line.document)
         if not logged or any(numbers != set(documents) for numbers in logged.values()):
             raise damaged(file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice)
         samples[task] = lines
     return samples
 
 
-def odd_values(line: dict[str, Any]) -> str | None:
+def samples_of(lines: Iterable[Mapping[str, Any]], file: Path, advice: str) -> list[Sample]:
+    """The samples in a log's lines. Raises DamagedError for odd values, and for a document that stands there twice."""
+    samples: dict[tuple[str, int], Sample] = {}
+    for line in lines:
+        if problem := _odd_values(line):
+            raise damaged(file, problem, advice)
+        sample = Sample.of(line)
+        if samples.setdefault((sample.filter, sample.document), sample) is not sample:
+            raise damaged(file, f"document {sample.document} stands there twice", advice)
+    return list(samples.values())
+
+
+def _odd_values(line: Mapping[str, Any]) -> str | None:
     """What is wrong with the metrics' values in a line of a sample log: one is missing, or a mapping."""
     for metric in line["metrics"]:
         if metric not in line:
@@ -113,17 +168,19 @@ def _filters(result: RunResult, task: str) -> set[str]:
     return {key.partition(",")[2] for key in result.scores(task) if "," in key}
 
 
-def metric_values(samples: list[dict[str, Any]]) -> Values:
-    """The value of each metric per document. JSON's lists are turned back into lm-eval's tuples."""
+def metric_values(samples: Iterable[Sample]) -> Values:
+    """The value of each metric per document."""
     values: Values = {}
     for sample in samples:
-        for metric in sample["metrics"]:
-            if metric == PLACEHOLDER:
-                continue
-            value = sample[metric]
-            key = f"{metric},{sample['filter']}"
-            values.setdefault(key, {})[sample["doc_id"]] = tuple(value) if isinstance(value, list) else value
+        for metric, value in sample.values.items():
+            if metric != PLACEHOLDER:
+                values.setdefault(f"{metric},{sample.filter}", {})[sample.document] = value
     return values
+
+
+def logged_values(lines: Iterable[Mapping[str, Any]]) -> Values:
+    """As `metric_values`, of the samples that lm-eval returned."""
+    return metric_values(map(Sample.of, lines))
 
 
 def reported(scores: Block) -> list[str]:
@@ -149,23 +206,55 @@ MOST_ROUTED = 500
 """Flips of a run with their routing. The others are listed without it."""
 
 
-def write_flips(folder: Path, header: dict[str, Any], flips: Sequence[dict[str, Any]]) -> None:
+@dataclass(frozen=True)
+class Routing:
+    """The routing of the last token that both answers share, in the layers of the model."""
+
+    tokens: list[str | None]
+    """The tokens in which the answers part, first the base model's; None for the end of an answer."""
+    position: int
+    """Of the token whose routing it is."""
+    numbers: str
+    """What stands beside each expert."""
+    before: list[list[list[float]]]
+    """Of the base model, by MoE layer [expert, number] pairs."""
+    after: list[list[list[float]]]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """An answer that turned right or wrong."""
+
+    task: str
+    document: int
+    kind: str
+    """`to_right` or `to_wrong`."""
+    routing: Routing | None = None
+
+    def to_json(self) -> dict[str, object]:
+        place = {"task": self.task, "document": self.document, "kind": self.kind}
+        return place | (asdict(self.routing) if self.routing else {})
+
+
+def write_flips(folder: Path, header: Mapping[str, object], flips: Sequence[Flip]) -> None:
     """Write the changed answers after a line that names their run. Raises ResultsError."""
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [{"header": header}, *flips])
+    lines = [{"header": header}, *(flip.to_json() for flip in flips)]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_atomically(folder / FILE, text)
 
 
-def read_flips(folder: Path, header: dict[str, Any] | None = None) -> list[dict[str, Any]] | None:
+def read_flips(folder: Path, header: Mapping[str, object] | None = None) -> list[Flip] | None:
     """The flips; None without the file, or where its header is another one. Raises DamagedError."""
     lines = read_lines(folder / FILE, "The run's command with rerun=true makes it again.")
     if lines is None:
         return None
     if not lines or "header" not in lines[0]:
         raise damaged(folder / FILE, "it has no header")
-    for flip in lines[1:]:
-        if (problem := misfit(flip, ROUTED_FLIP if "after" in flip else FLIP)) is not None:
-            raise damaged(folder / FILE, problem)
-    return lines[1:] if header in (None, lines[0]["header"]) else None
+    try:
+        flips = [typed(Flip, line | {"routing": line if "after" in line else None}) for line in lines[1:]]
+    except ValueError as error:
+        raise damaged(folder / FILE, error) from error
+    return flips if header in (None, lines[0]["header"]) else None
 
 
 def rounded(layers: Sequence[dict[int, float]]) -> list[list[list[float]]]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moe_lab.results.model import BASE, RunResult, compared_names, limits
-from moe_lab.results.scores import Comparison, Score, shown_scores
+from moe_lab.results.measured import Interval, Spread, limits
+from moe_lab.results.model import BASE, RunResult, compared_names
+from moe_lab.results.scores import MARKS, Comparison, Score, shown_scores
 from moe_lab.results.significance import holm, p_over_seeds
-from moe_lab.results.statistics import LEVEL, Interval, interval_of_mean_of_tasks, over_seeds
+from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,24 @@ class ScoreTable:
         return cls([family.correct(score) for score in found], family)
 
 
+def explained_marks(marks: Iterable[str]) -> list[str]:
+    """What the marks mean, each once."""
+    seen = set(marks)
+    return [text for mark, text in MARKS.items() if mark in seen]
+
+
+def flat(score: Score) -> dict[str, str | float | None]:
+    """The fields of a score as columns: an interval as its limits, `low` and `high` in the place of `interval`."""
+    row: dict[str, str | float | None] = {}
+    for name, value in vars(score).items():
+        if name.endswith("interval"):
+            low, high = value or (None, None)
+            row |= {name.replace("interval", "low"): low, name.replace("interval", "high"): high}
+        elif name != "flips":
+            row[name] = " ".join(value) if name == "marks" else value
+    return row
+
+
 def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]:
     """A summary's scores with the difference to another run in place of the base model."""
     if other == BASE:
@@ -119,26 +138,25 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     mean = summary.get(first.task, {}).get(first.metric, {})
     values = [score.value for score in scores if score.value is not None]
     differences = [score.difference for score in scores if score.difference is not None]
-    unknown = {"mean": None, "std": None, "ci95": None}
-    spread = over_seeds(values) if len(values) == len(scores) else unknown
-    moved = over_seeds(differences) if len(differences) == len(scores) else unknown
+    spread = over_seeds(values) if len(values) == len(scores) else Spread()
+    moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
     tests = (
         mean.get("difference_p_documents"),
-        p_over_seeds(differences) if moved["mean"] is not None else None,
+        p_over_seeds(differences) if moved.mean is not None else None,
     )
     larger = None if tests[1] is None else max(p for p in tests if p is not None)
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
         seeds=len(scores),
-        value=spread["mean"],
+        value=spread.mean,
         stderr=None,
-        std=spread["std"],
+        std=spread.std,
         interval=limits(mean.get("ci95_documents")),
-        seed_interval=limits(spread["ci95"]),
-        difference=moved["mean"],
+        seed_interval=spread.interval,
+        difference=moved.mean,
         difference_interval=limits(mean.get("difference_ci95_both") or mean.get("difference_ci95_documents")),
-        difference_seed_interval=limits(moved["ci95"]),
+        difference_seed_interval=moved.interval,
         p_mcnemar=None,
         p_randomization=None,
         p_seeds=mean.get("difference_p_both", larger),

@@ -116,16 +116,6 @@ LINE = {
 }
 """A line of a sample log."""
 LM_EVAL_LINE = LINE | {"doc_hash": TEXT, "prompt_hash": TEXT, "target_hash": TEXT}
-FLIP = {"task": TEXT, "document": WHOLE, "kind": TEXT}
-ROUTING = [[[NUMBER]]]
-ROUTED_FLIP = FLIP | {
-    "tokens": [ANY],
-    "position": WHOLE,
-    "numbers": TEXT,
-    "before": ROUTING,
-    "after": ROUTING,
-}
-"""A line of flips.jsonl, without and with its routing."""
 REFERENCE = {
     "task": TEXT,
     "text": TEXT,

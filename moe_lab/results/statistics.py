@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from moe_lab.results.measured import Interval, Spread
+
 VERSION = 3
 """Version of the methods here. Intervals of another version are computed again from the stored answers."""
 LEVEL = 0.95
@@ -30,7 +32,6 @@ ROUNDING = 1e-12
 """Of two scores: they are equal if they differ by no more, such as 0.3 - 0.2 and 0.4 - 0.3, whose last bits differ."""
 
 Aggregate = Callable[[list[Any]], float]
-Interval = tuple[float, float]
 
 
 def interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Interval | None:
@@ -143,18 +144,18 @@ def mcnemar(to_right: int, to_wrong: int) -> float:
     return float(binomtest(to_right, changed, 0.5).pvalue) if changed else 1.0
 
 
-def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (n - 1) and 95% t interval of a score over seeds; no interval if all are equal."""
+def over_seeds(scores: Sequence[float]) -> Spread:
+    """A score over seeds; no interval if all are equal."""
     from scipy.stats import t
 
     count, mean = len(scores), float(np.mean(scores))
     if count < 2:
-        return {"mean": mean, "std": None, "ci95": None}
+        return Spread(mean)
     if are_equal(scores):
-        return {"mean": mean, "std": 0.0, "ci95": None}
+        return Spread(mean, 0.0)
     std = float(np.std(scores, ddof=1))
     half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * std / count**0.5
-    return {"mean": mean, "std": std, "ci95": [mean - half, mean + half]}
+    return Spread(mean, std, (mean - half, mean + half))
 
 
 def are_equal(scores: Sequence[float]) -> bool:

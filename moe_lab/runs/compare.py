@@ -47,12 +47,11 @@ def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Com
     from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.results.comparisons.comparison import compare
     from moe_lab.results.comparisons.evaluation import read_evaluation
-    from moe_lab.results.stored_files import read_mapping
 
     comparison = compare([read_evaluation(key, path) for key, path in _paths(first, others).items()])
     file = write_comparison(comparison, output_dir)
     try:
-        page = write_comparison_page(read_mapping(file) or {}, file.with_suffix(".html"))
+        page = write_comparison_page(comparison, file.with_suffix(".html"))
     except UNEXPECTED:
         _check_answers(comparison)
         raise
@@ -67,12 +66,12 @@ def _check_answers(comparison: Comparison) -> None:
     from moe_lab.results.stored_files import damaged
 
     for evaluation in comparison.evaluations:
-        for task, lines in evaluation.samples.items():
-            for line in lines:
+        for task, samples in evaluation.samples.items():
+            for sample in samples:
                 try:
-                    answer_of(line, "acc")
+                    answer_of(sample, "acc")
                 except UNEXPECTED as error:
-                    problem = f"the answer to document {line['doc_id']} cannot be read"
+                    problem = f"the answer to document {sample.document} cannot be read"
                     raise damaged(evaluation.samples_files[task], problem, MOVED) from error
 
 
@@ -86,9 +85,8 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
 
     The id is the SHA-256 of the sample logs, so the same command writes the same file. Raises ResultsError.
     """
-    from moe_lab.results.atomic import write_json, writing
+    from moe_lab.results.atomic import json_text, write_file
     from moe_lab.results.identity import folder_name, task_label
-    from moe_lab.results.scores import marks_of
     from moe_lab.results.stored_files import opened
 
     digest = hashlib.sha256()
@@ -98,13 +96,7 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
                 digest.update(hashlib.file_digest(log, "sha256").digest())
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
     path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    content = comparison.content()
-    for described, evaluation in zip(content["evaluations"], comparison.evaluations, strict=True):
-        described["marks"] = marks_of(evaluation.own) if evaluation.own else ()
-    write_json(path, content)
-    return path
+    return write_file(path, json_text(comparison))
 
 
 def _check_keys(config: Config) -> None:

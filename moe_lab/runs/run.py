@@ -113,7 +113,7 @@ class Run:
         """The result if it is complete and of this run and hub commit, else None."""
         return self.store.stored(self.facts.commit)
 
-    def stored_metrics(self) -> dict[str, Any] | None:
+    def stored_metrics(self) -> object | None:
         """What `metrics=` measured, if it is complete and of this run and hub commit, else None."""
         view = view_of(self.config.metrics)
         return None if view is None else view.stored(self.folder, self.run_id, self.facts.commit)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.atomic import json_text, write_file
+from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.score_table import SeedGroup
@@ -18,7 +19,6 @@ from moe_lab.results.significance import crossed_mean, log_likelihoods, p_over_d
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,
-    Interval,
     interval_of_difference,
     interval_of_mean,
     over_seeds,
@@ -87,17 +87,14 @@ def _write(outcomes: Sequence[Outcome], content: dict[str, Any]) -> Path:
     runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
     path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, content)
-    return path
+    return write_file(path, json_text(content))
 
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
     values = [_values(outcome.results, name) for outcome in outcomes]
     others = {key: [_Other.read(run, name) for run in runs] for key, runs in _compared_runs(outcomes).items()}
-    summaries = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for metric in values[0]:
         if any(metric not in one for one in values):
             continue  # a judge without verdicts
@@ -107,9 +104,9 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         seeds = over_seeds(scores)
         summaries[metric] = {
             "values": scores,
-            "mean": seeds["mean"],
-            "std": seeds["std"],
-            "ci95_seeds": seeds["ci95"],
+            "mean": seeds.mean,
+            "std": seeds.std,
+            "ci95_seeds": _list(seeds.interval),
             "ci95_documents": _list(interval_of_mean(by_document, aggregation(task, metric))),
         }
         compared = {
@@ -145,7 +142,10 @@ def _difference(
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
     return (
         difference
-        | {"difference_ci95_seeds": over_seeds(by_seed)["ci95"], "difference_p_seeds": p_over_seeds(by_seed)}
+        | {
+            "difference_ci95_seeds": _list(over_seeds(by_seed).interval),
+            "difference_p_seeds": p_over_seeds(by_seed),
+        }
         | _over_both(by_document, values, aggregate, float(np.mean(scores)) - mean)
     )
 

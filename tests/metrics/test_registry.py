@@ -73,7 +73,7 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
     outcome = execute(run, ModelPool())
     found = run.stored_metrics()
     assert found is not None and evaluations() == 6
-    assert found["used_experts"]["all"]["value"] <= 3 and found["redrawn"]["tasks"]["arc_easy"]
+    assert found.entropies("used_experts")["all"].value <= 3 and found.content["redrawn"]["tasks"]["arc_easy"]
     for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
         row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
@@ -90,9 +90,9 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
 def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_away: None) -> None:
     line = {"step": 0, "epoch": 0.0} | measure(small_model("olmoe"), some_rows(4))
     values = values_of(line)
-    assert values["used_experts"] is not None and values["redrawn"] is not None
+    assert values["used_experts"].value is not None and values["redrawn"].value is not None
     (row,) = training_rows([line])
-    assert row["redrawn"] == values["redrawn"] and "used_experts_high" in row
+    assert row["redrawn"] == values["redrawn"].value and "used_experts_high" in row
 
 
 @pytest.mark.parametrize("name", ["load_balance", "collaboration", "specialization"])

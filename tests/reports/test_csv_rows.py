@@ -8,8 +8,7 @@ import io
 import pytest
 
 from moe_lab.config.terminal import shown
-from moe_lab.reports.csv_rows import safe_cell, write_rows
-from moe_lab.reports.pages.page import csv_of_rows
+from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
 
 FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\tx", "\rx", "+0 -1"]
 
@@ -17,7 +16,7 @@ FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_formula_is_text(text, tmp_path):
     rows = [{"model": text, "value": -0.5, "difference": "-0.0370", "p": "+1.5e-05", "n": "-"}]
-    for content in (write_rows(rows, tmp_path / "rows.csv").read_bytes().decode(), csv_of_rows(rows)):
+    for content in (write_rows(rows, tmp_path / "rows.csv").read_bytes().decode(), csv_text(rows)):
         [row] = csv.DictReader(io.StringIO(content, newline=""))
         assert row["model"] == f"'{shown(text)}"
         assert [row[key] for key in ("value", "difference", "p", "n")] == ["-0.5", "-0.0370", "+1.5e-05", "-"]

@@ -91,12 +91,12 @@ def mean_of_tasks(random: np.random.Generator, n: int) -> tuple[float, Interval]
 
 
 def seeds(random: np.random.Generator, n: int) -> tuple[float, Interval]:
-    return 0.3, over_seeds(random.normal(0.3, 0.05, size=5).tolist())["ci95"]
+    return 0.3, over_seeds(random.normal(0.3, 0.05, size=5).tolist()).interval
 
 
 def share_of_tokens(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     tokens = random.integers(5, 40, n)
-    return 0.6, ratio(random.binomial(tokens, random.beta(6, 4, n)), tokens)["ci95"]
+    return 0.6, ratio(random.binomial(tokens, random.beta(6, 4, n)), tokens).interval
 
 
 def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.results.samples import FILE, read_flips, rounded, write_flips
+from moe_lab.results.samples import FILE, Flip, Routing, read_flips, rounded, write_flips
 from moe_lab.results.stored_files import DamagedError
 
-FLIP = {"task": "t", "document": 3, "kind": "to_right", "tokens": [" ä", None]}
+LAYERS = [[[7, 0.5], [2, 0.25]], []]
+FLIP = Flip("t", 3, "to_right", Routing([" ä", None], 5, "weight", LAYERS, LAYERS[::-1]))
+UNROUTED = Flip("t", 4, "to_wrong")
 
 
 def test_what_is_written_is_read(tmp_path):
-    write_flips(tmp_path, {"run_id": "a"}, [FLIP])
-    assert read_flips(tmp_path) == read_flips(tmp_path, {"run_id": "a"}) == [FLIP]
+    write_flips(tmp_path, {"run_id": "a"}, [FLIP, UNROUTED])
+    assert read_flips(tmp_path) == read_flips(tmp_path, {"run_id": "a"}) == [FLIP, UNROUTED]
     assert read_flips(tmp_path, {"run_id": "b"}) is None and read_flips(tmp_path / "other") is None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
 
+from moe_lab.results.measured import Paired
 from moe_lab.results.significance import paired, randomization_test
 from moe_lab.results.statistics import mcnemar, tango
 
@@ -13,29 +16,30 @@ from moe_lab.results.statistics import mcnemar, tango
 def test_paired_difference() -> None:
     values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
     result = paired(values, before)
-    assert result["n"] == 100 and result["difference"] == pytest.approx(0.1)
-    assert result["p_mcnemar"] == pytest.approx(2 * 0.5**10)
-    low, high = result["ci95"]
+    assert result.n == 100 and result.difference == pytest.approx(0.1)
+    assert result.p_mcnemar == pytest.approx(2 * 0.5**10)
+    low, high = result.interval
     assert 0.03 < low < 0.1 < high < 0.18
-    assert result["p_randomization"] is None
+    assert result.p_permutation is None
     same = paired(values, values)
+    assert same.interval == pytest.approx(tango(0, 0, 100))
     unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0}
-    assert same.pop("ci95") == pytest.approx(tango(0, 0, 100))
-    assert same == {"n": 100, "difference": 0.0, "p_mcnemar": 1.0} | unchanged
+    written = {"n": 100, "difference": 0.0, "ci95": list(same.interval), "p_mcnemar": 1.0} | unchanged
+    assert same.to_json() == written and Paired.from_json(written) == same
 
 
 def test_flips_are_counted_both_ways() -> None:
     result = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0])
-    assert (result["to_right"], result["to_wrong"]) == (2, 1)
+    assert (result.to_right, result.to_wrong) == (2, 1)
     lower = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0], lower_is_better=True)
-    assert lower == result | {"to_right": result["to_wrong"], "to_wrong": result["to_right"]}
-    assert paired([0.5, 0.1], [0.2, 0.3])["to_right"] is None
+    assert lower == replace(result, to_right=result.to_wrong, to_wrong=result.to_right)
+    assert paired([0.5, 0.1], [0.2, 0.3]).to_right is None
 
 
 def test_pairing_is_tighter_than_two_intervals() -> None:
     noise = np.random.default_rng(1).normal(0, 5, size=200)
     result = paired(list(noise + 1), list(noise))
-    assert result["ci95"] == pytest.approx([1, 1]) and result["p_mcnemar"] is None
+    assert result.interval == pytest.approx([1, 1]) and result.p_mcnemar is None
 
 
 def test_unequal_documents_are_refused() -> None:
@@ -45,7 +49,7 @@ def test_unequal_documents_are_refused() -> None:
 
 def test_the_p_of_right_and_wrong_is_mcnemars() -> None:
     values, before = [1.0] * 8 + [0.0] * 2 + [1.0, 0.0], [0.0] * 8 + [1.0] * 2 + [1.0, 0.0]
-    assert paired(values, before)["p_mcnemar"] == mcnemar(8, 2)
+    assert paired(values, before).p_mcnemar == mcnemar(8, 2)
 
 
 def test_the_p_of_other_scores_is_that_of_random_swaps() -> None:
@@ -53,8 +57,8 @@ def test_the_p_of_other_scores_is_that_of_random_swaps() -> None:
     before = list(random.normal(0, 1, 40))
     values = [value + change for value, change in zip(before, random.normal(0.1, 0.3, 40), strict=True)]
     found = paired(values, before)
-    assert (found["p_mcnemar"], found["to_right"]) == (None, None)
-    assert found["p_randomization"] == randomization_test(values, before)
+    assert (found.p_mcnemar, found.to_right) == (None, None)
+    assert found.p_permutation == randomization_test(values, before)
 
 
 def test_a_perplexity_is_told_where_nearly_all_documents_agree() -> None:
@@ -63,8 +67,8 @@ def test_a_perplexity_is_told_where_nearly_all_documents_agree() -> None:
     before = [(-1.5 * count, count) for count in words]
     better = [(-1.49 * count, count) for count in words]
     for aggregate in (weighted_perplexity, bits_per_byte):
-        assert paired(better, before, aggregate)["p_randomization"] == 1e-4
+        assert paired(better, before, aggregate).p_permutation == 1e-4
     noise = [
         (-1.5 * count + change, count) for count, change in zip(words, random.normal(0, 1, 50), strict=True)
     ]
-    assert paired(noise, before, weighted_perplexity)["p_randomization"] > 0.05
+    assert paired(noise, before, weighted_perplexity).p_permutation > 0.05

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import check_samples, metric_values, read_samples, write_samples
+from moe_lab.results.samples import check_samples, logged_values, metric_values, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError
 
 
@@ -28,14 +28,14 @@ def test_answers_with_odd_line_breaks_come_back(tmp_path: Path) -> None:
     texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9", "\ud83d alone"]
     write_samples(tmp_path, {"t": [sample(i, text, acc=1.0) for i, text in enumerate(texts)]})
     again = read_samples(result_in(tmp_path, range(len(texts))))["t"]
-    assert [one["filtered_resps"][0] for one in again] == texts
-    assert [one["arguments"]["gen_args_0"]["arg_0"] for one in again] == texts
+    assert [one.filtered[0] for one in again] == texts
+    assert [one.requests[0][0] for one in again] == texts
 
 
 def test_values_per_document_and_filter(tmp_path: Path) -> None:
     lines = [sample(3, "x", acc=1, ppl=(-2.5, 4)), sample(5, "y", acc=0, ppl=(-1.5, 2))]
     expected = {"acc,none": {3: 1, 5: 0}, "ppl,none": {3: (-2.5, 4), 5: (-1.5, 2)}}
-    assert metric_values(lines) == expected
+    assert logged_values(lines) == expected
     write_samples(tmp_path, {"t": lines})
     assert metric_values(read_samples(result_in(tmp_path, [3, 5]))["t"]) == expected, (
         "tuples come back as tuples"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moe_lab.results.measured import Spread
 from moe_lab.results.statistics import (
     interval,
     interval_of_difference,
@@ -108,12 +109,10 @@ def test_tango_inverts_the_score_test(gained: int, lost: int, n: int) -> None:
 
 def test_over_seeds() -> None:
     result = over_seeds([0.1, 0.2, 0.3])
-    assert result["mean"] == pytest.approx(0.2) and result["std"] == pytest.approx(0.1)
-    assert result["ci95"] == pytest.approx([0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5])
-    assert over_seeds([0.5]) == {"mean": 0.5, "std": None, "ci95": None}
-    assert over_seeds([0.5] * 5) == {"mean": 0.5, "std": 0.0, "ci95": None}, (
-        "nothing moved: no width is known"
-    )
+    assert result.mean == pytest.approx(0.2) and result.std == pytest.approx(0.1)
+    assert result.interval == pytest.approx([0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5])
+    assert over_seeds([0.5]) == Spread(0.5)
+    assert over_seeds([0.5] * 5) == Spread(0.5, 0.0), "nothing moved: no width is known"
 
 
 def test_interval_over_documents_of_several_seeds() -> None:

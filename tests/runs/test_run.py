@@ -396,7 +396,7 @@ def test_a_full_disk_while_running_keeps_what_was_answered(
 
     write, written = ResponseLog._write, [0]
 
-    def full(self: ResponseLog, line: dict[str, Any]) -> None:
+    def full(self: ResponseLog, line: Any) -> None:
         written[0] += 1
         if written[0] > 10:
             raise OSError(28, "No space left on device")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from pandas import DataFrame
 
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published, Scale
 from tests.support.stored_results import EXPERT_METRICS, expert_results
@@ -17,7 +18,7 @@ def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCe
     told = expert_results(intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
     told["results"]["t"]["acc,none"] = value
     config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
-    found = {"run_id": "r", "results": [told], "expert": [EXPERT_METRICS], "config": config}
+    found = {"run_id": "r", "results": [told], "expert": [StoredMetrics(EXPERT_METRICS)], "config": config}
     return TableCell(
         coordinates={key.replace("__", "."): v for key, v in coordinates.items()}, metric=metric, **found
     )

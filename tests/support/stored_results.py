@@ -56,7 +56,7 @@ def loss(difference: float) -> dict:
     return {"acc,none": {"difference": difference, "ci95": [difference - 0.1, difference + 0.1]}}
 
 
-EXPERT_METRICS = {
+EXPERT_METRICS: dict[str, Any] = {
     "metric": "acc,none",
     "differences": {},
     "load_balance": {"all": {"value": 3.5, "ci95": [3.4, 3.6]}, "prefill": {"value": 1.0, "ci95": None}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from moe_lab.reports.pages import record, runs_page
 from moe_lab.reports.papers import files as csv_table
@@ -32,12 +31,12 @@ def write_table(experiment: Experiment, scale: str, cells: Cells, folder: Path) 
 
 
 def csv_text(experiment: Experiment, cells: Cells) -> str:
-    return csv_table.csv_text(experiment, cells, family_of(experiment, cells))
+    return csv_table.cells_csv(experiment, cells, family_of(experiment, cells))
 
 
 def table_record(
     experiment: Experiment, scale: str, cells: Cells, stated: Sequence[Stated] = ()
-) -> dict[str, Any]:
+) -> record.TableRecord:
     return record.table_record(experiment, scale, cells, family_of(experiment, cells), stated)
 
 

@@ -15,6 +15,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import Context, Method, TrainingMethod
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
+from moe_lab.results.measured import Difference, HeldOut, bounds_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -174,13 +175,12 @@ class Pretrain(TrainingMethod):
     def footnotes(block: dict[str, Any]) -> list[str]:
         """The held-out loss, by which designs are ranked, what expert choice owes to later tokens, speed and memory."""
         own = block["pretrain"]
-        found = own["training"]["validation"]
-        low, high = found["ci95"]
+        found = HeldOut.from_json(own["training"]["validation"])
         keys = ("router", "regularizers", "routing_noise")
         told = "".join(f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0))
         name = " ".join(dict.fromkeys((own["backbone"], own["label"])))  # a dense model is called so once
         title = f"{name}{told}, seed {block['seed']}"
-        line = f"{title}: held-out loss {found['loss']:.4f} [{low:.4f}, {high:.4f}] per token, {found['rows']} rows"
+        line = f"{title}: held-out loss {found.loss:.4f}{bounds_text(found.interval)} per token, {found.rows} rows"
         if leak := own["training"]["leak"]:
             line += f"; not that of a language model: expert choice reads later tokens. {_told(leak)}"
         session = own["training"].get("last_session")  # not of models trained by earlier versions
@@ -198,7 +198,7 @@ def _told(leak: Mapping[str, Any]) -> str:
     if "later_tokens" not in leak:  # of a model trained by an earlier version
         return f"{with_later} and {leak['loss_without']:.4f} without, the effect of short prefixes included"
     later, short = (
-        f"{part['difference']:+.4f} [{part['ci95'][0]:+.4f}, {part['ci95'][1]:+.4f}]"
-        for part in (leak["later_tokens"], leak["short_prefixes"])
+        f"{part.difference:+.4f}{bounds_text(part.interval, '+')}"
+        for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
     )
     return f"{with_later}; with another row's instead {later}, and the effect of short prefixes {short}"

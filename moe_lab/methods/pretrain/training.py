@@ -37,6 +37,7 @@ from moe_lab.models.facts import resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
 from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
+from moe_lab.results.measured import Difference, HeldOut
 from moe_lab.results.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _passes(
 
 
 def _difference(difference_R: Tensor) -> dict[str, Any]:
-    return {"difference": float(difference_R.mean()), "ci95": bootstrap_interval(difference_R.tolist())}
+    return Difference(float(difference_R.mean()), bootstrap_interval(difference_R.tolist())).to_json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +173,9 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
         "parameters": parameters_of(model),
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
-        "validation": {
-            "loss": sum(losses) / len(losses),
-            "ci95": bootstrap_interval(losses),
-            "rows": len(losses),
-            "row_losses": losses,
-        },
+        "validation": HeldOut(
+            sum(losses) / len(losses), bootstrap_interval(losses), len(losses), losses
+        ).to_json(),
         "leak": leak(model, training.held_out) if training.design.reads_later_tokens else None,
         "processes": num_processes(),
         "last_session": session,

@@ -39,7 +39,7 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
 
     metrics = stored_metrics(result.stored_in, result.run_id, result.commit)
     drawn = _trace_figures(result, kinds) if kinds else []
-    return drawn + (write_coactivation(result.stored_in, metrics) if metrics else [])
+    return drawn + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
 
 
 def _trace_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.style import PAGE_WIDTH, panels, write_figure
@@ -22,15 +22,14 @@ PANELS = 24
 """Most layers that are legible on a page; of more layers, so many evenly spaced ones are shown."""
 
 
-def write_coactivation(folder: Path, metrics: dict[str, Any]) -> list[Path]:
+def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
     """Draw a run's counts into `figures/` as `coactivation` and `selections`; returns PNG, CSV, PNG, CSV.
 
-    `metrics` is the content of its expert_metrics.json. Prompts and answers count together.
+    `experts` are the number of experts of each layer. Prompts and answers count together.
     """
     from safetensors.numpy import load_file
 
     counts = load_file(folder / FOLDER / COUNTS)
-    experts = metrics["experts"]
     pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
     share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
     rows = selection_rows(share_LE, experts)
@@ -46,7 +45,7 @@ def write_coactivation(folder: Path, metrics: dict[str, Any]) -> list[Path]:
 PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
 
 
-def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, Any]]:
+def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
     """One row per layer and ordered pair that was selected together: tokens, and P(other | expert)."""
     share_LEE = _shares(pairs_LEE)
     return [
@@ -64,7 +63,7 @@ def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, A
     ]
 
 
-def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[str, Any]]:
+def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
     """One row per layer and expert: its share of the layer's selections."""
     return [
         {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}

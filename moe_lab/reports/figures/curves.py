@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.metrics.correlations import blocks_of, labels
-from moe_lab.metrics.training_metrics import values_of
+from moe_lab.metrics.correlations import labels, values_of
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -69,18 +68,15 @@ def _measurements(cell: TableCell) -> list[dict[str, Any]]:
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per measurement: step, epoch, the metrics and their intervals."""
     return [
-        {"step": line["step"], "epoch": line["epoch"], **values_of(line), **_bounds(line)} for line in lines
+        {"step": line["step"], "epoch": line["epoch"]}
+        | {name: one.value for name, one in values_of(line).items()}
+        | {
+            f"{name}_{side}": limit
+            for name, one in values_of(line).items()
+            for side, limit in zip(("low", "high"), one.interval or (None, None), strict=True)
+        }
+        for line in lines
     ]
-
-
-def _bounds(line: dict[str, Any]) -> dict[str, float | None]:
-    """Each metric's 95% interval."""
-    bounds = {name: block.get("ci95") or [None, None] for name, block in blocks_of(line).items()}
-    return {
-        f"{name}_{side}": limits[number]
-        for name, limits in bounds.items()
-        for number, side in enumerate(("low", "high"))
-    }
 
 
 def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+    from pandas import DataFrame
 
 
 # How often each expert is selected in the re-mixed layers, before and after optimizing (C3PO, Figure 7)
@@ -51,7 +52,7 @@ def entropy_bits(frequency: np.ndarray) -> float:
     return float(-(share * np.log2(np.where(share > 0, share, 1.0))).sum(axis=-1).mean())
 
 
-def activation_rows(run: StoredTraces) -> list[dict[str, Any]]:
+def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
     """One row per layer and expert, with the layer's number and both frequencies."""
     before, after = (frequency_LE(run, state) for state in STATES)
     return [
@@ -111,6 +112,8 @@ def write_sample(
     runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "One question's pathway"
 ) -> list[Path]:
     """The last re-mixed layer of one question of the first run."""
+    from pandas import DataFrame
+
     if not runs:
         return []
     run = runs[0]
@@ -120,7 +123,7 @@ def write_sample(
         "the first that was wrong and became right" if corrected else "none became right: this is the first"
     )
     heading = f"{title}\n{run.label}: {what}"
-    return write_figure(lambda: _sample_draw(run, index, rows, heading), rows, folder, stem)
+    return write_figure(lambda: _sample_draw(run, index, DataFrame(rows), heading), rows, folder, stem)
 
 
 def chosen_question(run: StoredTraces) -> tuple[int, bool]:
@@ -131,16 +134,14 @@ def chosen_question(run: StoredTraces) -> tuple[int, bool]:
     return 0, False
 
 
-def sample_rows(run: StoredTraces, index: int) -> list[dict[str, Any]]:
+def sample_rows(run: StoredTraces, index: int) -> list[dict[str, object]]:
     """One row per weight vector and expert, of the last re-routed token in the last re-mixed layer."""
     trace = run.traces[index]
     neighbours = trace["neighbours"][:SHOWN_NEIGHBOURS]
-    vectors: list[tuple[str, Any, dict[str, Any]]] = [
-        (BEFORE, trace["before"], {}),
-        (AFTER, trace["after"], {}),
-    ]
+    vectors: list[tuple[str, Any, Mapping[str, Any]]]
+    vectors = [(BEFORE, trace["before"], {}), (AFTER, trace["after"], {})]
     vectors += [(f"neighbour {i}", near["pathway"], near) for i, near in enumerate(neighbours, start=1)]
-    rows = []
+    rows: list[dict[str, object]] = []
     for who, pathway, near in vectors:
         weights = pathway[-1][-1]
         order = sorted(range(len(weights)), key=lambda expert: -weights[expert])
@@ -162,7 +163,7 @@ def sample_rows(run: StoredTraces, index: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _sample_draw(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]], title: str) -> Figure:
+def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
     from matplotlib.figure import Figure
 
     text = _texts(run, index, rows)
@@ -186,22 +187,19 @@ def _sample_draw(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]], 
     return figure
 
 
-def _draw_weights(axis: Axes, rows: Sequence[dict[str, Any]], top_k: int) -> None:
-    names = list(dict.fromkeys(row["of"] for row in rows))
-    for number, name in enumerate(names):
-        line = [row for row in rows if row["of"] == name]
+def _draw_weights(axis: Axes, rows: DataFrame, top_k: int) -> None:
+    for number, (name, line) in enumerate(rows.groupby("of", sort=False)):
         own = name in (BEFORE, AFTER)
         colour = {BEFORE: RED, AFTER: BLUE}.get(name) or (COLOURS[1], COLOURS[2], COLOURS[4])[number - 2]
         axis.plot(
-            [row["expert"] for row in line], [row["weight"] for row in line], "-" if own else "--",
-            color=colour, lw=1.5 if own else 0.9, label=name, zorder=3 if own else 2,
+            line["expert"], line["weight"], "-" if own else "--", color=colour, lw=1.5 if own else 0.9,
+            label=name, zorder=3 if own else 2,
         )  # fmt: skip
-        taken = [row for row in line if row["taken"]]
-        places, heights = [row["expert"] for row in taken], [row["weight"] for row in taken]
-        axis.plot(places, heights, "o" if own else ".", color=colour, ls="none", zorder=4)
-    experts = rows[-1]["expert"] + 1
+        taken = line[line["taken"]]
+        axis.plot(taken["expert"], taken["weight"], "o" if own else ".", color=colour, ls="none", zorder=4)
+    experts = rows["expert"].max() + 1
     axis.set(
-        title=f"MoE layer {rows[0]['layer']}; dots: the {top_k} experts taken",
+        title=f"MoE layer {rows['layer'].iloc[0]}; dots: the {top_k} experts taken",
         xlabel="expert",
         ylabel="routing weight",
         yscale="log",
@@ -211,7 +209,7 @@ def _draw_weights(axis: Axes, rows: Sequence[dict[str, Any]], top_k: int) -> Non
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _texts(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]]) -> str:
+def _texts(run: StoredTraces, index: int, rows: DataFrame) -> str:
     """The question, its answers before and after, and its neighbours."""
     trace = run.traces[index]
     first, last = (
@@ -222,11 +220,8 @@ def _texts(run: StoredTraces, index: int, rows: Sequence[dict[str, Any]]) -> str
         f"question: {run.prompts[index]}",
         f"answered {first!r} before and {last!r} after; right is {run.golds[index]!r}",
     ]
-    neighbours = {row["of"]: row for row in rows if row["distance"] is not None}
-    for name, row in neighbours.items():
-        parts.append(
-            f"{name} (distance {row['distance']:.2f}, share {row['kernel_share']:.2f}): {row['text']}"
-        )
+    for row in rows[rows["distance"].notna()].drop_duplicates("of").itertuples():
+        parts.append(f"{row.of} (distance {row.distance:.2f}, share {row.kernel_share:.2f}): {row.text}")
     return "\n".join(map(_wrapped, parts))
 
 

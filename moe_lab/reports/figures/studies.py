@@ -13,6 +13,7 @@ from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE_WIDTH,
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import interval
 from moe_lab.results.stored_files import damaged, read_csv, read_mapping
+from moe_lab.results.typed import typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,12 +45,29 @@ class StoredTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudyInfo:
+    """What study.json says of a study."""
+
+    model: str
+    task: str
+    tuning: str
+    metric: str
+    n: int
+    cache: str
+    direction: str
+    num_samples: int
+    """Tuning documents."""
+    skip_layers: int
+    max_temperature: float
+    logit_scale: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredStudy:
     """A stored study, for its figures."""
 
     folder: Path
-    info: dict[str, Any]
-    """The content of study.json."""
+    info: StudyInfo
     finished: list[StoredTrial]
     """Complete and pruned trials by number."""
     temperatures: list[float]
@@ -61,7 +79,7 @@ class StoredStudy:
 
     @property
     def tuning(self) -> str:
-        return str(self.info["tuning"])
+        return self.info.tuning
 
     @property
     def complete(self) -> list[StoredTrial]:
@@ -75,24 +93,26 @@ class StoredStudy:
     @property
     def best(self) -> StoredTrial:
         """The first complete trial with the best value."""
-        sign = 1 if self.info["direction"] == "minimize" else -1
+        sign = 1 if self.info.direction == "minimize" else -1
         return min(self.complete, key=lambda trial: (sign * float(trial.value or 0), trial.number))
 
     @property
     def metric_label(self) -> str:
-        return METRIC_LABELS[self.info["metric"]]
+        return METRIC_LABELS[self.info.metric]
 
     @property
     def label(self) -> str:
         """Model, task and tuning documents, for a panel's title."""
         info = self.info
-        cache = "" if info["cache"] == "clean" else f",\n{info['cache']} cache"
-        return f"{info['model']}, {info['task']}\n(n={info['n']}, {info['num_samples']} documents{cache})"
+        cache = "" if info.cache == "clean" else f",\n{info.cache} cache"
+        return f"{info.model}, {info.task}\n(n={info.n}, {info.num_samples} documents{cache})"
 
     @property
-    def key(self) -> dict[str, Any]:
+    def key(self) -> dict[str, object]:
         """The columns that name the study in a CSV."""
-        return {name: self.info[name] for name in ("model", "task", "tuning", "metric", "n", "cache")}
+        return {
+            name: getattr(self.info, name) for name in ("model", "task", "tuning", "metric", "n", "cache")
+        }
 
 
 def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
@@ -103,7 +123,10 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
-    info = read_mapping(folder / "study.json") or {}
+    try:
+        info: StudyInfo = typed(StudyInfo, read_mapping(folder / "study.json") or {})
+    except ValueError as error:
+        raise damaged(folder / "study.json", error) from error
     best = read_mapping(folder / "best.yaml") or {}
     try:
         rows = read_csv(folder / "trials.csv")
@@ -122,7 +145,7 @@ def read_study(folder: Path) -> StoredStudy:
 
 def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
     """Draw what RoE is measured against: the base model, and the base model at its best logit scale."""
-    if study.untuned is not None and not study.info.get("logit_scale"):
+    if study.untuned is not None and not study.info.logit_scale:
         axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label=untuned)
     if study.calibrated is not None:
         axis.axhline(study.calibrated, color=GREEN, ls=":", lw=1.4, label=f"{untuned}, calibrated")
@@ -153,7 +176,7 @@ def write_history(
 
 def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
     """One row per finished trial: its value, or a pruned trial's estimate; the best value so far; the untuned value."""
-    better = min if study.info["direction"] == "minimize" else max
+    better = min if study.info.direction == "minimize" else max
     best: float | None = None
     rows = []
     for trial in study.finished:
@@ -221,7 +244,7 @@ def sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
                 "low": low,
                 "high": high,
                 "calibrated": study.calibrated,
-                "documents": study.info["num_samples"],
+                "documents": study.info.num_samples,
             }
         )
     return rows
@@ -229,9 +252,9 @@ def sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
 
 def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, float] | None:
     """Over the tuning documents; None for a metric that is no share of them."""
-    count = int(study.info["num_samples"])
+    count = study.info.num_samples
     right = float(trial.value or 0) * count
-    if study.info["metric"] != "accuracy" or abs(right - round(right)) > 1e-6 * count:
+    if study.info.metric != "accuracy" or abs(right - round(right)) > 1e-6 * count:
         return None
     return interval([1] * round(right) + [0] * (count - round(right)))
 
@@ -272,7 +295,7 @@ def write_heatmap(
     return write_figure(lambda: _draw(with_profile, title), rows, folder, stem)
 
 
-def _rows(study: StoredStudy) -> list[dict[str, Any]]:
+def _rows(study: StoredStudy) -> list[dict[str, object]]:
     return [
         {**study.key, "layer": layer, "temperature": temperature, "skipped": _skipped(study, layer)}
         for layer, temperature in enumerate(study.temperatures)
@@ -280,20 +303,20 @@ def _rows(study: StoredStudy) -> list[dict[str, Any]]:
 
 
 def _skipped(study: StoredStudy, layer: int) -> bool:
-    skip = int(study.info["skip_layers"])
+    skip = study.info.skip_layers
     return not skip <= layer < len(study.temperatures) - skip
 
 
 def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
     from matplotlib.figure import Figure
 
-    models = list(dict.fromkeys(study.info["model"] for study in studies))
-    grouped = [[study for study in studies if study.info["model"] == model] for model in models]
+    models = list(dict.fromkeys(study.info.model for study in studies))
+    grouped = [[study for study in studies if study.info.model == model] for model in models]
     heights = [0.28 * len(group) + 0.55 for group in grouped]
     figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.75), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(len(models), 1, squeeze=False, height_ratios=heights).ravel()
-    top = max(float(study.info["max_temperature"]) for study in studies)
+    top = max(study.info.max_temperature for study in studies)
     for axis, model, group in zip(axes, models, grouped, strict=True):
         image = _draw_model(axis, model, group, top)
     figure.colorbar(image, ax=list(axes), label="temperature", fraction=0.03, aspect=max(8, 10 * len(models)))
@@ -324,7 +347,7 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
         xlabel="MoE layer",
         xticks=range(0, layers, 1 if layers <= 24 else 2),
         yticks=range(len(studies)),
-        yticklabels=[study.info["task"] for study in studies],
+        yticklabels=[study.info.task for study in studies],
     )
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from moe_lab.reports.papers.metrics import EXPERT, TRAINING, unit_of
 from moe_lab.results.atomic import write_atomically, writing
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
@@ -56,7 +57,7 @@ RC = {
 
 
 def write_figure(
-    draw: Callable[[], Figure], rows: Sequence[dict[str, Any]], folder: Path, stem: str
+    draw: Callable[[], Figure], rows: Sequence[Mapping[str, object]], folder: Path, stem: str
 ) -> list[Path]:
     """Save `draw()` as `<stem>.png` and `rows` as `<stem>.csv`; returns both paths, none without rows.
 
@@ -105,7 +106,7 @@ def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
     """One legend below all axes, with every label once, in as many columns as fit."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Artist] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)

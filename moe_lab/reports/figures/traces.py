@@ -111,9 +111,9 @@ def read_traces(result: RunResult) -> StoredTraces | None:
     by_prompt = {trace.get("prompt"): trace for trace in traces}  # of repeated lines the last one holds
     samples = read_samples(result)
     run = StoredTraces(result, [], [], [], [])
-    for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one["doc_id"])):
-        choices = [(argument["arg_0"], argument["arg_1"]) for argument in sample["arguments"].values()]
-        gold = _gold(sample["target"], choices)
+    for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one.document)):
+        choices = [(prompt, continuation) for prompt, continuation in sample.requests]
+        gold = _gold(sample.target, choices)
         try:
             traces = [
                 by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
@@ -125,7 +125,7 @@ def read_traces(result: RunResult) -> StoredTraces | None:
             ]
         except (KeyError, ValueError) as error:
             raise ResultsError(
-                f"{path} has no trace of document {sample['doc_id']}. The run's command with rerun=true makes all."
+                f"{path} has no trace of document {sample.document}. The run's command with rerun=true makes all."
             ) from error
         run.traces.append(traces[gold])
         run.prompts.append(choices[gold][0])

@@ -53,9 +53,12 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
     chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
     draw = partial(_draw_panel, names=names, chance=chance)
     panels = rows.groupby("panel", sort=False)
-    options: dict[str, Any] = {"columns": 2 if len(panels) in (2, 4) else 3, "height": 2.6}
+    columns = 2 if len(panels) in (2, 4) else 3
     return write_figure(
-        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
+        lambda: panel_per(list(panels), title, draw, columns=columns, height=2.6),
+        rows.to_dict("records"),
+        folder,
+        stem,
     )
 
 
@@ -69,9 +72,9 @@ def design_rows(table: CellTable) -> DataFrame:
     frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
     frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
     frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
-    ranked = {id(one.cell): one for one in ranking(experiment, cells, table.family)}
+    ranked = {(one.loss.run_id, LOSS): one for one in ranking(experiment, cells, table.family)}
     for index, cell in enumerate(frame["cell"]):
-        if one := ranked.get(id(cell)):
+        if (score := cell.score()) and (one := ranked.get((score.run_id, score.metric))):
             frame.loc[index, ["low", "high"]] = _beside_the_lowest(one)
     return frame[COLUMNS]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.measures import Table
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import read_samples, reported
+from moe_lab.results.samples import Sample, read_samples, reported
 from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
 
 # What is logged of the training of a run's model: its log.jsonl by step
@@ -19,24 +19,19 @@ from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
 STEP = "training/step"
 
 
-def training_lines(result: RunResult) -> list[dict[str, float]]:
+def training_lines(result: RunResult) -> list[dict[str, object]]:
     """Keys `training/<name>` per line of the log; `training/<name>/layer_<i>` for a value by layer.
 
     Empty where the method trained no model, or where the model's folder is gone.
     """
     if "training" not in result.report:
         return []
-    return [
-        _flat(line) for line in _lines(result.stored_in.parent.parent / "models" / result.report["model"])
-    ]
+    model = result.stored_in.parent.parent / "models" / result.report["model"]
+    return [_flat(line) for line in read_lines(model / "log.jsonl") or []]
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    return read_lines(folder / "log.jsonl") or []
-
-
-def _flat(line: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _flat(line: Mapping[str, object]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, value in line.items():
         if isinstance(value, list):
             found |= {f"training/{name}/layer_{layer}": one for layer, one in enumerate(value)}
@@ -50,13 +45,13 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
 SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"]
 
 
-def scores(result: RunResult) -> dict[str, Any]:
+def scores(result: RunResult) -> dict[str, object]:
     """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
 
     The headline of a group is the group's own score. `difference` is the gain over the base model, where that was
     evaluated.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for task, task_scores in result["results"].items():
         errors = [key.replace(",", "_stderr,", 1) for key in reported(task_scores)]
         values |= {
@@ -91,31 +86,31 @@ def samples(result: RunResult) -> dict[str, Table]:
     return {f"samples/{task}": _samples_table(lines) for task, lines in logs.items()}
 
 
-def _samples_table(lines: list[dict[str, Any]]) -> Table:
-    metrics = list(dict.fromkeys(metric for line in lines for metric in line["metrics"]))
+def _samples_table(samples: Sequence[Sample]) -> Table:
+    metrics = list(dict.fromkeys(metric for one in samples for metric in one.values))
     rows = [
         [
-            line["doc_id"],
-            line["filter"],
-            next(iter(next(iter(line["arguments"].values()), {"": ""}).values())),
-            line["target"],
-            _text(line["resps"]),
-            _text(line["filtered_resps"]),
-            *(_text(line.get(metric)) for metric in metrics),
+            one.document,
+            one.filter,
+            one.requests[0][0] if one.requests else "",
+            one.target,
+            _text(one.responses),
+            _text(one.filtered),
+            *(_text(one.values.get(metric)) for metric in metrics),
         ]
-        for line in lines
+        for one in samples
     ]
     return SAMPLE_COLUMNS + metrics, rows
 
 
-def trial(number: int, value: float | None, temperatures: Sequence[float], state: str) -> dict[str, Any]:
+def trial(number: int, value: float | None, temperatures: Sequence[float], state: str) -> dict[str, object]:
     """One trial: its number, value, state, and the temperature of every MoE layer."""
     width = len(str(max(len(temperatures) - 1, 0)))
     layers = {f"temperature/layer_{layer:0{width}d}": t for layer, t in enumerate(temperatures)}
     return {"trial": number, "state": state, **({} if value is None else {"value": value}), **layers}
 
 
-def study(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def study(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
     """The content of study.json, and the scores and temperatures of best.yaml."""
     content = read_mapping(folder / "study.json") or {}
     best = read_mapping(folder / "best.yaml") or {}
@@ -140,7 +135,7 @@ def _cell(text: str) -> Any:
 
 def _text(value: Any) -> Any:
     """A value as a cell of a table: nested values as JSON."""
-    while isinstance(value, list) and len(value) == 1:
+    while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 

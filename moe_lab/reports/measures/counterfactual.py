@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from moe_lab.metrics.counterfactual import shown_bands, stored_counterfactual
-from moe_lab.reports.measures.view import Content, PageTable, View
+from moe_lab.metrics.counterfactual import Band, stored_counterfactual
+from moe_lab.reports.measures.view import PageTable, View
 from moe_lab.reports.terminal.layout import (
     StackedTable,
     count,
@@ -23,10 +22,10 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 
 
-class CounterfactualView(View):
+class CounterfactualView(View[list[Band]]):
     """Gains of routes in nats, by the router's confidence (docs/counterfactual.md)."""
 
-    def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
+    def stored(self, folder: Path, run_id: str, commit: str | None) -> list[Band] | None:
         return stored_counterfactual(folder, run_id, commit)
 
     def print(self, results: Sequence[RunResult], family: Family) -> None:
@@ -35,25 +34,22 @@ class CounterfactualView(View):
             (run.model, label, ",".join(run.requested), *_cells(band))
             for run, label in zip(results, labels, strict=True)
             if (content := self.of(run)) is not None
-            for band in shown_bands(content)
+            for band in content
         ]
         if rows:
             print()
             print_stacked(routes_table(rows), COUNTERFACTUAL_EXPLAINED)
 
-    def values(self, content: Content) -> dict[str, float]:
+    def values(self, content: list[Band]) -> dict[str, float]:
         """`counterfactual/<which>/<confidence>` of each band: gains in nats, and the share of better routes."""
-        scores: dict[str, float] = {}
-        for band in shown_bands(content):
-            values = band["gain"] | {"chance": band["chance"], "better": band["better"]}
-            scores |= {
-                f"counterfactual/{name}/{band['confidence']}": one["value"]
-                for name, one in values.items()
-                if one["value"] is not None
-            }
-        return scores
+        return {
+            f"counterfactual/{name}/{band.confidence}": one.value
+            for band in content
+            for name, one in (band.gain | {"chance": band.chance, "better": band.better}).items()
+            if one.value is not None
+        }
 
-    def page_table(self, content: Content) -> PageTable:
+    def page_table(self, content: list[Band]) -> PageTable:
         return PageTable(
             title="Counterfactual routes",
             caption="Routes that noise proposes, by the probability of the router's most probable token. "
@@ -66,15 +62,15 @@ class CounterfactualView(View):
             ],
             rows=[
                 [
-                    band["confidence"],
-                    count(band["tokens"]),
-                    number(band["log_prob"]["router"]),
-                    *(band["gain"][name] for name in ("roe", "mean", "best")),
-                    band["chance"],
-                    band["gain"]["worst"],
-                    band["better"],
+                    band.confidence,
+                    count(band.tokens),
+                    number(band.router),
+                    *(band.gain[name] for name in ("roe", "mean", "best")),
+                    band.chance,
+                    band.gain["worst"],
+                    band.better,
                 ]
-                for band in shown_bands(content)
+                for band in content
             ],
         )
 
@@ -108,19 +104,18 @@ def routes_table(rows: Sequence[tuple[str, ...]]) -> StackedTable:
     return stacked_table("Counterfactual routes", stacks)
 
 
-def _cells(band: dict[str, Any]) -> tuple[str, ...]:
-    gain = {name: number(one["value"], sign=True) for name, one in band["gain"].items()}
-    limits = interval(band["gain"]["best"]["ci95"], sign=True)
+def _cells(band: Band) -> tuple[str, ...]:
+    gain = {name: number(one.value, sign=True) for name, one in band.gain.items()}
     return (
-        band["confidence"],
-        count(band["tokens"]),
-        number(band["log_prob"]["router"]),
-        number(band["better"]["value"]),
+        band.confidence,
+        count(band.tokens),
+        number(band.router),
+        number(band.better.value),
         gain["mean"],
         gain["roe"],
         gain["best"],
-        limits,
-        number(band["chance"]["value"], sign=True),
+        interval(band.gain["best"].interval, sign=True),
+        number(band.chance.value, sign=True),
         gain["worst"],
     )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from moe_lab.metrics.intervals import difference_of
+from moe_lab.metrics.intervals import Loss
 from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
-from moe_lab.metrics.stored import stored_metrics
-from moe_lab.reports.measures.view import Content, PageTable, Table, View
+from moe_lab.metrics.stored import StoredMetrics, stored_metrics
+from moe_lab.reports.measures.view import PageTable, Table, View
 from moe_lab.reports.terminal.layout import (
     StackedTable,
     interval,
@@ -28,10 +27,10 @@ from moe_lab.results.significance import ALPHA
 LAYER_COLUMNS = ["metric", "of", "layer", "value", "low", "high", "maximum"]
 
 
-class ExpertView(View):
+class ExpertView(View[StoredMetrics]):
     """Entropies in bits, and the accuracy lost under changed routing (docs/expert_metrics.md)."""
 
-    def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
+    def stored(self, folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
         return stored_metrics(folder, run_id, commit)
 
     def comparisons(self, results: Sequence[RunResult]) -> dict[Comparison, float | None]:
@@ -53,35 +52,34 @@ class ExpertView(View):
             print_stacked(expert_table(rows, family), explained(family))
             print(CORRECTED)
 
-    def values(self, content: Content) -> dict[str, float]:
+    def values(self, content: StoredMetrics) -> dict[str, float]:
         """`expert/<metric>/<of>` in bits; of each task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
         scores = {
-            f"expert/{metric}/{of}": one["value"]
+            f"expert/{metric}/{of}": one.value
             for metric in counted_metrics()
-            for of, one in content[metric].items()
-            if one is not None
+            for of, one in content.entropies(metric).items()
+            if one.value is not None
         }
         return scores | {
-            f"expert/{each.logged_as}/{task}/{metric}": loss["difference"]
+            f"expert/{each.logged_as}/{task}/{metric}": loss.difference
             for name, each in interventions()
-            if content[name] is not None
-            for task, losses in each.block(content[name])["tasks"].items()
+            for task, losses in content.losses(name, each).items()
             for metric, loss in losses.items()
         }
 
-    def tables(self, content: Content) -> dict[str, Table]:
+    def tables(self, content: StoredMetrics) -> dict[str, Table]:
         """A row per metric, kind of tokens and MoE layer."""
-        rows = []
-        for metric in counted_metrics():
-            for of, one in content[metric].items():
-                for index, layer in enumerate(one["layers"] if one else []):
-                    limits = layer["ci95"] or [None, None]
-                    rows.append([metric, of, index, layer["value"], *limits, layer["maximum"]])
+        rows = [
+            [metric, of, index, layer.value, *(layer.interval or (None, None)), layer.maximum]
+            for metric in counted_metrics()
+            for of in content.entropies(metric)
+            for index, layer in enumerate(content.layers(metric, of))
+        ]
         return {"expert/layers": (LAYER_COLUMNS, rows)}
 
-    def page_table(self, content: Content) -> PageTable:
+    def page_table(self, content: StoredMetrics) -> PageTable:
         names = list(counted_metrics())
-        by_metric = [(content[name]["all"] or {}).get("layers") or [] for name in names]
+        by_metric = [content.layers(name, "all") for name in names]
         return PageTable(
             title="Expert metrics by layer",
             caption="Entropies in bits with 95% intervals, over all tokens.",
@@ -126,19 +124,17 @@ def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> StackedTabl
     return stacked_table("Expert metrics", stacks)
 
 
-def lines(metrics: dict[str, Any], run_id: str, family: Family) -> list[Line]:
+def lines(metrics: StoredMetrics, run_id: str, family: Family) -> list[Line]:
     """The rows of one run's expert_metrics.json."""
     return [*_entropies(metrics), *_losses(metrics, run_id, family)]
 
 
-def lost_p_values(metrics: dict[str, Any], run_id: str) -> dict[Comparison, float | None]:
+def lost_p_values(metrics: StoredMetrics, run_id: str) -> dict[Comparison, float | None]:
     """The p of each shown loss before the correction; None for a mean over random routings."""
     return {
-        _comparison(run_id, each, task, metric): runs[0]["p_mcnemar"] if len(runs) == 1 else None
+        _comparison(run_id, each, task, metric): loss.p
         for name, each in interventions()
-        if metrics[name] is not None
-        for task, metric, loss in _of_tasks(each.block(metrics[name])["tasks"], metrics["metric"])
-        for runs in [loss["runs"]]
+        for task, metric, loss in _of_tasks(metrics.losses(name, each), metrics.metric)
     }
 
 
@@ -146,46 +142,43 @@ def _comparison(run_id: str, each: Intervention, task: str, metric: str) -> Comp
     return run_id, task, f"expert.{each.name} {metric}", UNCHANGED
 
 
-def _entropies(metrics: dict[str, Any]) -> Iterator[Line]:
+def _entropies(metrics: StoredMetrics) -> Iterator[Line]:
     for name, metric in counted_metrics().items():
+        found = metrics.entropies(name)
         for phase, of in PHASES.items():
-            if (one := metrics[name][phase]) is not None:
-                limits = interval(one["ci95"])
-                shown = number(one["value"]), limits, number(one["maximum"]), ""
+            if (one := found.get(phase)) is not None:
+                shown = number(one.value), interval(one.interval), number(one.maximum), ""
                 yield f"{metric.label}, bits", of, *shown, *_difference(metrics, name, phase)
 
 
-def _losses(metrics: dict[str, Any], run_id: str, family: Family) -> Iterator[Line]:
+def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[Line]:
     for name, each in interventions():
-        if metrics[name] is not None:  # else the method lets no expert be masked or drawn at random
-            tasks = each.block(metrics[name])["tasks"]
-            found = _of_tasks(tasks, metrics["metric"])
-            for task, metric, loss in found:
-                p = family.corrected.get(_comparison(run_id, each, task, metric))
-                shown = (
-                    number(loss["difference"], sign=True),
-                    interval(loss["ci95"], sign=True),
-                    f"{number(loss['base'])} to {number(loss['changed'])}",
-                    "" if p is None else number(p),
-                )
-                where = each.label if len(found) == 1 else f"{each.label}, {task}"
-                difference = _difference(metrics, *each.path(name), "tasks", task, metric)
-                yield f"{intervention_metrics()[name].label}, {metric}", where, *shown, *difference
+        found = _of_tasks(metrics.losses(name, each), metrics.metric)
+        for task, metric, loss in found:
+            p = family.corrected.get(_comparison(run_id, each, task, metric))
+            scores, limits = (
+                f"{number(loss.base)} to {number(loss.changed)}",
+                interval(loss.interval, sign=True),
+            )
+            shown = number(loss.difference, sign=True), limits, scores, "" if p is None else number(p)
+            where = each.label if len(found) == 1 else f"{each.label}, {task}"
+            difference = _difference(metrics, *each.path(name), "tasks", task, metric)
+            yield f"{intervention_metrics()[name].label}, {metric}", where, *shown, *difference
 
 
-def _of_tasks(tasks: dict[str, Any], metric_name: str | None) -> list[tuple[str, str, dict[str, Any]]]:
+def _of_tasks(tasks: dict[str, dict[str, Loss]], metric_name: str | None) -> list[tuple[str, str, Loss]]:
     """Each task with its metric and loss; of many tasks (a group) their documents together."""
     shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
-    metrics = {task: headline(losses, metric_name) for task, losses in shown.items() if losses}
-    return [(task, metric, shown[task][metric]) for task, metric in metrics.items()]
+    named = [(task, headline(losses, metric_name), losses) for task, losses in shown.items() if losses]
+    return [(task, metric, losses[metric]) for task, metric, losses in named]
 
 
-def _difference(metrics: dict[str, Any], *path: str) -> tuple[str, str]:
+def _difference(metrics: StoredMetrics, *path: str) -> tuple[str, str]:
     """The difference to the base model, and its interval; empty without one."""
-    found = difference_of(metrics, "baseline", *path)
-    if not found:
+    found = metrics.difference("baseline", *path)
+    if found.difference is None:
         return "", ""
-    return number(found["difference"], sign=True), interval(found["ci95"], sign=True)
+    return number(found.difference, sign=True), interval(found.interval, sign=True)
 
 
 VIEW = ExpertView()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from moe_lab.results.measured import Value
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison
 
-Content = dict[str, Any]
-"""The JSON file of a run's metrics."""
+Content = TypeVar("Content")
+"""What the file of a run's metrics holds."""
 Table = tuple[list[str], list[list[Any]]]
 """Columns, and rows."""
-Cell = str | Mapping[str, Any]
-"""A text, or a mapping with `value` and `ci95`."""
+Cell = str | Value
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PageTable:
     """The first cell of a row is its name."""
 
 
-class View(ABC):
+class View(ABC, Generic[Content]):
     """One kind of `metrics=`: where its results are stored, and how they are shown."""
 
     def of(self, result: RunResult) -> Content | None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from moe_lab.reports.pages.page import UNEXPECTED, left_out
+from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult, find_run
-from moe_lab.results.samples import MOST_ROUTED, metric_values, read_flips, read_samples
+from moe_lab.results.samples import MOST_ROUTED, Routing, Sample, metric_values, read_flips, read_samples
 from moe_lab.results.scores import headline
-from moe_lab.results.statistics import Interval, tango
+from moe_lab.results.statistics import tango
 from moe_lab.results.stored_files import DamagedError
-
-Samples = dict[str, list[dict[str, Any]]]
-"""The lines of lm-eval's sample log by task."""
 
 
 def baseline_of(run: RunResult) -> RunResult | None:
@@ -52,23 +50,23 @@ class Answer:
     """The choice that the metric takes; None where its rule is not known here."""
 
 
-def answer_of(line: dict[str, Any], metric: str) -> Answer | None:
-    """The answer in a line of a sample log; None for a text that is scored as a whole.
+def answer_of(sample: Sample, metric: str) -> Answer | None:
+    """The answer in a sample log; None for a text that is scored as a whole.
 
     Where each choice is a prompt of its own (WinoGrande), the prompts are the choices and their common end the prompt.
 
     Args:
         metric: the name of the metric, without the filter.
     """
-    requests = list(line["arguments"].values())
-    if not requests or "arg_1" not in requests[0]:
+    requests = sample.requests
+    if not requests or len(requests[0]) < 2:
         return None
-    if not isinstance(requests[0]["arg_1"], str):
-        return Answer(str(requests[0]["arg_0"]), _generated(line))
-    if "acc_mutual_info" in line.get("metrics", ()):  # the second half has the choices without the question
+    if not isinstance(requests[0][1], str):
+        return Answer(str(requests[0][0]), _generated(sample))
+    if "acc_mutual_info" in sample.values:  # the second half has the choices without the question
         requests = requests[: len(requests) // 2]
-    prompts, endings = ([str(each[key]) for each in requests] for key in ("arg_0", "arg_1"))
-    scores = tuple(float(response[0][0]) for response in line["resps"][: len(requests)])
+    prompts, endings = ([str(each[part]) for each in requests] for part in (0, 1))
+    scores = tuple(float(response[0][0]) for response in sample.responses[: len(requests)])
     if len(set(prompts)) > 1 == len(set(endings)):
         return Answer(endings[0], None, tuple(prompts), scores, _largest(scores) if metric == "acc" else None)
     picked = None
@@ -77,12 +75,12 @@ def answer_of(line: dict[str, Any], metric: str) -> Answer | None:
     return Answer(prompts[0], None, tuple(endings), scores, picked)
 
 
-def _generated(line: dict[str, Any]) -> str:
+def _generated(sample: Sample) -> str:
     """The generated text; the first one of several, and what they voted for."""
-    first, *others = line["resps"][0]
+    first, *others = sample.responses[0]
     if not others:
         return str(first)
-    return f"{first}\n\n[first of {len(others) + 1} answers; evaluated: {line['filtered_resps'][0]}]"
+    return f"{first}\n\n[first of {len(others) + 1} answers; evaluated: {sample.filtered[0]}]"
 
 
 def _largest(values: Sequence[float]) -> int:
@@ -99,27 +97,58 @@ def first_difference(one: str, other: str) -> int:
     return same
 
 
-def side_by_side(before: Answer, after: Answer, target: str, scores: tuple[Any, ...]) -> dict[str, Any]:
-    """Prompt, target and both answers, cut to what a page shows.
+@dataclass(frozen=True, kw_only=True)
+class ShownAnswer:
+    """Two answers to a document, cut to what a page shows. Its script reads what is not None."""
+
+    run: str
+    task: str
+    document: int
+    kind: str
+    """One of KINDS."""
+    prompt: str
+    cut: int
+    """Characters of the prompt that are left out."""
+    target: str
+    scores: list[Any] | None = None
+    """The metric's values of both; None where all are 0 or 1."""
+    base: str | None = None
+    own: str | None = None
+    """Generated texts, and where they begin to differ."""
+    differs: int | None = None
+    options: list[list[Any]] | None = None
+    """Choices, each with its log-probability in both runs."""
+    picked: list[int | None] | None = None
+    routing: Routing | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def side_by_side(
+    before: Answer, after: Answer, target: str, scores: tuple[Any, ...], **place: Any
+) -> ShownAnswer:
+    """Two answers as a page shows them.
 
     Args:
         target: the right answer as lm-eval logs it: a text, or the number of the right choice.
-        scores: the metric's values of both; shown if they are not 0 or 1.
+        scores: the metric's values of both.
+        place: `run`, `task`, `document` and `kind`.
     """
-    shown: dict[str, Any] = {
-        "prompt": after.prompt[-LONGEST_PROMPT:],
-        "cut": max(0, len(after.prompt) - LONGEST_PROMPT),
-        "target": target[:LONGEST_ANSWER],
-    }
-    if any(score not in (0, 1) for score in scores):
-        shown["scores"] = list(scores)
+    if target.isdecimal() and int(target) < len(after.choices) > 1:
+        target = after.choices[int(target)].strip()
+    shown = ShownAnswer(
+        prompt=after.prompt[-LONGEST_PROMPT:],
+        cut=max(0, len(after.prompt) - LONGEST_PROMPT),
+        target=target[:LONGEST_ANSWER],
+        scores=list(scores) if any(score not in (0, 1) for score in scores) else None,
+        **place,
+    )
     if before.text is not None and after.text is not None:
         texts = before.text[:LONGEST_ANSWER], after.text[:LONGEST_ANSWER]
-        return shown | {"base": texts[0], "own": texts[1], "differs": first_difference(*texts)}
-    if target.isdecimal() and int(target) < len(after.choices) > 1:
-        shown["target"] = after.choices[int(target)].strip()
+        return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
     options = zip(after.choices, before.scores, after.scores, strict=True)
-    return shown | {"options": [list(each) for each in options], "picked": [before.picked, after.picked]}
+    return replace(shown, options=[list(each) for each in options], picked=[before.picked, after.picked])
 
 
 # The answers of two runs to the same documents
@@ -133,8 +162,8 @@ class AnswerPair:
     """Of the document."""
     before: Answer
     after: Answer
-    line: dict[str, Any]
-    """Of the later run's sample log."""
+    sample: Sample
+    """Of the later run."""
     scores: tuple[Any, Any]
     """The headline metric's values."""
     lower_is_better: bool
@@ -154,10 +183,7 @@ class AnswerPair:
 
 
 def answer_pairs(
-    result: RunResult,
-    task: str,
-    before: Sequence[dict[str, Any]],
-    after: Sequence[dict[str, Any]],
+    result: RunResult, task: str, before: Sequence[Sample], after: Sequence[Sample]
 ) -> Iterator[AnswerPair]:
     """The answers to each document of a task, by the filter of its headline metric.
 
@@ -165,19 +191,19 @@ def answer_pairs(
 
     Args:
         result: the later run.
-        before, after: the lines of both sample logs.
+        before, after: both sample logs.
     """
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
     lower = result.lower_is_better(task, key)
-    values = [metric_values(list(lines)).get(key, {}) for lines in (before, after)]
-    earlier = {line["doc_id"]: line for line in before if line["filter"] == filter_name}
-    for line in (each for each in after if each["filter"] == filter_name and each["doc_id"] in earlier):
-        number = line["doc_id"]
-        without, own = answer_of(earlier[number], metric), answer_of(line, metric)
+    values = [metric_values(samples).get(key, {}) for samples in (before, after)]
+    earlier = {one.document: one for one in before if one.filter == filter_name}
+    for one in (each for each in after if each.filter == filter_name and each.document in earlier):
+        number = one.document
+        without, own = answer_of(earlier[number], metric), answer_of(one, metric)
         if without is not None and own is not None:
             scores = values[0].get(number), values[1].get(number)
-            yield AnswerPair(number, without, own, line, scores, lower)
+            yield AnswerPair(number, without, own, one, scores, lower)
 
 
 # What a run gains on questions that the base model was sure of, and on those that it was not
@@ -252,15 +278,13 @@ CHANGED = "changed"
 KINDS = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
 MOST = 20_000
 """Changed answers on one page."""
-ROUTING = ("tokens", "position", "numbers", "before", "after")
-"""What a page shows of a flip's routing."""
 
 
 @dataclass
 class ChangedAnswers:
     """What a page shows of them."""
 
-    answers: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[ShownAnswer] = field(default_factory=list)
     documents: int = 0
     """Documents that were compared."""
     left_out: int = 0
@@ -279,7 +303,7 @@ def changed_answers(runs: Sequence[RunResult], labels: Sequence[str]) -> Changed
     Args:
         labels: a name for each run.
     """
-    found, read = ChangedAnswers(), dict[str, Samples]()
+    found, read = ChangedAnswers(), dict[str, dict[str, list[Sample]]]()
     for run, label in zip(runs, labels, strict=True):
         if run.other_id() is None:
             continue
@@ -305,7 +329,7 @@ def changed_answers(runs: Sequence[RunResult], labels: Sequence[str]) -> Changed
         found.documents += of_run.documents
         found.pairs |= of_run.pairs
         _add_routing(found, run, label)
-    found.answers.sort(key=lambda each: KINDS.index(each["kind"]))
+    found.answers.sort(key=lambda each: KINDS.index(each.kind))
     found.left_out = max(0, len(found.answers) - MOST)
     del found.answers[MOST:]
     return found
@@ -316,8 +340,8 @@ def _add(
     run: RunResult,
     label: str,
     task: str,
-    before: Sequence[dict[str, Any]],
-    after: Sequence[dict[str, Any]],
+    before: Sequence[Sample],
+    after: Sequence[Sample],
 ) -> None:
     """Add the changed answers to the documents of one task."""
     for pair in answer_pairs(run, task, before, after):
@@ -327,9 +351,10 @@ def _add(
             found.pairs.setdefault(label, []).append(Paired(sure, *pair.right))
         if _same(pair.before, pair.after) and pair.scores[0] == pair.scores[1]:
             continue
-        place = {"run": label, "task": task, "document": pair.number, "kind": _kind(pair)}
-        shown = side_by_side(pair.before, pair.after, str(pair.line["target"]), pair.scores)
-        found.answers.append(place | shown)
+        target, place = str(pair.sample.target), {"run": label, "task": task, "document": pair.number}
+        found.answers.append(
+            side_by_side(pair.before, pair.after, target, pair.scores, kind=_kind(pair), **place)
+        )
 
 
 def _add_routing(found: ChangedAnswers, run: RunResult, label: str) -> None:
@@ -340,11 +365,11 @@ def _add_routing(found: ChangedAnswers, run: RunResult, label: str) -> None:
         found.problems.append(f"{label}: {error.problem}")
         return
     found.unrouted += len(flips[MOST_ROUTED:])
-    places = {(flip["task"], flip["document"]): flip for flip in flips[:MOST_ROUTED] if "after" in flip}
-    for answer in (each for each in found.answers if each["run"] == label):
-        flip = places.get((answer["task"], answer["document"]))
-        if flip is not None:
-            answer["routing"] = {key: flip[key] for key in ROUTING}
+    routing = {(flip.task, flip.document): flip.routing for flip in flips[:MOST_ROUTED]}
+    found.answers = [
+        replace(one, routing=routing.get((one.task, one.document))) if one.run == label else one
+        for one in found.answers
+    ]
 
 
 def _same(before: Answer, after: Answer) -> bool:

@@ -2,112 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, answer_of, side_by_side
-from moe_lab.reports.pages.page import csv_of_rows, latex_of_rows, text_uri, write_page
-from moe_lab.reports.pages.verdict import BETTER, DIFFERENT, NOT_SIGNIFICANT, WORSE, Verdict, made_verdict
-from moe_lab.results.scores import MARKS, Score
+from moe_lab.reports.csv_rows import csv_text
+from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, ShownAnswer, answer_of, side_by_side
+from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
+from moe_lab.reports.pages.verdict import NOT_SIGNIFICANT, Verdict, by_outcome, made_verdict
+from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.results.comparisons.evaluation import Evaluation
+from moe_lab.results.comparisons.scores import ComparedScore
+from moe_lab.results.score_table import explained_marks
+from moe_lab.results.scores import Score
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
-NUMBERS = ("n", "a", "b", "difference", "ci95", "p", "p_holm")
+LEFT_OUT = (
+    *("other", "test", "higher_is_better", "told_from_chance", "verdict"),
+    *("to_right", "to_wrong", "flips"),
+)
+"""Keys of a score in comparison.json that the downloads have not."""
 
 
-def write_comparison_page(content: Mapping[str, Any], path: Path) -> Path:
-    """Write the page of a comparison and return its path. Raises ResultsError.
-
-    Args:
-        content: what comparison.json holds (docs/compare.md).
-    """
-    evaluations = {one["key"]: one for one in content["evaluations"]}
-    scores = content["scores"]
+def write_comparison_page(comparison: Comparison, path: Path) -> Path:
+    """Write the page of a comparison (docs/compare.md) and return its path. Raises ResultsError."""
+    evaluations = {one.key: one for one in comparison.evaluations}
+    scores = comparison.scores
     found = [_verdict(score, evaluations, len(scores)) for score in scores]
-    answers = [answer for score in scores for answer in _flips(score, content["documents"], evaluations)]
+    answers = [answer for score in scores for answer in _flips(score, comparison, evaluations)]
     rows = [
-        {"with": score["other"], "task": score["task"], "metric": score["metric"]}
-        | {name: score[name] for name in NUMBERS}
+        {"with": score.other} | {key: value for key, value in score.to_json().items() if key not in LEFT_OUT}
         for score in scores
     ]
-    title = f"{' and '.join(_name(one) for one in list(evaluations.values())[1:])} against {_name(evaluations['a'])}"
+    title = (
+        f"{' and '.join(_name(one) for one in comparison.evaluations[1:])} against {_name(evaluations['a'])}"
+    )
     return write_page(
         path,
         "comparison.html.j2",
         title=title,
         evaluations=evaluations,
         scores=scores,
-        verdicts={
-            kind: [v for v in found if v.outcome == kind]
-            for kind in (BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT)
-        },
+        verdicts=by_outcome(found),
         answers=answers,
         kinds=list(KINDS.values()),
-        tasks=list(dict.fromkeys(each["task"] for each in answers)),
-        names=list(dict.fromkeys(each["run"] for each in answers)),
-        notes=content["notes"],
-        marks=[
-            text for mark, text in MARKS.items() if any(mark in one["marks"] for one in evaluations.values())
-        ],
-        csv=text_uri(csv_of_rows(rows), "csv"),
+        notes=comparison.notes,
+        marks=explained_marks(mark for one in comparison.evaluations for mark in one.marks),
+        csv=text_uri(csv_text(rows), "csv"),
         latex=text_uri(latex_of_rows(rows, title), "x-tex"),
     )
 
 
-def _name(evaluation: Mapping[str, Any]) -> str:
-    return f"{evaluation['label']} ({evaluation['key']})"
+def _name(evaluation: Evaluation) -> str:
+    return f"{evaluation.label} ({evaluation.key})"
 
 
-def _verdict(score: Mapping[str, Any], evaluations: Mapping[str, Any], tests: int) -> Verdict:
-    """A row of comparison.json in sentences."""
-    other = evaluations[score["other"]]
-    flips = None if score["to_right"] is None else (score["to_right"], score["to_wrong"])
+def _verdict(score: ComparedScore, evaluations: dict[str, Evaluation], tests: int) -> Verdict:
+    """A row of the comparison in sentences."""
+    other = evaluations[score.other]
+    flips = None if score.to_right is None or score.to_wrong is None else (score.to_right, score.to_wrong)
     compared = Score(
-        model=other["label"],
+        model=other.label,
         method="",
-        task=score["task"],
-        metric=score["metric"],
-        run_id=other["run_id"] or "",
-        n=score["n"],
-        value=score["b"],
-        baseline=score["a"],
-        difference=score["difference"],
-        difference_interval=None if score["ci95"] is None else tuple(score["ci95"]),
-        p_mcnemar=None if flips is None else score["p"],
-        p_randomization=score["p"] if flips is None else None,
-        p_holm=score["p_holm"],
+        task=score.task,
+        metric=score.metric,
+        run_id=other.run_id or "",
+        n=score.n,
+        value=score.b,
+        baseline=score.a,
+        difference=score.difference,
+        difference_interval=score.interval,
+        p_mcnemar=None if flips is None else score.p,
+        p_randomization=score.p if flips is None else None,
+        p_holm=score.p_holm,
         family=tests,
         flips=flips,
-        marks=tuple(other["marks"]),
+        marks=other.marks,
     )
-    name = f"{_name(other)} on {score['task']}"
-    outcome = score["verdict"] if score["told_from_chance"] else NOT_SIGNIFICANT
-    return made_verdict(name, compared, outcome, _name(evaluations["a"]))
+    outcome = score.verdict if score.told_from_chance else NOT_SIGNIFICANT
+    return made_verdict(f"{_name(other)} on {score.task}", compared, outcome, _name(evaluations["a"]))
 
 
 def _flips(
-    score: Mapping[str, Any], documents: Mapping[str, Any], evaluations: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """The answers of the documents that flip in a row, as the page's script reads them."""
-    metric, _, filter_name = score["metric"].partition(",")
-    other = evaluations[score["other"]]
+    score: ComparedScore, comparison: Comparison, evaluations: dict[str, Evaluation]
+) -> Iterator[ShownAnswer]:
+    """The answers of the documents that flip in a row."""
+    metric, _, filter_name = score.metric.partition(",")
+    run = f"{_name(evaluations[score.other])}, {score.metric}"
     for way, kind in KINDS.items():
-        for number in (score["flips"] or {}).get(way, ()):
-            document = documents[score["task"]][str(number)]
-            lines = (_line(document, key, filter_name) for key in ("a", score["other"]))
-            before, after = (answer_of(line, metric) for line in lines)
+        for number in (score.flips or {}).get(way, ()):
+            document = comparison.documents[score.task][number]
+            before, after = (
+                answer_of(document.answers[key][filter_name], metric) for key in ("a", score.other)
+            )
             if before is None or after is None:
                 continue  # a text that is scored as a whole has no answer
-            values = (0, 1) if kind == TO_RIGHT else (1, 0)
-            run = f"{_name(other)}, {score['metric']}"
-            place = {"run": run, "task": score["task"], "document": number, "kind": kind}
-            yield place | side_by_side(before, after, str(document["target"]), values)
-
-
-def _line(document: Mapping[str, Any], key: str, filter_name: str) -> dict[str, Any]:
-    """A document's line of the sample log that it comes from."""
-    requests = [{"arg_0": document["prompt"], "arg_1": choice} for choice in document.get("choices", [{}])]
-    return {
-        "arguments": {f"gen_args_{number}": request for number, request in enumerate(requests)},
-        "resps": document["answers"][key][filter_name]["resps"],
-    }
+            yield side_by_side(
+                *(before, after, str(document.first.target), (0, 1) if kind == TO_RIGHT else (1, 0)),
+                run=run,
+                task=score.task,
+                document=number,
+                kind=kind,
+            )

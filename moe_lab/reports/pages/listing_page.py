@@ -50,19 +50,19 @@ class Entry:
     """Below the output folder."""
     model: str
     method: str
-    task: str
+    task: str = ""
     settings: Mapping[str, Any]
     """All settings, and after `tell_apart` those in which it differs from others of its kind and method."""
     seed: int | None
-    n: int | None
+    n: int | None = None
     """Documents, finished trials, or optimizer steps."""
-    metric: str
-    score: float | None
+    metric: str = ""
+    score: float | None = None
     changed: str
     """When it ended or was written last, in UTC."""
     state: str
     """DONE, RUNNING, STOPPED, or the error that ended it."""
-    command: str
+    command: str = ""
     marks: tuple[str, ...] = ()
     """Of its score."""
 
@@ -149,9 +149,6 @@ def _unfinished(folder: Path) -> Entry | None:
         task=_joined(config["task"]["name"]),
         settings=_settings(config["method"], overrides),
         seed=config.get("seed"),
-        n=None,
-        metric="",
-        score=None,
         changed=_changed(folder),
         state=_state(folder),
         command=command(overrides),
@@ -178,7 +175,6 @@ def _study(folder: Path) -> Entry | None:
         score=best.get("score"),
         changed=_changed(folder),
         state=DONE if status.get("status") == "success" else _state(folder),
-        command="",
     )
 
 
@@ -196,7 +192,6 @@ def _training(folder: Path) -> Entry | None:
         folder=f"models/{folder.name}",
         model=folder.name.partition(f"-{method}")[0],
         method=method,
-        task="",
         settings=known.get("recipe") or {},
         seed=known.get("seed"),
         n=(training or {}).get("steps"),
@@ -204,7 +199,6 @@ def _training(folder: Path) -> Entry | None:
         score=loss.get("loss", (loss.get("losses") or [{}])[-1].get("loss")),
         changed=_changed(folder),
         state=_state(folder) if training is None else DONE,
-        command="",
     )
 
 
@@ -226,7 +220,7 @@ def _changed(folder: Path) -> str:
     return str(ended)[:16].replace("T", " ")
 
 
-def _settings(method: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _settings(method: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
     """A method's keys, and what else was typed that changes numbers."""
     typed = [text for text in typed_settings(overrides) if not text.startswith(NAMED_ELSEWHERE)]
     pairs = (text.partition("=") for text in typed)

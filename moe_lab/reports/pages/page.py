@@ -16,9 +16,8 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 
 from moe_lab.config.terminal import one_line
-from moe_lab.reports.csv_rows import safe_row
 from moe_lab.results.atomic import plain as as_json
-from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.atomic import write_file
 from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import SHOWN, read_bytes
 
@@ -57,20 +56,12 @@ def left_out(place: Path, error: Exception) -> str:
 
 def write_page(path: Path, template: str, **content: Any) -> Path:
     """Write `templates/<template>` with its content and return the path. Raises ResultsError."""
-    return write_text(path, rendered(template, **content))
+    return write_file(path, rendered(template, **content))
 
 
 def rendered(template: str, **content: Any) -> str:
     """`templates/<template>` with its content."""
     return environment().get_template(template).render(**content)
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a page, and its folder. Raises ResultsError."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
 
 
 @cache
@@ -152,7 +143,7 @@ def text_uri(text: str, kind: str) -> str:
     return f"data:text/{kind};charset=utf-8;base64,{b64encode(text.encode('utf-8', 'replace')).decode()}"
 
 
-# Tables as LaTeX and CSV texts for download
+# Tables as LaTeX for download
 
 IN_LATEX = {
     "\u2212": "-",
@@ -164,20 +155,12 @@ IN_LATEX = {
 """Characters that LaTeX does not set as they are."""
 
 
-def latex_of_rows(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
+def latex_of_rows(rows: Sequence[Mapping[str, object]], caption: str) -> str:
     """Rows that share their keys as a LaTeX table with booktabs' rules."""
     from pandas import DataFrame
 
     text: str = DataFrame(list(rows)).to_latex(index=False, escape=True, caption=_escaped(caption))
     return "".join(IN_LATEX.get(one, one) for one in text)
-
-
-def csv_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows that share their keys as CSV."""
-    from pandas import DataFrame
-
-    text: str = DataFrame([safe_row(row) for row in rows]).to_csv(index=False, lineterminator="\n")
-    return text
 
 
 def _escaped(text: str) -> str:

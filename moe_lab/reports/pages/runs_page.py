@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.measures import PageTable, views
 from moe_lab.reports.pages.answers import KINDS, by_confidence, changed_answers
 from moe_lab.reports.pages.page import (
     Plot,
     Point,
-    csv_of_rows,
     latex_of_rows,
     number,
     pictures_in,
@@ -21,20 +20,27 @@ from moe_lab.reports.pages.page import (
     rendered,
     text_uri,
     write_page,
-    write_text,
 )
-from moe_lab.reports.pages.record import run_record
-from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
-from moe_lab.reports.terminal.results import SeedLine, seed_lines, settings
+from moe_lab.reports.pages.record import RunRecord
+from moe_lab.reports.pages.verdict import Compared, by_outcome, verdicts
+from moe_lab.reports.terminal.results import seed_lines, settings
+from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
-from moe_lab.results.score_table import Family, SeedGroup
-from moe_lab.results.scores import MARKS, Score, scores_of, shown_scores
+from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
+from moe_lab.results.scores import Score, scores_of, shown_scores
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
 # What runs did to the routing: temperatures, changed decisions, the load of experts
 
 BAR_HEIGHT = 70
 """Pixels of the highest temperature."""
+Facts = dict[str, str | int | float]
+"""Numbers and words by key."""
+
+
+def facts_of(content: Mapping[str, object]) -> Facts:
+    """The single numbers and words."""
+    return {key: value for key, value in content.items() if isinstance(value, str | int | float)}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Routing:
     """The routing of one run."""
 
     label: str
-    facts: dict[str, Any]
+    facts: Facts
     """The method's report in results.json: what is a single number or word."""
     temperatures: list[dict[str, float]]
     """By MoE layer: the value, and the height of its bar in pixels."""
@@ -56,7 +62,7 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
     """The routing of a run; None where nothing of it is stored."""
     report = run.report
     trained = "training" in report  # its facts are those of the training (`origins.py`)
-    facts = {} if trained else {k: v for k, v in report.items() if isinstance(v, str | int | float)}
+    facts = {} if trained else facts_of(report)
     temperatures = report.get("temperatures") or []
     most = max(temperatures, default=0) or 1
     tables = [view.page_table(content) for view in views() if (content := view.of(run)) is not None]
@@ -78,7 +84,7 @@ class Origin:
     """A study or a training."""
 
     title: str
-    facts: dict[str, Any]
+    facts: Facts
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in its folder."""
     trials: list[dict[str, str]]
@@ -120,9 +126,9 @@ def _folders(run: RunResult) -> list[Path]:
     return [output / part / name for part, name in named if name]
 
 
-def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(content: Mapping[str, object]) -> Facts:
     """Single numbers and words."""
-    return {k: v for k, v in content.items() if isinstance(v, str | int | float) and k not in HIDDEN}
+    return {key: value for key, value in facts_of(content).items() if key not in HIDDEN}
 
 
 def _trials(folder: Path) -> list[dict[str, str]]:
@@ -142,8 +148,24 @@ COSTS = {
     "peak_memory_bytes": ("peak memory, GiB", 2.0**30),
 }
 """What scores are drawn against: the key in `cost`, what the axis says, and the divisor."""
-Line = tuple[RunResult, str, Score]
-"""A run, its settings, and one of its scores."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One of a run's scores, or the mean over seeds that it begins."""
+
+    run: RunResult
+    label: str
+    """The settings of the run."""
+    score: Score
+    compared: dict[str, Score] = field(default_factory=dict)
+    """Comparisons with other runs than the base model's, by name."""
+
+    @property
+    def named(self) -> Compared:
+        score, settings = self.score, f" ({self.label})" if self.label else ""
+        lower = self.run.lower_is_better(score.task, score.metric)
+        return Compared(f"{score.method} on {score.task}{settings}", score, lower)
 
 
 def write_runs_page(
@@ -157,71 +179,46 @@ def write_runs_page(
         family: of the command's comparisons.
         over_seeds: those of the runs that differ in the seed alone.
     """
-    return write_text(path, runs_text(runs, family, over_seeds))
+    return write_file(path, runs_text(runs, family, over_seeds))
 
 
 def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[SeedGroup] = ()) -> str:
     """The page of `write_runs_page`."""
     labels = settings([run.overrides for run in runs], [run.seed for run in runs])
     names = [_run_name(run, label) for run, label in zip(runs, labels, strict=True)]
-    lines = _lines(runs, labels, family)
-    means = seed_lines(over_seeds, family)
-    found = verdicts([*(_named(*line) for line in lines), *_named_means(runs, means)])
-    table = [_row(score, label) for _, label, score in lines]
+    lines = [
+        Line(run, label, family.correct(score), _compared(run, score, family))
+        for run, label in zip(runs, labels, strict=True)
+        for score in shown_scores(run)
+    ]
+    means, by_id = seed_lines(over_seeds, family), {run.run_id: run for run in runs}
+    of_means = [Line(by_id[one.score.run_id.split()[0]], one.names[3], one.score) for one in means]
+    found = verdicts([line.named for line in [*lines, *of_means]])
+    table = [_row(line.score, line.label) for line in lines]
     changed = changed_answers(runs, names)
-    seen = {mark for _, _, score in lines for mark in score.marks}
     return rendered(
         "runs.html.j2",
         title=_title(runs),
         models=list(dict.fromkeys(run.model for run in runs)),
-        verdicts={
-            kind: [one for one in found if one.outcome == kind] for kind in (BETTER, WORSE, NOT_SIGNIFICANT)
-        },
+        verdicts=by_outcome(found),
         only=found[0] if len(found) == 1 else None,
         count=len(found),
         tests=family.tests,
-        lines=[
-            {"label": label, "score": score, "compared": _compared(run, score, family)}
-            for run, label, score in lines
-        ],
+        lines=lines,
         compared=compared_names(runs),
         seeds=means,
-        csv=text_uri(csv_of_rows(table), "csv"),
+        csv=text_uri(csv_text(table), "csv"),
         latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
         changed=changed,
         kinds=KINDS,
         gains={name: groups for name, pairs in changed.pairs.items() if (groups := by_confidence(pairs))},
-        tasks=list(dict.fromkeys(each["task"] for each in changed.answers)),
-        names=list(dict.fromkeys(each["run"] for each in changed.answers)),
         routing=[each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))],
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
-        runs=[run_record(run) | {"folder": run.stored_in.name} for run in runs],
-        marks=[text for mark, text in MARKS.items() if mark in seen],
+        runs=[RunRecord.of(run) for run in runs],
+        marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
-
-
-def _lines(runs: Sequence[RunResult], labels: Sequence[str], family: Family) -> list[Line]:
-    """The scores of all runs, with the corrected p of the command's family."""
-    return [
-        (run, label, family.correct(score))
-        for run, label in zip(runs, labels, strict=True)
-        for score in shown_scores(run)
-    ]
-
-
-def _named_means(runs: Sequence[RunResult], means: Sequence[SeedLine]) -> list[Compared]:
-    """The means over seeds, for verdicts."""
-    by_id = {run.run_id: run for run in runs}
-    return [
-        Compared(
-            _label(line.score, line.names[3]),
-            line.score,
-            _lower(by_id[line.score.run_id.split()[0]], line.score),
-        )
-        for line in means
-    ]
 
 
 def _run_name(run: RunResult, label: str) -> str:
@@ -236,55 +233,36 @@ def _title(runs: Sequence[RunResult]) -> str:
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _named(run: RunResult, label: str, score: Score) -> Compared:
-    return Compared(_label(score, label), score, _lower(run, score))
-
-
-def _lower(run: RunResult, score: Score) -> bool:
-    return run.lower_is_better(score.task, score.metric)
-
-
-def _label(score: Score, settings: str) -> str:
-    return f"{score.method} on {score.task}" + (f" ({settings})" if settings else "")
-
-
-def _compared(run: RunResult, score: Score, family: Family) -> dict[str, dict[str, Any]]:
+def _compared(run: RunResult, score: Score, family: Family) -> dict[str, Score]:
     """The score's comparisons with other runs than the base model's, by name."""
     return {
-        name: asdict(family.correct(each))
+        name: family.correct(each)
         for name in run.compared
         for each in scores_of(run, score.metric, name)
         if each.task == score.task
     }
 
 
-def _row(score: Score, label: str) -> dict[str, Any]:
+def _row(score: Score, label: str) -> dict[str, object]:
     """A line of the downloads."""
-    low, high = score.interval or (None, None)
-    below, above = score.difference_interval or (None, None)
-    return {
-        "model": score.model,
-        "method": score.method,
-        "task": score.task,
-        "settings": label,
-        "metric": score.metric,
-        "n": score.n,
-        "value": number(score.value).replace("\u2212", "-"),
-        "low": number(low).replace("\u2212", "-"),
-        "high": number(high).replace("\u2212", "-"),
-        "difference": number(score.difference, True).replace("\u2212", "-"),
-        "difference low": number(below, True).replace("\u2212", "-"),
-        "difference high": number(above, True).replace("\u2212", "-"),
-        "p": "" if score.p is None else f"{score.p:.3g}",
-        "marks": " ".join(score.marks),
+    columns, signed = flat(score), ("difference", "difference_low", "difference_high")
+    numbers = {
+        name.replace("_", " "): number(value, name in signed).replace("\u2212", "-")
+        for name in ("value", "low", "high", *signed)
+        if not isinstance(value := columns[name], str)
     }
+    names = {"model": score.model, "method": score.method, "task": score.task, "settings": label}
+    p = "" if score.p is None else f"{score.p:.3g}"
+    return {**names, "metric": score.metric, "n": score.n, **numbers, "p": p, "marks": columns["marks"]}
 
 
 def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:
     """Each score of a task against each cost, where two runs or more have both. `labels` are by run id."""
     plots = []
-    for task, metric in dict.fromkeys((score.task, score.metric) for _, _, score in lines):
-        own = [(run, score) for run, _, score in lines if (score.task, score.metric) == (task, metric)]
+    for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in lines):
+        own = [
+            (line.run, line.score) for line in lines if (line.score.task, line.score.metric) == (task, metric)
+        ]
         for key, (axis, unit) in COSTS.items():
             points = [
                 Point(labels[run.run_id], run.cost.numbers[key] / unit, score.value, score.interval)

@@ -44,6 +44,12 @@ def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     ]
 
 
+def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """The verdicts of each outcome; `different` only where there is one."""
+    kinds = [BETTER, WORSE, *[DIFFERENT] * any(one.outcome == DIFFERENT for one in found), NOT_SIGNIFICANT]
+    return {kind: [one for one in found if one.outcome == kind] for kind in kinds}
+
+
 def _one_seed(score: Score) -> bool:
     return score.p is not None and score.p_holm is None
 

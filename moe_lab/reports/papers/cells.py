@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods import get_method
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, told_of, training_score, unit_of
 from moe_lab.results import model
 from moe_lab.results.model import BASE, RunResult
-from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
+from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
 from moe_lab.results.scores import Score, scores_of
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class TableCell:
     (`training_scores.py`)."""
     results: list[RunResult] = field(default_factory=list)
     """One per seed that is stored."""
-    expert: list[dict[str, Any] | None] = field(default_factory=list)
-    """The expert_metrics.json of each of `results`, or None."""
-    summary: dict[str, Any] | None = None
+    expert: list[StoredMetrics | None] = field(default_factory=list)
+    """The expert metrics of each of `results`, or None."""
+    summary: Mapping[str, Any] | None = None
     """`moe_lab.runs.summaries.summary` of those, where there are several."""
     studies: Sequence[Path] = ()
     """The folders of the studies that tuned it: one, or one per seed."""
@@ -170,21 +171,8 @@ def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> Ta
 # The cells of an experiment as a data frame
 
 COLUMNS = [
-    "cell",
-    "model",
-    "method",
-    "task",
-    "metric",
-    "value",
-    "stderr",
-    "std",
-    "low",
-    "high",
-    "base",
-    "documents",
-    "seeds",
-    "marks",
-    "published",
+    *("cell", "model", "method", "task", "metric", "value", "stderr", "std", "low", "high", "base"),
+    *("documents", "seeds", "marks", "published"),
 ]
 
 
@@ -208,18 +196,10 @@ class CellTable:
         rows = []
         for cell in self.cells if cells is None else cells:
             score, published = cell.score(), published_of(self.experiment, cell)
-            if score is None or score.value is None:
-                continue
-            numbers = (
-                score.value,
-                score.stderr,
-                score.std,
-                *(score.interval or (None, None)),
-                score.baseline,
-            )
-            names = (cell, score.model, score.method, score.task, score.metric)
-            paper = None if published is None else published.fraction
-            rows.append((*names, *numbers, score.n, score.seeds, " ".join(score.marks), paper))
+            if score is not None and score.value is not None:
+                paper = None if published is None else published.fraction
+                own = {"cell": cell, "base": score.baseline, "documents": score.n, "published": paper}
+                rows.append({**flat(score), **own})
         return DataFrame(rows, columns=COLUMNS, dtype=object)
 
 

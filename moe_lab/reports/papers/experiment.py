@@ -27,35 +27,48 @@ class Published:
     unit: str = "fraction"
     place: str
     mark: str | None = None
+    fraction: float = field(init=False)
+    """The value as in results.json, where rates are fractions."""
 
-    @property
-    def fraction(self) -> float:
-        """The value as in results.json, where rates are fractions."""
-        return self.value / 100 if self.unit == "percent" else self.value
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", self.value / 100 if self.unit == "percent" else self.value)
 
 
-def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry of `paper` in an experiment's YAML: a number, or a list of values that goes with a list in the cell."""
+
+    cell: dict[str, str | list[str]]
+    value: float | list[float]
+    unit: str = "fraction"
+    place: str
+    mark: str | None = None
+
+    def numbers(self, where: str) -> list[Published]:
+        """The numbers one by one. Raises ConfigError."""
+        listed = {key: names for key, names in self.cell.items() if isinstance(names, list)}
+        values = self.value if isinstance(self.value, list) else [self.value]
+        if any(len(names) != len(values) for names in listed.values()) or len(listed) != isinstance(
+            self.value, list
+        ):
+            key, names = next(iter(listed.items()), ("", []))
+            raise ConfigError(f"{where}: cell.{key} lists {len(names)} names, value needs as many numbers.")
+        return [
+            Published(
+                cell={key: name if isinstance(name, str) else name[i] for key, name in self.cell.items()},
+                value=value,
+                unit=self.unit,
+                place=self.place,
+                mark=self.mark,
+            )
+            for i, value in enumerate(values)
+        ]
+
+
+def read_published(entries: Sequence[dict[str, object]], file: Path) -> list[Published]:
     """One `Published` for each number of the entries of a file. Raises ConfigError for a malformed entry."""
-    return [
-        build(Published, each, f"paper[{i}].")
-        for i, entry in enumerate(entries)
-        for each in _single_numbers(entry, f"{file}: paper[{i}]")
-    ]
-
-
-def _single_numbers(entry: dict[str, Any], place: str) -> list[dict[str, Any]]:
-    """An entry of `paper` as one per number: a list in its cell goes with a list of values."""
-    cell = entry.get("cell", {})
-    listed = [key for key, value in cell.items() if isinstance(value, list)]
-    if not listed:
-        return [entry]
-    names, values = cell[listed[0]], entry.get("value")
-    if len(listed) > 1 or not isinstance(values, list) or len(values) != len(names):
-        raise ConfigError(f"{place}: cell.{listed[0]} lists {len(names)} names, value needs as many numbers.")
-    return [
-        {**entry, "cell": {**cell, listed[0]: name}, "value": value}
-        for name, value in zip(names, values, strict=True)
-    ]
+    built = [build(Entry, entry, f"paper[{i}].") for i, entry in enumerate(entries)]
+    return [number for i, entry in enumerate(built) for number in entry.numbers(f"{file}: paper[{i}]")]
 
 
 # An experiment: a YAML in a folder `experiments/` that names a paper's table, its cells and the paper's numbers

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from moe_lab.reports.csv_rows import safe_cell, safe_row, write_rows
+from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
 from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cells import TableCell, averages, compared_names, published_of
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.told_apart import corrected_scores, place_of
-from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME
-from moe_lab.results.score_table import Family
+from moe_lab.results.score_table import Family, flat
 from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import damaged, read_bytes, read_csv
 
@@ -114,19 +113,11 @@ def write_index(folder: Path) -> Path:
 
 
 def write_rows_table(
-    folder: Path, stem: str, lines: Sequence[str], rows: Sequence[dict[str, Any]]
+    folder: Path, stem: str, lines: Sequence[str], rows: Sequence[Mapping[str, object]]
 ) -> list[Path]:
     """Write Markdown lines as `<stem>.md` and rows as `<stem>.csv`; returns both paths."""
     markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
     return [markdown, write_rows(rows, folder / f"{stem}.csv")]
-
-
-def write_file(path: Path, text: str) -> Path:
-    """Write a file atomically and create its folder. Raises ResultsError."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
 
 
 # The table of an experiment as CSV: one line per cell, numbers as they are stored
@@ -153,91 +144,37 @@ COMPARED_COLUMNS = (
     "family",
 )
 CSV_COLUMNS = (
-    "metric",
-    "value",
-    "stderr",
-    "std",
-    "low",
-    "high",
-    "seed_low",
-    "seed_high",
-    "n",
-    "seeds",
-    "without_neighbour",
-    *COMPARED_COLUMNS,
-    "marks",
-    "published",
-    "published_unit",
-    "published_place",
-    "published_mark",
-    "run_id",
-    "study",
-    "problem",
+    *("metric", "value", "stderr", "std", "low", "high", "seed_low", "seed_high", "n", "seeds"),
+    *("without_neighbour", *COMPARED_COLUMNS, "marks"),
+    *("published", "published_unit", "published_place", "published_mark", "run_id", "study", "problem"),
 )
 
 
-def csv_text(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> str:
+def cells_csv(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> str:
     """One line per cell, then one per average; numbers as they are stored."""
-    stream = io.StringIO()
     others = compared_names(cells)
     names = [f"{other}_{column}" for other in others for column in COMPARED_COLUMNS]
-    writer = csv.DictWriter(stream, fieldnames=[*experiment.keys, *CSV_COLUMNS, *names], lineterminator="\n")
-    writer.writeheader()
-    lines = [*cells, *averages(experiment, cells)]
-    told = corrected_scores(lines, family)
-    for cell in lines:
-        line = {**cell.coordinates, **_csv_numbers(cell), **_csv_published(published_of(experiment, cell))}
-        line |= _comparison(told.get(place_of(cell)))
+    shown, rows = [*cells, *averages(experiment, cells)], []
+    told = corrected_scores(shown, family)
+    for cell in shown:
+        line = _csv_numbers(cell, told.get(place_of(cell)), published_of(experiment, cell))
         for other in others:
-            compared = _comparison(told.get(place_of(cell, other)))
-            line |= {f"{other}_{column}": value for column, value in compared.items()}
-        writer.writerow(safe_row(line))
-    return stream.getvalue()
+            if score := told.get(place_of(cell, other)):
+                line |= {f"{other}_{column}": flat(score)[column] for column in COMPARED_COLUMNS}
+        rows.append(line)
+    return csv_text(rows, [*experiment.keys, *CSV_COLUMNS, *names])
 
 
-def _comparison(score: Score | None) -> dict[str, Any]:
-    """The COMPARED_COLUMNS of a score."""
-    if score is None:
-        return {}
-    intervals = (score.difference_interval, score.difference_seed_interval)
-    limits = [limit for one in intervals for limit in one or (None, None)]
-    tests = (score.p_mcnemar, score.p_randomization, score.p_seeds, score.p_average)
-    numbers = (score.difference, *limits, *tests, score.p_holm, score.family)
-    return dict(zip(COMPARED_COLUMNS, numbers, strict=True))
-
-
-def _csv_numbers(cell: TableCell) -> dict[str, Any]:
+def _csv_numbers(cell: TableCell, score: Score | None, published: Published | None) -> dict[str, object]:
+    """The columns of a cell without its comparisons with other runs than the base model's."""
     study = " ".join(folder.name for folder in cell.studies) or None
-    numbers: dict[str, Any] = {"run_id": cell.run_id, "study": study, "problem": cell.problem}
-    score = cell.score()
-    if score is None:
-        return numbers
-    low, high = score.interval or (None, None)
-    seed_low, seed_high = score.seed_interval or (None, None)
-    return {
-        **numbers,
-        "run_id": score.run_id,
-        "metric": score.metric,
-        "value": score.value,
-        "stderr": score.stderr,
-        "std": score.std,
-        "low": low,
-        "high": high,
-        "seed_low": seed_low,
-        "seed_high": seed_high,
-        "n": score.n,
-        "seeds": score.seeds,
-        "without_neighbour": without[0] if (without := cell.without_neighbour()) else None,
-        "marks": " ".join(score.marks),
-    }
-
-
-def _csv_published(published: Published | None) -> dict[str, Any]:
-    if published is None:
-        return {}
-    return {
-        "published": published.value,
-        "published_unit": published.unit,
-        "published_place": published.place,
-        "published_mark": published.mark,
-    }
+    line: dict[str, object] = {**cell.coordinates, "run_id": cell.run_id, "study": study}
+    line["problem"] = cell.problem
+    if score is not None:
+        without = cell.without_neighbour()
+        line |= {name: value for name, value in flat(score).items() if name in CSV_COLUMNS}
+        line["without_neighbour"] = without and without[0]
+    if published is not None:
+        parts = asdict(published) | {"published": published.value}
+        line |= {name: parts[name.removeprefix("published_")] for name in CSV_COLUMNS if "published" in name}
+    return line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moe_lab.reports.papers.cells import NOTE, TableCell, averages, compared_names, published_of, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
-from moe_lab.reports.papers.files import csv_text, file_stem, title, typed_lines, write_file
+from moe_lab.reports.papers.files import cells_csv, file_stem, title, typed_lines
 from moe_lab.reports.papers.ranking import chance_of, ranking_lines
 from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
 from moe_lab.reports.papers.told_apart import (
@@ -20,8 +20,9 @@ from moe_lab.reports.papers.told_apart import (
     place_of,
     seed_bounds_text,
 )
-from moe_lab.results.score_table import Family
-from moe_lab.results.scores import BASE, MARKS, Score
+from moe_lab.results.atomic import write_file
+from moe_lab.results.score_table import Family, explained_marks
+from moe_lab.results.scores import BASE, Score
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
@@ -41,7 +42,7 @@ def write_table(
 ) -> Path:
     """Write `<stem>.md` and `.csv` (`file_stem`) and return the path of the first."""
     stem = file_stem(experiment, scale)
-    write_file(folder / f"{stem}.csv", csv_text(experiment, cells, family))
+    write_file(folder / f"{stem}.csv", cells_csv(experiment, cells, family))
     text = markdown(experiment, scale, cells, family, stated_numbers(experiment, scale, folder))
     return write_file(folder / f"{stem}.md", text)
 
@@ -216,8 +217,7 @@ def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | No
 
 
 def _marks(scores: Sequence[Score]) -> list[str]:
-    seen = {mark for score in scores for mark in score.marks}
-    lines = [f"- {text}" for mark, text in MARKS.items() if mark in seen]
+    lines = [f"- {text}" for text in explained_marks(mark for score in scores for mark in score.marks)]
     return [*lines, ""] if lines else []
 
 

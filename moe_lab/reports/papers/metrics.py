@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.metrics.intervals import difference_of
 from moe_lab.metrics.registry import counted_metrics, interventions
-from moe_lab.results.model import Block, RunResult, limits
+from moe_lab.metrics.stored import StoredMetrics
+from moe_lab.results.measured import Difference, Interval, Value
+from moe_lab.results.model import Block, RunResult
 from moe_lab.results.scores import Score, empty_score, headline
 from moe_lab.results.statistics import over_seeds
 
@@ -21,7 +21,7 @@ EXPERT = "expert."
 """What the names of expert metrics begin with."""
 
 
-def expert_score(result: RunResult, found: dict[str, Any], metric: str, other: str = "baseline") -> Score:
+def expert_score(result: RunResult, found: StoredMetrics, metric: str, other: str = "baseline") -> Score:
     """One metric of a run's expert_metrics.json, over all its tokens and tasks, with the difference to another run.
 
     Raises ConfigError for a metric that does not exist.
@@ -29,38 +29,33 @@ def expert_score(result: RunResult, found: dict[str, Any], metric: str, other: s
     score = empty_score(result, metric)
     name = metric.removeprefix(EXPERT)
     if name in counted_metrics():
-        block = found[name]["all"]
-        return _filled(score, block["value"], block["ci95"], difference_of(found, other, name, "all"))
+        whole = found.entropies(name)["all"]
+        return _filled(score, whole.value, whole.interval, found.difference(other, name, "all"))
     for of, intervention in interventions():
         if intervention.name == name:
-            if found[of] is None:
-                return score  # the method lets no expert be masked or drawn at random
-            tasks = intervention.block(found[of])["tasks"]
-            task, key = _place(tasks, found["metric"])
-            difference = difference_of(found, other, *intervention.path(of), "tasks", task, key)
-            return _filled(score, tasks[task][key]["difference"], tasks[task][key]["ci95"], difference)
+            tasks = found.losses(of, intervention)
+            if not tasks:
+                return score
+            task = (
+                "all" if tasks.get("all") else next(iter(tasks))
+            )  # of several tasks their documents together
+            loss = tasks[task][key := headline(tasks[task], found.metric)]
+            difference = found.difference(other, *intervention.path(of), "tasks", task, key)
+            return _filled(score, loss.difference, loss.interval, difference)
     names = [*counted_metrics(), *(intervention.name for _, intervention in interventions())]
     raise ConfigError(
         f"metric: {metric} is no expert metric. Choices: {', '.join(EXPERT + each for each in names)}."
     )
 
 
-def _filled(
-    score: Score, value: float | None, bounds: list[float] | None, difference: dict[str, Any]
-) -> Score:
+def _filled(score: Score, value: float | None, interval: Interval | None, to: Difference) -> Score:
     return replace(
         score,
         value=value,
-        interval=limits(bounds),
-        difference=difference.get("difference"),
-        difference_interval=limits(difference.get("ci95")),
+        interval=interval,
+        difference=to.difference,
+        difference_interval=to.interval,
     )
-
-
-def _place(tasks: dict[str, Any], metric: str | None) -> tuple[str, str]:
-    """The task and metric of a loss: of several tasks their documents together."""
-    task = "all" if tasks.get("all") else next(iter(tasks))
-    return task, headline(tasks[task], metric)
 
 
 def unit_of(metric: str) -> str:
@@ -107,21 +102,18 @@ def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
     trained = [each for each in results if training_of(each)]
     if not trained:
         return None
-    number = METRICS[metric][2]
-    blocks = [_measured(each, metric) for each in trained]
+    found = [_measured(each, metric) for each in trained]
     first = empty_score(trained[0], metric)
     marks = tuple(mark for mark in first.marks if mark != "PARTIAL")  # held-out rows do not depend on limit=
-    score = replace(first, n=None, marks=marks, seeds=len(blocks))
-    values = [each[number] for each in blocks if each is not None]
-    if len(values) < len(blocks):
+    score = replace(first, n=None, marks=marks, seeds=len(found))
+    values = [each.value for each in found if each is not None and each.value is not None]
+    if len(values) < len(found):
         return score
-    if len(blocks) == 1:
-        return replace(score, value=values[0], interval=limits(blocks[0]["ci95"]))
+    if found[0] is not None and len(found) == 1:
+        return replace(score, value=found[0].value, interval=found[0].interval)
     spread = over_seeds(values)
     run_ids = " ".join(each.run_id for each in trained)
-    return replace(
-        score, run_id=run_ids, value=spread["mean"], std=spread["std"], seed_interval=limits(spread["ci95"])
-    )
+    return replace(score, run_id=run_ids, value=spread.mean, std=spread.std, seed_interval=spread.interval)
 
 
 def training_of(result: RunResult) -> Block:
@@ -135,8 +127,9 @@ def told_of(metric: str) -> str:
     return METRICS[metric][3]
 
 
-def _measured(result: RunResult, metric: str) -> Any:
-    """The block with the number and its interval; None if the design has none, or was trained by an earlier version."""
-    name, part, *_ = METRICS[metric]
+def _measured(result: RunResult, metric: str) -> Value | None:
+    """The number of a training; None if the design has none, or was trained by an earlier version."""
+    name, part, number, _ = METRICS[metric]
     block = training_of(result).get(name)
-    return block if block is None or part is None else block.get(part)
+    found = block if block is None or part is None else block.get(part)
+    return None if found is None else Value.from_json({**found, "value": found[number]})

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
-from moe_lab.reports.papers.told_apart import bounds_text, seed_bounds_text, uncorrected_scores
-from moe_lab.results.model import limits
+from moe_lab.reports.papers.told_apart import seed_bounds_text, uncorrected_scores
+from moe_lab.results.measured import Interval, bounds_text
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison, Score
 from moe_lab.results.significance import ALPHA, p_over_seeds
-from moe_lab.results.statistics import Interval, bootstrap_interval, over_seeds
+from moe_lab.results.statistics import bootstrap_interval, over_seeds
 
 Design = tuple[str, ...]
 """The coordinates of a design."""
@@ -30,9 +30,9 @@ EXPLAINED = (
 class Ranked:
     """A design with its loss, the difference to the best one, and its accuracy."""
 
-    cell: TableCell
-    """Of its loss."""
-    name: str
+    rank: int
+    """1 for the first and all that do not differ significantly, else its place in the list."""
+    design: str
     """The coordinates in which it differs from others."""
     loss: Score
     difference: float | None
@@ -48,15 +48,11 @@ class Ranked:
         return self.p is not None and self.p < ALPHA
 
 
-def ranks(ranked: Sequence[Ranked]) -> list[int]:
-    """The rank of each design: 1 for the first and all that do not differ significantly, else its place in the list."""
-    return [place if one.told else 1 for place, one in enumerate(ranked, start=1)]
-
-
 def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[Ranked]:
     """The measured designs, the lowest loss first; none in a table without a loss on held-out rows."""
-    ranked = _uncorrected(experiment, cells)
-    return [replace(one, p=family.corrected.get(_comparison(one.loss))) for one in ranked]
+    found = _uncorrected(experiment, cells)
+    ranked = [replace(one, p=family.corrected.get(_comparison(one.loss))) for one in found]
+    return [replace(one, rank=place if one.told else 1) for place, one in enumerate(ranked, start=1)]
 
 
 def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
@@ -88,11 +84,11 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell], family: Fa
     scored = any(one.accuracy for one in ranked)
     header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
     lines = [EXPLAINED, "", f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
-    for rank, one in zip(ranks(ranked), ranked, strict=True):
+    for one in ranked:
         spread = "" if one.loss.std is None else f" ± {one.loss.std:.4f}"
         texts = [
-            str(rank),
-            one.name,
+            str(one.rank),
+            one.design,
             f"{one.loss.value:.4f}{spread}{_loss_bounds(one.loss)}",
             _difference_text(one),
         ]
@@ -131,8 +127,8 @@ def _ranked(
     difference, interval, p = (None, None, None) if cell is best else _difference(cell, best)
     not_causal = [" (reads later tokens)"] if training_of(cell.results[0]).get("leak") else []
     return Ranked(
-        cell=cell,
-        name="".join([", ".join(value for value in name if value != NO_TASK), *not_causal]),
+        rank=1,
+        design="".join([", ".join(value for value in name if value != NO_TASK), *not_causal]),
         loss=loss,
         difference=difference,
         interval=interval,
@@ -157,7 +153,7 @@ def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interva
     if len(means) == 1:
         return means[0], bootstrap_interval(by_seed[0]), None
     spread = over_seeds(means)
-    return spread["mean"], limits(spread["ci95"]), p_over_seeds(means)
+    return spread.mean, spread.interval, p_over_seeds(means)
 
 
 def _rows_by_seed(cell: TableCell) -> dict[int | None, list[float]]:

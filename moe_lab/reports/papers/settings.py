@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def write_references(
     )
 
 
-def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, Any]]:
+def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, object]]:
     """One row per benchmark and reference set: documents evaluated, and references available, asked and kept.
 
     A number that does not exist is None: an unpublished one, or the counts of a run whose answers were all stored.
@@ -77,7 +77,7 @@ def _published(experiment: Experiment, name: str, quantity: str) -> int | None:
 
 
 def _lines(
-    experiment: Experiment, scale: str, rows: Sequence[dict[str, Any]], cells: Sequence[TableCell]
+    experiment: Experiment, scale: str, rows: Sequence[Mapping[str, object]], cells: Sequence[TableCell]
 ) -> list[str]:
     lines = [
         f"# {title(experiment, scale)}",
@@ -113,14 +113,14 @@ NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
 
 
 def write_setup(
-    experiment: Experiment, rows: Sequence[dict[str, Any]], folder: Path, scale: str
+    experiment: Experiment, rows: Sequence[Mapping[str, object]], folder: Path, scale: str
 ) -> list[Path]:
     """RoE's Table 1 and the presets; `rows` have category, model, quantity, value, published, place."""
     return write_rows_table(folder, file_stem(experiment, scale), _setup_lines(experiment, rows), rows)
 
 
 def write_recipe(
-    experiment: Experiment, rows: Sequence[dict[str, Any]], folder: Path, scale: str
+    experiment: Experiment, rows: Sequence[Mapping[str, object]], folder: Path, scale: str
 ) -> list[Path]:
     """MoE-Bench's Table 1 and the defaults of finetune-freeze; `rows` have setting, value, published, place."""
     lines = [f"# {experiment.title}", "", experiment.source, ""]
@@ -129,10 +129,12 @@ def write_recipe(
     return write_rows_table(folder, file_stem(experiment, scale), lines, rows)
 
 
-def _setup_lines(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[str]:
-    by_place = {(row["category"], row["model"], row["quantity"]): row for row in rows}
-    places = list(dict.fromkeys((row["category"], row["model"]) for row in rows))
-    quantities = [name for name in HEADINGS if any(row["quantity"] == name for row in rows)]
+def _setup_lines(experiment: Experiment, rows: Sequence[Mapping[str, object]]) -> list[str]:
+    from pandas import DataFrame
+
+    by_place = {(row.category, row.model, row.quantity): row for row in DataFrame(list(rows)).itertuples()}
+    places = list(dict.fromkeys((category, model) for category, model, _ in by_place))
+    quantities = [name for name in HEADINGS if any(quantity == name for *_, quantity in by_place)]
     lines = [
         f"# {experiment.title}",
         "",
@@ -149,10 +151,10 @@ def _setup_lines(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list
     return lines
 
 
-def _setting_text(row: dict[str, Any] | None) -> str:
+def _setting_text(row: Any) -> str:
     if row is None:
         return "-"
-    own, published = (_shown(row["quantity"], row[key]) for key in ("value", "published"))
+    own, published = (_shown(row.quantity, value) for value in (row.value, row.published))
     return own if own == published else f"{own} (paper: {published})"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moe_lab.reports.papers.cells import TableCell, compared_names
+from moe_lab.results.measured import Interval, bounds_text
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import BASE, Score
 from moe_lab.results.significance import ALPHA
@@ -68,11 +69,6 @@ def difference_text(score: Score | None) -> str:
     return f"{shown} (p={score.p:.3g}{holm})"
 
 
-def seed_bounds_text(bounds: tuple[float, float] | None, sign: str = "") -> str:
+def seed_bounds_text(bounds: Interval | None, sign: str = "") -> str:
     """` seeds [low, high]`, or nothing."""
     return "" if bounds is None else f" seeds{bounds_text(bounds, sign)}"
-
-
-def bounds_text(bounds: tuple[float, float] | None, sign: str = "") -> str:
-    """` [low, high]`, or nothing."""
-    return "" if bounds is None else f" [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"

@@ -15,9 +15,8 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P
 from moe_lab.results.comparisons.comparison import Comparison
-from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.comparisons.scores import RANDOMIZATION, ComparedScore
-from moe_lab.results.scores import MARKS, marks_of
+from moe_lab.results.scores import MARKS
 from moe_lab.results.significance import ALPHA
 
 SHOWN_FLIPS = 10
@@ -28,10 +27,10 @@ def print_comparison(comparison: Comparison) -> None:
     """Print what is compared, one row per evaluation, task and metric, the first flips, and the notes."""
     for evaluation in comparison.evaluations:
         print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
-        if below := "  ".join([*filter(None, [evaluation.settings]), *_marks(evaluation)]):
+        if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
             print(f"   {below}")
     print_stacked(comparison_table(comparison), _explained(comparison))
-    seen = {mark for evaluation in comparison.evaluations for mark in _marks(evaluation)}
+    seen = {mark for evaluation in comparison.evaluations for mark in evaluation.marks}
     marks = [text for mark, text in MARKS.items() if mark in seen]
     for line in [*flip_lines(comparison), *marks, *comparison.notes]:
         print(one_line(line))
@@ -53,7 +52,7 @@ def comparison_table(comparison: Comparison) -> StackedTable:
         numbers(
             {
                 "difference": [number(score.difference, sign=True) for score in scores],
-                INTERVAL: [interval(score.ci95, sign=True) for score in scores],
+                INTERVAL: [interval(score.interval, sign=True) for score in scores],
             }
         ),
         numbers({HOLM if corrected else P: list(map(number, p_values)), "flips": flips}),
@@ -105,8 +104,3 @@ def _tests(scores: list[ComparedScore]) -> str:
     if any(score.test == RANDOMIZATION for score in scores):
         return f"{exact} for scores of 0 and 1, else a paired permutation test"
     return exact
-
-
-def _marks(evaluation: Evaluation) -> tuple[str, ...]:
-    """The notes of an evaluation; none for one that lm-eval wrote."""
-    return () if evaluation.own is None else marks_of(evaluation.own)

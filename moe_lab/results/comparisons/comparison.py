@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
-from typing import Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.evaluation import Evaluation, Line
+from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.comparisons.scores import (
     ComparedScore,
     Values,
@@ -16,31 +16,53 @@ from moe_lab.results.comparisons.scores import (
     compare_task,
     paired_lines,
 )
+from moe_lab.results.samples import Sample
 from moe_lab.results.significance import holm
 from moe_lab.results.statistics import VERSION
 
 # The prompts and answers of documents that are right in one evaluation and wrong in another
 
 
+@dataclass(frozen=True)
+class Flipped:
+    """A document that is right in one evaluation and wrong in another."""
+
+    first: Sample
+    """Of the first evaluation."""
+    answers: dict[str, dict[str, Sample]]
+    """By evaluation and filter."""
+
+    def to_json(self) -> dict[str, object]:
+        """`prompt`, `target`, for multiple choice `choices`, and `answers` as lm-eval logged them."""
+        requests = self.first.requests
+        choices = [each[1] for each in requests if len(each) > 1 and isinstance(each[1], str)]
+        listed = {"choices": choices} if len(choices) == len(requests) > 1 else {}
+        question = {"prompt": requests[0][0] if requests else None, "target": self.first.target}
+        answers = {
+            key: {
+                name: {"resps": each.responses, "filtered_resps": each.filtered}
+                for name, each in by_filter.items()
+            }
+            for key, by_filter in self.answers.items()
+        }
+        return {**question, **listed, "answers": answers}
+
+
 def flipped_documents(
     evaluations: Sequence[Evaluation], scores: Sequence[ComparedScore]
-) -> dict[str, dict[str, Any]]:
-    """{task: {document number: document}} of all documents in the flips of `scores`.
-
-    A document has `prompt`, `target`, for multiple choice `choices`, and `answers`: by evaluation and filter, `resps`
-    and `filtered_resps` as lm-eval logged them.
-    """
+) -> dict[str, dict[int, Flipped]]:
+    """By task and number all documents in the flips of `scores`."""
     first, *others = evaluations
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[int, Flipped]] = {}
     for task, numbers in _flips(scores).items():
-        documents: dict[int, dict[str, Any]] = {}
+        documents: dict[int, Flipped] = {}
         for other in (one for one in others if task in one.samples):
             for pairs in paired_lines(first, other, task).values():
-                for mine, theirs in (pair for pair in pairs if pair[0]["doc_id"] in numbers):
-                    document = documents.setdefault(mine["doc_id"], _question(mine))
-                    for one, line in ((first, mine), (other, theirs)):
-                        document["answers"].setdefault(one.key, {})[line["filter"]] = _answer(line)
-        found[task] = {str(number): documents[number] for number in sorted(documents)}
+                for mine, theirs in (pair for pair in pairs if pair[0].document in numbers):
+                    answers = documents.setdefault(mine.document, Flipped(mine, {})).answers
+                    for one, sample in ((first, mine), (other, theirs)):
+                        answers.setdefault(one.key, {})[sample.filter] = sample
+        found[task] = {number: documents[number] for number in sorted(documents)}
     return found
 
 
@@ -51,19 +73,6 @@ def _flips(scores: Sequence[ComparedScore]) -> dict[str, set[int]]:
         for number in chain.from_iterable((score.flips or {}).values()):
             found.setdefault(score.task, set()).add(number)
     return found
-
-
-def _question(line: Line) -> dict[str, Any]:
-    arguments = list(line.get("arguments", {}).values())
-    choices = [each.get("arg_1") for each in arguments]
-    question = {"prompt": arguments[0].get("arg_0") if arguments else None, "target": line.get("target")}
-    if len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
-        question["choices"] = choices
-    return question | {"answers": {}}
-
-
-def _answer(line: Line) -> dict[str, Any]:
-    return {"resps": line.get("resps"), "filtered_resps": line.get("filtered_resps")}
 
 
 # A comparison of stored evaluations with the first one: all rows of the command, corrected for their number
@@ -82,21 +91,20 @@ class Comparison:
     notes: list[str]
     """What is left out and what else differs, one sentence each."""
 
-    def content(self) -> dict[str, Any]:
-        """What comparison.json holds: equal for equal evaluations.
+    @cached_property
+    def documents(self) -> dict[str, dict[int, Flipped]]:
+        """The documents that flip, by task and number."""
+        return flipped_documents(self.evaluations, self.scores)
 
-        `documents` has the prompt, the right answer and all answers of every document that flips, by task and number.
-        """
+    def to_json(self) -> dict[str, object]:
+        """What comparison.json holds: equal for equal evaluations."""
         return {
             "schema_version": SCHEMA_VERSION,
             "statistics": VERSION,
-            "evaluations": [_described(one) for one in self.evaluations],
-            "scores": [
-                asdict(score) | {"told_from_chance": score.told_from_chance, "verdict": score.verdict}
-                for score in self.scores
-            ],
+            "evaluations": self.evaluations,
+            "scores": self.scores,
             "notes": self.notes,
-            "documents": flipped_documents(self.evaluations, self.scores),
+            "documents": self.documents,
         }
 
 
@@ -129,7 +137,7 @@ def _compare_two(a: Evaluation, b: Evaluation, notes: list[str]) -> list[Compare
         if alone := [task for task in one.samples if task not in other.samples]:
             notes.append(f"Only in {one.key}, and not compared: {', '.join(alone)}.")
     rows: dict[tuple[str, str], tuple[ComparedScore, Values]] = {}
-    versions = [_lm_eval_version(one) for one in (a, b)]
+    versions = [one.lm_eval_version for one in (a, b)]
     if versions[0] != versions[1]:
         notes.append(f"{a.key} was made with lm_eval {versions[0]}, {b.key} with {versions[1]}.")
     for task in common:
@@ -143,11 +151,6 @@ def _compare_two(a: Evaluation, b: Evaluation, notes: list[str]) -> list[Compare
     return found
 
 
-def _lm_eval_version(evaluation: Evaluation) -> str | None:
-    own = evaluation.own.versions.get("lm_eval") if evaluation.own else None
-    return own or evaluation.results.get("lm_eval_version")
-
-
 def _version_notes(a: Evaluation, b: Evaluation, task: str) -> list[str]:
     mine, theirs = (one.results.get("versions", {}).get(task) for one in (a, b))
     return [] if mine == theirs else [f"{task} is version {mine} in {a.key} and {theirs} in {b.key}."]
@@ -155,22 +158,8 @@ def _version_notes(a: Evaluation, b: Evaluation, task: str) -> list[str]:
 
 def _partial_notes(a: Evaluation, task: str) -> list[str]:
     """A note if part of the task's documents were evaluated, in both as they are the same."""
-    evaluated = len({line["doc_id"] for line in a.samples[task]})
+    evaluated = len({line.document for line in a.samples[task]})
     all_documents = a.results.get("n-samples", {}).get(task, {}).get("original", evaluated)
     if evaluated == all_documents:
         return []
     return [f"{task}: {evaluated:,} of {all_documents:,} documents (PARTIAL); not the benchmark's number."]
-
-
-def _described(evaluation: Evaluation) -> dict[str, Any]:
-    """Where an evaluation comes from."""
-    return {
-        "key": evaluation.key,
-        "label": evaluation.label,
-        "settings": evaluation.settings,
-        "file": str(evaluation.file.absolute()),
-        "samples": {task: str(file.absolute()) for task, file in evaluation.samples_files.items()},
-        "run_id": evaluation.own.run_id if evaluation.own else None,
-        "lm_eval_version": _lm_eval_version(evaluation),
-        "task_versions": evaluation.results.get("versions", {}),
-    }

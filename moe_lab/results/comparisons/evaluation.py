@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
-from moe_lab.results.model import RunResult
-from moe_lab.results.samples import odd_values, read_samples, samples_file
+from moe_lab.results.model import Block, RunResult
+from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
+from moe_lab.results.scores import marks_of
 from moe_lab.results.shapes import LM_EVAL_LINE, lm_eval_misfit, misfit, results_misfit
 from moe_lab.results.stored_files import damaged, read_lines, read_mapping
 
@@ -95,9 +94,6 @@ MOVED = "Evaluate again, or give another result."
 FIELDS = frozenset({"doc_id", "doc_hash", "prompt_hash", "target_hash", "filter", "metrics"})
 """What a line of a sample log needs."""
 
-Line = dict[str, Any]
-"""One document and filter in a sample log."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -113,19 +109,46 @@ class Evaluation:
     """The results file."""
     samples_files: dict[str, Path]
     """The sample log of each task."""
-    results: Mapping[str, Any]
+    results: Block
     """lm-eval's result dictionary."""
-    samples: dict[str, list[Line]]
+    samples: dict[str, list[Sample]]
     """The lines of each task's sample log."""
+
+    marks: tuple[str, ...] = ()
+    """The notes of a run of this package."""
+
+    def to_json(self) -> dict[str, object]:
+        """Where it comes from."""
+        return {
+            "key": self.key,
+            "label": self.label,
+            "settings": self.settings,
+            "file": str(self.file.absolute()),
+            "samples": {task: str(file.absolute()) for task, file in self.samples_files.items()},
+            "run_id": self.run_id,
+            "lm_eval_version": self.lm_eval_version,
+            "task_versions": self.results.get("versions", {}),
+            "marks": self.marks,
+        }
+
+    @property
+    def run_id(self) -> str | None:
+        """None for an evaluation of lm-eval."""
+        return self.own.run_id if self.own else None
+
+    @property
+    def lm_eval_version(self) -> str | None:
+        own = self.own.versions.get("lm_eval") if self.own else None
+        return own or self.results.get("lm_eval_version")
 
     @property
     def own(self) -> RunResult | None:
         """The result, if this package wrote it."""
         return self.results if isinstance(self.results, RunResult) else None
 
-    def scores(self, name: str) -> dict[str, Any]:
+    def scores(self, name: str) -> Block:
         """The scores of a task or a group by `metric,filter`."""
-        return dict(self.results["results"].get(name, {}))
+        return self.results["results"].get(name, {})
 
     def higher_is_better(self, task: str, metric: str) -> bool | None:
         """Whether a higher value of a `metric,filter` is better; None if the file does not say."""
@@ -164,21 +187,22 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         samples_files=files,
         results=own or results,
         samples=samples,
+        marks=() if own is None else marks_of(own),
     )
 
 
-def _label(results: Mapping[str, Any]) -> str:
+def _label(results: Block) -> str:
     return one_line(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
 
 
-def _settings(results: Mapping[str, Any]) -> str:
+def _settings(results: Block) -> str:
     given = (results.get("config") or {}).get("model_args") or ""
     return one_line(
         ",".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else given
     )
 
 
-def _lines(file: Path) -> list[Line]:
+def _lines(file: Path) -> list[Sample]:
     """The lines of lm-eval's sample log. Raises DamagedError for one without lines, or that lacks fields."""
     lines = read_lines(file, MOVED) or []
     lacking = set().union(*(FIELDS - line.keys() for line in lines))
@@ -188,12 +212,6 @@ def _lines(file: Path) -> list[Line]:
         )
     if not lines:
         raise damaged(file, "it is empty", MOVED)
-    seen: set[tuple[str, int]] = set()
-    for line in lines:
-        problem = misfit(line, LM_EVAL_LINE) or odd_values(line)
-        if problem is None and (line["filter"], line["doc_id"]) in seen:
-            problem = f"document {line['doc_id']} stands there twice"
-        if problem is not None:
-            raise damaged(file, problem, MOVED)
-        seen.add((line["filter"], line["doc_id"]))
-    return lines
+    if problem := misfit(lines, [LM_EVAL_LINE]):
+        raise damaged(file, problem, MOVED)
+    return samples_of(lines, file, MOVED)

@@ -11,10 +11,11 @@ from itertools import zip_longest
 from typing import Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.evaluation import Evaluation, Line
-from moe_lab.results.samples import reported
+from moe_lab.results.comparisons.evaluation import Evaluation
+from moe_lab.results.measured import Interval, Measured
+from moe_lab.results.samples import Sample, reported
 from moe_lab.results.significance import ALPHA, paired
-from moe_lab.results.statistics import Aggregate, Interval
+from moe_lab.results.statistics import Aggregate
 
 # One metric of a task in two evaluations of the same documents
 
@@ -22,7 +23,7 @@ MCNEMAR, RANDOMIZATION = "McNemar", "randomization"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedScore:
+class ComparedScore(Measured):
     """The scores of two runs on one task and metric, and their difference. Rates are fractions."""
 
     other: str
@@ -38,7 +39,7 @@ class ComparedScore:
     """The scores of the first and of the other evaluation over these documents."""
     difference: float
     """`b` minus `a`."""
-    ci95: Interval | None
+    interval: Interval | None
     """95% interval of the difference over documents (`results/statistics.py`); None with fewer than two."""
     p: float
     test: str
@@ -52,6 +53,9 @@ class ComparedScore:
     to_wrong: int | None
     flips: dict[str, list[int]] | None
     """{"to_right": document numbers, "to_wrong": document numbers}; None for a group, and for other scores."""
+
+    def to_json(self) -> dict[str, object]:
+        return super().to_json() | {"told_from_chance": self.told_from_chance, "verdict": self.verdict}
 
     @property
     def told_from_chance(self) -> bool:
@@ -87,24 +91,25 @@ def compared_score(
     """
     mine, theirs = [value for value, _ in values], [value for _, value in values]
     found = paired(theirs, mine, aggregate, lower_is_better=higher_is_better is False)
-    binary = found["to_right"] is not None
-    p = found["p_mcnemar" if binary else "p_randomization"]
+    binary = found.changed is not None
+    p = found.p_mcnemar if binary else found.p_permutation
+    assert p is not None and found.difference is not None
     score = aggregate or (lambda each: float(sum(each)) / len(each))
     return ComparedScore(
         other=other,
         task=task,
         metric=metric,
-        n=found["n"],
+        n=len(values),
         a=float(score(mine)),
         b=float(score(theirs)),
-        difference=found["difference"],
-        ci95=None if found["ci95"] is None else (found["ci95"][0], found["ci95"][1]),
+        difference=found.difference,
+        interval=found.interval,
         p=p,
         test=MCNEMAR if binary else RANDOMIZATION,
         p_holm=p,
         higher_is_better=higher_is_better,
-        to_right=found["to_right"],
-        to_wrong=found["to_wrong"],
+        to_right=found.to_right,
+        to_wrong=found.to_wrong,
         flips=_flips(values, documents, higher_is_better) if binary and documents is not None else None,
     )
 
@@ -128,9 +133,9 @@ def _flips(
 # lm-eval writes a hash of each document (`doc_hash`), of its prompt and of its right answer. Equal documents of one
 # task are paired in their order.
 
-Pair = tuple[Line, Line]
+Pair = tuple[Sample, Sample]
 """One document in the sample logs of two evaluations."""
-Key = tuple[str, int]
+Key = tuple[str | None, int]
 """The hash of a document, and how many equal ones stand before it."""
 SHOWN = 80
 """Characters of a document or prompt that an error shows."""
@@ -151,19 +156,19 @@ def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair
     return pairs
 
 
-def _by_filter(lines: Sequence[Line]) -> dict[str, dict[Key, Line]]:
+def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
     """The lines of each filter by document, in the order of document numbers."""
-    found: dict[str, dict[Key, Line]] = {}
-    before: Counter[tuple[str, str]] = Counter()
-    for line in sorted(lines, key=lambda line: line["doc_id"]):
-        name, document = line["filter"], line["doc_hash"]
+    found: dict[str, dict[Key, Sample]] = {}
+    before: Counter[tuple[str, str | None]] = Counter()
+    for line in sorted(lines, key=lambda line: line.document):
+        name, document = line.filter, line.doc_hash
         found.setdefault(name, {})[document, before[name, document]] = line
         before[name, document] += 1
     return found
 
 
 def _check_documents(
-    a: Evaluation, b: Evaluation, task: str, mine: dict[Key, Line], theirs: dict[Key, Line]
+    a: Evaluation, b: Evaluation, task: str, mine: dict[Key, Sample], theirs: dict[Key, Sample]
 ) -> None:
     alone = {
         a.key: [line for key, line in mine.items() if key not in theirs],
@@ -177,7 +182,7 @@ def _check_documents(
         if lines
     )
     firsts = [
-        f"The first only in {key} is document {lines[0]['doc_id']}: {_shown(lines[0])}"
+        f"The first only in {key} is document {lines[0].document}: {_shown(lines[0])}"
         for key, lines in alone.items()
         if lines
     ]
@@ -186,14 +191,14 @@ def _check_documents(
 
 
 def _check_prompts(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
-    other = [pair for pair in pairs if pair[0]["prompt_hash"] != pair[1]["prompt_hash"]]
+    other = [pair for pair in pairs if pair[0].prompt_hash != pair[1].prompt_hash]
     if not other:
         return
     prompts = [_prompt(line) for line in other[0]]
     start = next((i for i, (x, y) in enumerate(zip_longest(*prompts)) if x != y), 0)
     lines = [
         f"Other prompts of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
-        f"{other[0][0]['doc_id']}, from character {start} on:",
+        f"{other[0][0].document}, from character {start} on:",
         *(f"  {one.key}: {text[start : start + SHOWN]!r}" for one, text in zip((a, b), prompts, strict=True)),
     ]
     shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
@@ -204,22 +209,22 @@ def _check_prompts(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair
 
 
 def _check_targets(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
-    other = [pair for pair in pairs if pair[0]["target_hash"] != pair[1]["target_hash"]]
+    other = [pair for pair in pairs if pair[0].target_hash != pair[1].target_hash]
     if other:
-        mine, theirs = (str(line.get("target"))[:SHOWN] for line in other[0])
+        mine, theirs = (str(line.target)[:SHOWN] for line in other[0])
         raise ConfigError(
             f"Other right answers of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
-            f"{other[0][0]['doc_id']}: {mine!r} in {a.key}, {theirs!r} in {b.key}."
+            f"{other[0][0].document}: {mine!r} in {a.key}, {theirs!r} in {b.key}."
         )
 
 
-def _prompt(line: Line) -> str:
+def _prompt(line: Sample) -> str:
     """The prompt of the document's first request, which `prompt_hash` is of."""
-    return str(line.get("arguments", {}).get("gen_args_0", {}).get("arg_0"))
+    return str(line.requests[0][0] if line.requests else None)
 
 
-def _shown(line: Line) -> str:
-    return json.dumps(line.get("doc"), ensure_ascii=False)[:SHOWN]
+def _shown(line: Sample) -> str:
+    return json.dumps(line.question, ensure_ascii=False)[:SHOWN]
 
 
 # The metrics of a task in two evaluations, paired document by document
@@ -255,7 +260,7 @@ def compare_task(
             notes.append(f"{metric} of {task}: {left:,} documents without a value are left out.")
         if not measured:
             continue
-        values = [(_value(x, name), _value(y, name)) for x, y in measured]
+        values = [(x.values[name], y.values[name]) for x, y in measured]
         row = compared_score(
             b.key,
             task,
@@ -263,7 +268,7 @@ def compare_task(
             values,
             aggregate=aggregate,
             higher_is_better=_first(one.higher_is_better(task, metric) for one in (a, b)),
-            documents=[x["doc_id"] for x, _ in measured],
+            documents=[x.document for x, _ in measured],
         )
         rows.append((row, values))
     return rows
@@ -291,8 +296,8 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
 def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggregate | None) -> bool:
     """Whether the function turns the logged values into the stored score."""
     name, _, filter_name = metric.partition(",")
-    lines = [line for line in evaluation.samples[task] if line["filter"] == filter_name]
-    values = [_value(line, name) for line in lines if name in line["metrics"]]
+    lines = [line for line in evaluation.samples[task] if line.filter == filter_name]
+    values = [line.values[name] for line in lines if name in line.values]
     stored = evaluation.scores(task)[metric]
     if not values or not isinstance(stored, int | float):
         return False
@@ -303,12 +308,7 @@ def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggre
 
 
 def _with_metric(pairs: Sequence[Pair], name: str) -> list[Pair]:
-    return [(x, y) for x, y in pairs if name in x["metrics"] and name in y["metrics"]]
-
-
-def _value(line: Line, name: str) -> Any:
-    """A metric's value; JSON's lists are turned back into lm-eval's tuples."""
-    return tuple(line[name]) if isinstance(line[name], list) else line[name]
+    return [(x, y) for x, y in pairs if name in x.values and name in y.values]
 
 
 def _first(values: Any) -> bool | None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from moe_lab.engine.hf import Request
     from moe_lab.engine.route_scores import RouteScores
     from moe_lab.methods.method import Method
-    from moe_lab.metrics.intervals import Samples
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.memory import ModelPool
+    from moe_lab.results.samples import Log
     from moe_lab.runs.run import Run
 
 
@@ -70,7 +70,7 @@ class Counterfactual(Measure):
     def evaluations(self, method: Method) -> int:
         return 1
 
-    def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+    def measure(self, run: Run, models: ModelPool, samples: Log, observer: Observer | None) -> None:
         if run.config.rerun or not run.has_metrics:
             write_counterfactual(run, models)
 

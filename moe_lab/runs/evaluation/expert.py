@@ -29,12 +29,13 @@ from moe_lab.metrics.stored import (
     FILE,
     FOLDER,
     SCHEMA_VERSION,
+    StoredMetrics,
     read_arrays,
     stored_metrics,
     without_arrays,
     write_arrays,
 )
-from moe_lab.results.atomic import write_atomically, write_json, writing
+from moe_lab.results.atomic import write_file, write_json
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.evaluation.measures import Measure
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
     from moe_lab.engine.forward.observer import Observer
     from moe_lab.engine.hf import Request
     from moe_lab.methods.method import Method
-    from moe_lab.metrics.intervals import Samples
     from moe_lab.metrics.registry import Evaluate
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.memory import ModelPool
+    from moe_lab.results.samples import Log
     from moe_lab.runs.run import Run
 
 logger = logging.getLogger("moe_lab")
@@ -105,7 +106,7 @@ class ExpertMetrics(Measure):
     def observer(self) -> Routes:
         return Routes()
 
-    def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+    def measure(self, run: Run, models: ModelPool, samples: Log, observer: Observer | None) -> None:
         assert isinstance(observer, Routes)
         evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
         write_expert_metrics(run, observer, samples, evaluate, ask)
@@ -134,7 +135,7 @@ Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
 
 
 def write_expert_metrics(
-    run: Run, routes: Routes, samples: Samples, evaluate: Evaluate, ask: Ask
+    run: Run, routes: Routes, samples: Log, evaluate: Evaluate, ask: Ask
 ) -> dict[str, Any]:
     """Compute the metrics and write the run's files, expert_metrics.json last. Returns its content.
 
@@ -166,7 +167,7 @@ def write_expert_metrics(
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
     if run.baseline is not None and (before := _stored(run.baseline)) is not None:
-        found["baseline"] = {key: before[key] for key in ("run_id", *metrics())}
+        found["baseline"] = {key: before.content[key] for key in ("run_id", *metrics())}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()
@@ -176,7 +177,7 @@ def write_expert_metrics(
     return found
 
 
-def _stored(run: Run) -> dict[str, Any] | None:
+def _stored(run: Run) -> StoredMetrics | None:
     """The expert metrics of a run that this one is compared with."""
     return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
@@ -198,7 +199,7 @@ def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
 
 
 def entropies(counts: Counts) -> dict[str, Any]:
-    """Every counted metric: {"all", "prefill", "decode"}, as `entropies.measured` gives them."""
+    """Every counted metric: {"all", "prefill", "decode"}, as `intervals.measured` gives them."""
     phases = {"all": _measured(counts, [0, 1])}
     for number, phase in enumerate(PHASES):
         own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
@@ -223,9 +224,7 @@ def _write_counts(path: Path, counts: Counts) -> None:
         off = 1 - np.eye(pairs_LEE.shape[-1], dtype=np.int64)
         tensors[f"selections.{phase}"] = np.ascontiguousarray(selections_LE)
         tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(tensors))
+    write_file(path, save(tensors))
 
 
 MEASURE = ExpertMetrics()

@@ -6,12 +6,22 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.progress import Progress
 from moe_lab.reports.pages.answers import AnswerPair, answer_pairs
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import FILE, MOST_ROUTED, read_flips, read_samples, rounded, write_flips
+from moe_lab.results.samples import (
+    FILE,
+    MOST_ROUTED,
+    Flip,
+    Routing,
+    read_flips,
+    read_samples,
+    rounded,
+    write_flips,
+)
 from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.evaluation.run_lm_eval import load_for
 
@@ -22,16 +32,16 @@ if TYPE_CHECKING:
     from moe_lab.runs.run import Run
 
 logger = logging.getLogger("moe_lab")
-Flip = tuple[str, AnswerPair]
+Flipped = tuple[str, AnswerPair]
 """A task and a document's answers."""
 
 
 def unstored_flips(
     run: Run,
-    header: dict[str, Any],
+    header: Mapping[str, Any],
     result: RunResult,
     before: Mapping[str, dict[str, Any]],
-) -> list[Flip] | None:
+) -> list[Flipped] | None:
     """The answers that flip; None where `flips.jsonl` has them, or does not belong to the run. Another one is removed.
 
     Args:
@@ -54,7 +64,7 @@ def unstored_flips(
     return flips
 
 
-def store_flips(run: Run, models: ModelPool, header: dict[str, Any], flips: Sequence[Flip]) -> None:
+def store_flips(run: Run, models: ModelPool, header: Mapping[str, Any], flips: Sequence[Flipped]) -> None:
     """Write `flips.jsonl`, with the routing of MOST_ROUTED flips at most. The model is loaded if there are any."""
     start = time.perf_counter()
     routed, others = flips[:MOST_ROUTED], flips[MOST_ROUTED:]
@@ -63,7 +73,7 @@ def store_flips(run: Run, models: ModelPool, header: dict[str, Any], flips: Sequ
     logger.info("routing of %d flips: %.2f s", len(routed), time.perf_counter() - start)
 
 
-def _stored(run: Run, header: dict[str, Any]) -> list[tuple[str, int]] | None:
+def _stored(run: Run, header: Mapping[str, Any]) -> list[tuple[str, int]] | None:
     if run.config.rerun:
         return None
     try:
@@ -71,10 +81,10 @@ def _stored(run: Run, header: dict[str, Any]) -> list[tuple[str, int]] | None:
     except DamagedError as error:
         print(f"{error.problem}. It is made again.", file=sys.stderr)
         return None
-    return None if stored is None else [(line["task"], line["document"]) for line in stored]
+    return None if stored is None else [(flip.task, flip.document) for flip in stored]
 
 
-def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flip]) -> list[dict[str, Any]]:
+def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flipped]) -> list[Flip]:
     from moe_lab.engine.choices import plain_choices
 
     print(f"{run.folder.name}: the routing at {len(flips):,} answers that flipped", file=sys.stderr)
@@ -90,7 +100,7 @@ def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flip]) -> list[di
     )
     routing = map(_routing, words, before, after)
     return [
-        _line(flip) | ({} if place is None else next(routing))
+        _line(flip) if place is None else replace(_line(flip), routing=next(routing))
         for flip, place in zip(flips, places, strict=True)
     ]
 
@@ -105,20 +115,13 @@ def _counted(choices: Iterable[Choices], total: int, what: str) -> list[Choices]
     return found
 
 
-def _line(flip: Flip) -> dict[str, Any]:
+def _line(flip: Flipped) -> Flip:
     task, pair = flip
-    kind = "to_right" if pair.right == (False, True) else "to_wrong"
-    return {"task": task, "document": pair.number, "kind": kind}
+    return Flip(task, pair.number, "to_right" if pair.right == (False, True) else "to_wrong")
 
 
-def _routing(tokens: list[str | None], before: Choices, after: Choices) -> dict[str, Any]:
-    return {
-        "tokens": tokens,
-        "position": len(after.read) - 1,
-        "numbers": after.numbers,
-        "before": rounded(before.layers),
-        "after": rounded(after.layers),
-    }
+def _routing(tokens: list[str | None], before: Choices, after: Choices) -> Routing:
+    return Routing(tokens, len(after.read) - 1, after.numbers, rounded(before.layers), rounded(after.layers))
 
 
 def _place(lm: EngineLM, pair: AnswerPair) -> Place | None:
@@ -129,7 +132,7 @@ def _place(lm: EngineLM, pair: AnswerPair) -> Place | None:
     from moe_lab.engine.choices import place_of
     from moe_lab.engine.hf import Request
 
-    text, options = pair.line["arguments"]["gen_args_0"].values()
+    text, options = pair.sample.requests[0]
     if pair.after.text is not None:
         assert pair.before.text is not None
         answers = [

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.engine.forward.observer import Observer
     from moe_lab.methods.method import Method
-    from moe_lab.metrics.intervals import Samples
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.memory import ModelPool
+    from moe_lab.results.samples import Log
     from moe_lab.runs.run import Run
 
 
@@ -43,7 +43,7 @@ class Measure(ABC):
         return None
 
     @abstractmethod
-    def measure(self, run: Run, models: ModelPool, samples: Samples, observer: Observer | None) -> None:
+    def measure(self, run: Run, models: ModelPool, samples: Log, observer: Observer | None) -> None:
         """Measure the run and write its files; what is stored and current is left as it is.
 
         Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes
 from moe_lab.results.identity import SCHEMA_VERSION, versions
-from moe_lab.results.samples import Values, aggregation, metric_values, reported
+from moe_lab.results.samples import Log, Values, aggregation, logged_values, metric_values, reported
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import VERSION, interval
 
@@ -110,7 +110,7 @@ def _whole(amount: float | None) -> int | None:
 # The `judges` block of results.json: who judged, and how many answers of each task
 
 
-def judges_block(judges: Sequence[Judge], samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
     """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; nothing where there are no judges.
 
     Counts are {"documents", "judged", "waiting", "failed": {reason: count}}: waiting ones had no verdict this time, and
@@ -132,11 +132,11 @@ def judges_block(judges: Sequence[Judge], samples: dict[str, list[dict[str, Any]
     return {"judges": block}
 
 
-def _judged(lines: list[dict[str, Any]]) -> bool:
+def _judged(lines: Sequence[Mapping[str, Any]]) -> bool:
     return isinstance(lines[0]["filtered_resps"][0], dict)
 
 
-def _counts(judge: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _counts(judge: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     verdicts = [line["filtered_resps"][0][judge] for line in lines]
     failed = Counter(verdict["failed"] for verdict in verdicts if verdict and "failed" in verdict)
     return {
@@ -163,7 +163,7 @@ def moe_lab_block(
     {"run_id", "results", "samples"} of the base model as "baseline", and of what else the run is compared with.
     """
     facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
-    values = {name: metric_values(evaluated["samples"][name]) for name in tasks}
+    values = {name: logged_values(evaluated["samples"][name]) for name in tasks}
     block: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -243,9 +243,8 @@ def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
                 [run[document] for document in documents] for run in (by_document, before[metric])
             )
             lower_is_better = task.higher_is_better().get(metric.partition(",")[0]) is False
-            compared[metric] = paired(
-                mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better
-            )
+            found = paired(mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better)
+            compared[metric] = found.to_json()
     return compared
 
 

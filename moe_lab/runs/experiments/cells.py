@@ -16,7 +16,7 @@ from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
 from moe_lab.methods.method import TrainingMethod
-from moe_lab.metrics.stored import stored_metrics
+from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
@@ -329,7 +329,7 @@ def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
     return list(found.values())
 
 
-def _expert_metrics(outcome: Outcome) -> dict[str, Any] | None:
+def _expert_metrics(outcome: Outcome) -> StoredMetrics | None:
     run = outcome.run
     return (
         stored_metrics(run.folder, run.run_id, run.facts.commit) if run.config.metrics == "expert" else None

@@ -6,7 +6,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
-from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
 from moe_lab.runs.evaluation.result_block import energy_joules
@@ -76,52 +76,57 @@ PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have 
 
 @dataclass(frozen=True)
 class Generation:
-    """Time, memory and energy of a generation."""
+    """Time, memory and energy of generating all tokens once."""
 
     seconds: float
-    """Median over repetitions, for all tokens."""
-    fastest: float
-    slowest: float
     memory_bytes: int
     """Weights and the peak of additional memory."""
     energy_joules: float | None
-    """Median over repetitions; None without a meter."""
+    """None without a meter."""
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True)
+class Repeated:
+    """Several generations: medians, and the greatest memory."""
+
+    seconds: float
+    fastest: float
+    slowest: float
+    memory_bytes: int
+    energy_joules: float | None
+
+    @classmethod
+    def of(cls, rounds: Sequence[Generation]) -> Repeated:
+        seconds = [one.seconds for one in rounds]
+        energies = [one.energy_joules for one in rounds if one.energy_joules is not None]
+        return cls(
+            seconds=statistics.median(seconds),
+            fastest=min(seconds),
+            slowest=max(seconds),
+            memory_bytes=max(one.memory_bytes for one in rounds),
+            energy_joules=statistics.median(energies) if len(energies) == len(rounds) else None,
+        )
 
 
 def measure_in_turns(
     settings: Mapping[str, Callable[[], AbstractContextManager[EngineLM]]],
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
-) -> dict[str, Generation]:
+) -> dict[str, Repeated]:
     """Measure every setting once per round, so that other load affects all alike. The first round is a warm-up.
 
     `settings` open a model by name. Batch 1, greedy, no end token.
     """
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
+    rounds: dict[str, list[Generation]] = {name: [] for name in settings}
     with ExitStack() as stack:
         models = {name: stack.enter_context(opened()) for name, opened in settings.items()}
         for _ in range(repetitions + 1):
             for name, lm in models.items():
                 rounds[name].append(_generate_once(lm, new_tokens))
-    return {name: _summary(measured[1:]) for name, measured in rounds.items()}
+    return {name: Repeated.of(measured[1:]) for name, measured in rounds.items()}
 
 
-def _summary(rounds: list[dict[str, Any]]) -> Generation:
-    seconds = [one["seconds"] for one in rounds]
-    energies = [one["energy"] for one in rounds if one["energy"] is not None]
-    return Generation(
-        seconds=statistics.median(seconds),
-        fastest=min(seconds),
-        slowest=max(seconds),
-        memory_bytes=max(one["memory"] for one in rounds),
-        energy_joules=statistics.median(energies) if len(energies) == len(rounds) else None,
-    )
-
-
-def _generate_once(lm: EngineLM, new_tokens: int) -> dict[str, Any]:
+def _generate_once(lm: EngineLM, new_tokens: int) -> Generation:
     from moe_lab.engine.lm import Request
 
     lm.progress = False
@@ -139,11 +144,8 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> dict[str, Any]:
         raise RuntimeError(
             f"{generated} tokens were generated instead of {new_tokens}: this is no measurement."
         )
-    return {
-        "seconds": seconds,
-        "memory": weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held),
-        "energy": None if now is None or drawn is None else now - drawn,
-    }
+    memory = weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held)
+    return Generation(seconds, memory, None if now is None or drawn is None else now - drawn)
 
 
 # Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored
@@ -151,11 +153,11 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> dict[str, Any]:
 
 def measured(
     config: Config, models: ModelPool, ratio: float, *, compute: bool = True
-) -> dict[str, Any] | None:
+) -> Mapping[str, Any] | None:
     """The measurement of a RoE configuration and a plain model `ratio` times as large, stored or new.
 
     None with `compute=False` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
-    and a `Generation` of the base model (`base`), of the method (by its name), and of a model with `equivalent_layers`
+    and a `Repeated` of the base model (`base`), of the method (by its name), and of a model with `equivalent_layers`
     layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
@@ -168,14 +170,14 @@ def measured(
         stored = None
     if stored is not None or not compute:
         return stored
-    measurement = key | _measure(config, models.get(config), method, key["equivalent_layers"])
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, measurement)
+    layers = key["equivalent_layers"]
+    assert isinstance(layers, int)
+    measurement = key | _measure(config, models.get(config), method, layers)
+    write_file(path, json_text(measurement))
     return measurement
 
 
-def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
+def _key(config: Config, method: Method, ratio: float) -> dict[str, object]:
     """All that determines a measurement. Loads no weights."""
     from moe_lab.models.facts import model_facts, resolve_device
     from moe_lab.models.identity import model_identity
@@ -197,7 +199,7 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
     }
 
 
-def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, Any]:
+def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, object]:
     larger = of_depth(loaded, layers)
     plain = get_method("base")(get_method("base").Config(name="base"))
     plain_context = Context(config=replace(config, method=plain.config))
@@ -212,7 +214,7 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
     return {
         "non_embedding_parameters": sizes[0],
         "equivalent_non_embedding_parameters": sizes[1],
-        **{name: one.plain() for name, one in generations.items()},
+        **{name: asdict(one) for name, one in generations.items()},
     }
 
 
@@ -224,6 +226,6 @@ def _device_name(device: torch.device) -> str:
     return f"{device.type} (threads: {torch.get_num_threads()})"
 
 
-def _file_name(config: Config, key: dict[str, Any]) -> str:
+def _file_name(config: Config, key: dict[str, object]) -> str:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     return f"{folder_name(config.model.name, f'n{config.method.n}', digest=digest)}.json"

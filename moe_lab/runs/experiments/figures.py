@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -108,7 +108,7 @@ def _at_its_temperatures(cell: TableCell) -> Config:
     return replace(config, method=method, batch_size=1)
 
 
-def _measured_columns(measurement: dict[str, Any], method: str) -> dict[str, Any]:
+def _measured_columns(measurement: Mapping[str, Any], method: str) -> dict[str, object]:
     columns = {
         name: measurement[name]
         for name in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.measures import expert
 from moe_lab.reports.measures.expert import expert_table, explained, lost_p_values
 from moe_lab.reports.terminal.layout import print_stacked
@@ -17,12 +18,12 @@ def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[s
 
 def family_of(metrics: dict[str, Any], *others: float) -> Family:
     """The family of a run's losses and of other comparisons."""
-    own = lost_p_values(metrics, "r")
+    own = lost_p_values(StoredMetrics(metrics), "r")
     return Family.of(own | {(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)})
 
 
 def lines(metrics: dict[str, Any], *others: float) -> list[expert.Line]:
-    return expert.lines(metrics, "r", family_of(metrics, *others))
+    return expert.lines(StoredMetrics(metrics), "r", family_of(metrics, *others))
 
 
 METRICS: dict[str, Any] = {

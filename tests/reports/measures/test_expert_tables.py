@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.measures import view_of
 from tests.support.wandb_log import REPOSITORY, Logged
 
@@ -31,13 +32,13 @@ def test_expert_metrics_can_be_read_back(method: str, tmp_path: Path) -> None:
     found = json.loads((folder / "expert_metrics.json").read_text())
     (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
     summary = run.summary["summary"]
-    scores = view_of("expert").values(found)
+    scores = view_of("expert").values(StoredMetrics(found))
     assert scores["expert/load_balance/all"] == found["load_balance"]["all"]["value"]
     assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
     for key, value in scores.items():
         assert summary[key] == pytest.approx(value), key
     table = run.table("expert/layers")
-    columns, rows = view_of("expert").tables(found)["expert/layers"]
+    columns, rows = view_of("expert").tables(StoredMetrics(found))["expert/layers"]
     assert table["columns"] == columns and len(table["data"]) == len(rows) == 2 * 2 * 8
     last = found["collaboration"]["prefill"]["layers"][7]
     assert table["data"][-1] == pytest.approx(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from moe_lab.reports.pages.answers import answer_of, first_difference
+from moe_lab.results.samples import Sample
 from tests.support.stored_runs import choice_line, generated_line
 
 
 def test_a_generated_answer():
-    found = answer_of(generated_line(3, (" 42", 1.0)), "exact_match")
+    found = answer_of(Sample.of(generated_line(3, (" 42", 1.0))), "exact_match")
     assert (found.prompt, found.text, found.choices) == ("Question 3", " 42", ())
 
 
@@ -18,13 +19,13 @@ def test_the_first_of_several_generated_answers_and_their_vote():
         "resps": [["one 4", "two 5", "three 5"]],
         "filtered_resps": ["5"],
     }
-    assert answer_of(line, "exact_match").text == "one 4\n\n[first of 3 answers; evaluated: 5]"
+    assert answer_of(Sample.of(line), "exact_match").text == "one 4\n\n[first of 3 answers; evaluated: 5]"
 
 
 @pytest.mark.parametrize("metric, picked", [("acc", 1), ("acc_norm", 2), ("f1", None)])
 def test_the_choice_that_the_metric_takes(metric, picked):
     """Per character (3, 5 and 7 of them): -1, -0.5, -0.4."""
-    found = answer_of(choice_line(0, ((-3.0, -2.5, -2.8), 1.0)), metric)
+    found = answer_of(Sample.of(choice_line(0, ((-3.0, -2.5, -2.8), 1.0))), metric)
     assert found.scores == (-3.0, -2.5, -2.8) and found.text is None
     assert found.picked == picked
 
@@ -34,7 +35,7 @@ def test_prompts_as_choices():
     line = choice_line(0, ((-3.0, -1.0, -2.0), 1.0))
     for number, request in enumerate(line["arguments"].values()):
         request |= {"arg_0": f"prompt {number}", "arg_1": " is the end"}
-    found = answer_of(line, "acc")
+    found = answer_of(Sample.of(line), "acc")
     assert (
         found.prompt == " is the end"
         and found.choices == ("prompt 0", "prompt 1", "prompt 2")
@@ -44,19 +45,26 @@ def test_prompts_as_choices():
 
 def test_choices_without_the_question_do_not_count():
     """With acc_mutual_info the choices are asked again without it."""
-    line = choice_line(0, ((-3.0, -2.0, -4.0), 1.0)) | {"metrics": ["acc", "acc_mutual_info"]}
+    line = choice_line(0, ((-3.0, -2.0, -4.0), 1.0)) | {
+        "metrics": ["acc", "acc_mutual_info"],
+        "acc_mutual_info": 1.0,
+    }
     for number in range(3):
         line["arguments"][f"gen_args_{number + 3}"] = {
             "arg_0": "",
             "arg_1": line["arguments"][f"gen_args_{number}"]["arg_1"],
         }
         line["resps"].append([["-0.5", "False"]])
-    assert answer_of(line, "acc").scores == (-3.0, -2.0, -4.0) and answer_of(line, "acc").picked == 1
+    assert (
+        answer_of(Sample.of(line), "acc").scores == (-3.0, -2.0, -4.0)
+        and answer_of(Sample.of(line), "acc").picked == 1
+    )
 
 
 def test_a_text_that_is_scored_as_a_whole_has_no_answer():
-    line = {"arguments": {"gen_args_0": {"arg_0": "a text"}}, "resps": [[["-3.0"]]]}
-    assert answer_of(line, "word_perplexity") is None
+    line = {"doc_id": 0, "filter": "none", "metrics": []}
+    line |= {"arguments": {"gen_args_0": {"arg_0": "a text"}}, "resps": [[["-3.0"]]]}
+    assert answer_of(Sample.of(line), "word_perplexity") is None
 
 
 @pytest.mark.parametrize(

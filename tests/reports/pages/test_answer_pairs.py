@@ -6,7 +6,7 @@ import pytest
 
 from moe_lab.reports.pages.answers import answer_pairs
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import read_samples
+from moe_lab.results.samples import Sample, read_samples
 from tests.support.stored_runs import generated_line, pair_of_runs
 
 
@@ -41,5 +41,6 @@ def test_a_share_is_neither_right_nor_wrong(tmp_path):
 
 def test_lines_of_another_filter_or_document_are_left_out(tmp_path):
     _, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
-    before = [generated_line(1, ("x", 0.0)), generated_line(0, ("y", 0.0)) | {"filter": "other"}]
+    lines = [generated_line(1, ("x", 0.0)), generated_line(0, ("y", 0.0)) | {"filter": "other"}]
+    before = list(map(Sample.of, lines))
     assert not list(answer_pairs(own, "t", before, read_samples(own)["t"]))

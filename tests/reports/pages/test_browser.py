@@ -15,7 +15,7 @@ from moe_lab.reports.pages.listing_page import write_listing_page
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published
-from moe_lab.results.samples import write_flips
+from moe_lab.results.samples import Flip, Routing, write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
 from tests.support.stored_runs import pair_of_runs
@@ -119,9 +119,10 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
 
 def test_a_flip_shows_what_routing_changed(opened, tmp_path):
     runs = pair_of_runs(tmp_path, [("a", 0.0), ("c", 0.0)], [("b", 1.0), ("d", 1.0)])
-    flip = {"task": "t", "document": 0, "tokens": [HOSTILE, None], "position": 7, "numbers": "weight"}
     layers = [[[[3, 0.5], [1, 0.25]], [[2, 1e-7]]], [[[1, 0.625], [4, 0.125]], [[2, 1e-7]]]]
-    write_flips(runs[1].folder, {}, [flip | dict(zip(("before", "after"), layers, strict=True))])
+    write_flips(
+        runs[1].folder, {}, [Flip("t", 0, "to_right", Routing([HOSTILE, None], 7, "weight", *layers))]
+    )
     tab = opened(write_runs_page(runs, tmp_path / "report.html"))
     assert tab.locator("article").count() == 2 and tab.locator(".routing").count() == 1
     summary = tab.locator(".routing summary")

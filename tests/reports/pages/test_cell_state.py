@@ -3,6 +3,8 @@ gives no reason."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moe_lab.reports.pages.record import (
@@ -12,29 +14,32 @@ from moe_lab.reports.pages.record import (
     NOT_COMPARABLE,
     NOT_PUBLISHED,
     NOT_RUN,
+    CellRecord,
     state_of,
 )
+from moe_lab.reports.papers.experiment import Published
+from moe_lab.results.scores import Score
 
-PUBLISHED = {"fraction": 0.5, "mark": None}
-SCORE = {"value": 0.52, "interval": [0.48, 0.56], "marks": []}
+PUBLISHED = Published(cell={}, value=0.5, place="Table 9")
+SCORE = Score(model="", method="", task="", metric="", run_id="", value=0.52, interval=(0.48, 0.56))
 
 
 @pytest.mark.parametrize(
     "scale, score, published, problem, state",
     [
         ("paper", SCORE, PUBLISHED, None, AGREES),
-        ("paper", SCORE, PUBLISHED | {"fraction": 0.57}, None, DISAGREES),
-        ("paper", SCORE | {"marks": ["PARTIAL"]}, PUBLISHED, None, NOT_COMPARABLE),
-        ("paper", SCORE | {"interval": None}, PUBLISHED, None, NOT_COMPARABLE),
+        ("paper", SCORE, replace(PUBLISHED, value=0.57), None, DISAGREES),
+        ("paper", replace(SCORE, marks=("PARTIAL",)), PUBLISHED, None, NOT_COMPARABLE),
+        ("paper", replace(SCORE, interval=None), PUBLISHED, None, NOT_COMPARABLE),
         ("tiny", SCORE, PUBLISHED, None, NOT_COMPARABLE),
         ("tiny", SCORE, None, None, NOT_PUBLISHED),
         ("paper", None, PUBLISHED, "no GPU", FAILED),
-        ("paper", SCORE | {"value": None}, PUBLISHED, None, FAILED),
+        ("paper", replace(SCORE, value=None), PUBLISHED, None, FAILED),
         ("paper", None, PUBLISHED, None, NOT_RUN),
     ],
 )
 def test_states(scale, score, published, problem, state):
-    cell = {"score": score, "published": published, "problem": problem, "average": False}
+    cell = CellRecord(coordinates={}, score=score, published=published, problem=problem)
     found, reason = state_of(cell, scale)
     assert found == state
     assert reason or state in (AGREES, DISAGREES, NOT_PUBLISHED)
@@ -42,16 +47,10 @@ def test_states(scale, score, published, problem, state):
 
 
 def test_an_incomplete_average_says_so():
-    cell = {"score": None, "published": PUBLISHED, "problem": None, "average": True}
+    cell = CellRecord(coordinates={}, published=PUBLISHED, average=True)
     assert state_of(cell, "paper") == (NOT_RUN, "not all cells of the average are measured")
 
 
 def test_a_stated_number_says_why_it_is_not_measured():
-    cell = {
-        "score": None,
-        "published": PUBLISHED,
-        "problem": None,
-        "average": False,
-        "absent": "no power meter",
-    }
+    cell = CellRecord(coordinates={}, published=PUBLISHED, absent="no power meter")
     assert state_of(cell, "paper") == (NOT_RUN, "no power meter")

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from moe_lab.reports.pages import answers as answer
 from moe_lab.reports.pages import answers as module
 from moe_lab.reports.pages.answers import CHANGED, KINDS, changed_answers
-from moe_lab.results.samples import FILE, write_flips
+from moe_lab.results.samples import FILE, Flip, Routing, write_flips
 from tests.support.stored_runs import pair_of_runs
 
 
@@ -20,7 +21,7 @@ def kinds(output, before, after, **changes):
     runs = pair_of_runs(output, before, after, **changes)
     found = changed_answers(runs, ["base", "roe"])
     assert not found.problems
-    return found, {each["document"]: each["kind"] for each in found.answers}
+    return found, {each.document: each.kind for each in found.answers}
 
 
 def test_kinds_are_those_of_a_plain_loop(tmp_path):
@@ -37,15 +38,15 @@ def test_kinds_are_those_of_a_plain_loop(tmp_path):
             expected[number] = f"{'right' if value else 'wrong'}, with another answer"
     assert shown == expected and found.documents == 60
     assert len(Counter(expected.values())) == 4
-    order = [KINDS.index(each["kind"]) for each in found.answers]
+    order = [KINDS.index(each.kind) for each in found.answers]
     assert order == sorted(order)
 
 
 def test_both_answers_stand_side_by_side(tmp_path):
     found, _ = kinds(tmp_path, [("5 + 2 = 7", 0.0)], [("5 * 2 = 10", 1.0)])
     [one] = found.answers
-    assert (one["base"], one["own"], one["differs"]) == ("5 + 2 = 7", "5 * 2 = 10", 2)
-    assert (one["prompt"], one["target"], one["run"], one["task"]) == ("Question 0", "target 0", "roe", "t")
+    assert (one.base, one.own, one.differs) == ("5 + 2 = 7", "5 * 2 = 10", 2)
+    assert (one.prompt, one.target, one.run, one.task) == ("Question 0", "target 0", "roe", "t")
 
 
 def test_choices_have_both_scores(tmp_path):
@@ -56,12 +57,12 @@ def test_choices_have_both_scores(tmp_path):
     assert shown == {0: "right to wrong"}, "another log-probability alone is no other answer"
     one = found.answers[0]
     assert [(pair.before, pair.after) for pair in found.pairs["roe"]] == [(True, False), (True, True)]
-    assert one["options"][0] == [" red", -1.0, -2.5] and one["picked"] == [0, 1] and one["target"] == "red"
+    assert one.options[0] == [" red", -1.0, -2.5] and one.picked == [0, 1] and one.target == "red"
 
 
 def test_scores_that_are_no_right_or_wrong(tmp_path):
     found, shown = kinds(tmp_path, [("a", 0.3), ("b", 0.5)], [("c", 0.4), ("b", 0.5)])
-    assert shown == {0: CHANGED} and found.answers[0]["scores"] == [0.3, 0.4]
+    assert shown == {0: CHANGED} and found.answers[0].scores == [0.3, 0.4]
 
 
 def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
@@ -69,24 +70,29 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST", 1)
     found, shown = kinds(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
     assert shown == {1: "wrong to right"} and found.left_out == 1
-    assert (found.answers[0]["prompt"], found.answers[0]["cut"]) == ("tion 1", 4)
+    assert (found.answers[0].prompt, found.answers[0].cut) == ("tion 1", 4)
 
 
 def flip_of(document, **more):
-    routing = {"tokens": ["a", None], "position": 5, "numbers": "weight"}
-    layers = {"before": [[[1, 0.5]]], "after": [[[2, 0.25]]]}
-    return {"task": "t", "document": document, "kind": "to_right"} | routing | layers | more
+    routing = Routing(["a", None], 5, "weight", before=[[[1, 0.5]]], after=[[[2, 0.25]]])
+    return Flip("t", document, "to_right", replace(routing, **more))
 
 
 def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_ROUTED", 3)
     runs = pair_of_runs(tmp_path, [("a", 0.0)] * 5, [("b", 1.0)] * 5)
-    unknown = {"task": "t", "document": 0, "kind": "to_right"}
+    unknown = Flip("t", 0, "to_right")
     write_flips(runs[1].folder, {}, [unknown, *(flip_of(n, position=n) for n in (4, 2, 3))])
     found = changed_answers(runs, ["base", "roe"])
-    places = {each["document"]: each["routing"]["position"] for each in found.answers if "routing" in each}
+    places = {each.document: each.routing.position for each in found.answers if each.routing}
     assert places == {4: 4, 2: 2} and found.unrouted == 1 and not found.problems
-    assert found.answers[4]["routing"].keys() == set(module.ROUTING)
+    assert found.answers[4].to_json()["routing"].keys() == {
+        "tokens",
+        "position",
+        "numbers",
+        "before",
+        "after",
+    }
     (runs[1].folder / FILE).write_text("{")
     found = changed_answers(runs, ["base", "roe"])
     assert len(found.answers) == 5 and FILE in found.problems[0]

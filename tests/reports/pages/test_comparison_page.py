@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,20 +18,17 @@ HALF = samples_of(acc=[0.0, 1.0] * 6)
 
 
 @pytest.fixture
-def content(tmp_path):
+def comparison(tmp_path):
     made = compare(
         [evaluation(tmp_path, key, {"t": lines}) for key, lines in (("a", HALF), ("b1", ONES), ("b2", ZEROS))]
     )
-    found = plain(made.content())
-    for one in found["evaluations"]:
-        one |= {"marks": [], "settings": HOSTILE}
-    return found
+    return replace(made, evaluations=[replace(one, settings=HOSTILE) for one in made.evaluations])
 
 
-def test_numbers_are_those_of_the_file(content, tmp_path):
-    rows = tree(write_comparison_page(content, tmp_path / "comparison.html")).xpath("//tr[@data-other]")
+def test_numbers_are_those_of_the_file(comparison, tmp_path):
+    rows = tree(write_comparison_page(comparison, tmp_path / "comparison.html")).xpath("//tr[@data-other]")
     assert [row.get("data-other") for row in rows] == ["b1", "b2"]
-    for row, score in zip(rows, content["scores"], strict=True):
+    for row, score in zip(rows, plain(comparison)["scores"], strict=True):
         shown = [float(value) for value in row.xpath("td/@data-value")]
         names = ("n", "a", "b", "difference")
         assert shown == [
@@ -42,8 +40,8 @@ def test_numbers_are_those_of_the_file(content, tmp_path):
         ]
 
 
-def test_sentences_and_flips(content, tmp_path):
-    page = write_comparison_page(content, tmp_path / "comparison.html")
+def test_sentences_and_flips(comparison, tmp_path):
+    page = write_comparison_page(comparison, tmp_path / "comparison.html")
     root = tree(page)
     first, second = texts(root.xpath("//ul[@class='verdicts']/li"))
     assert first.startswith(
@@ -62,9 +60,8 @@ def test_sentences_and_flips(content, tmp_path):
 
 
 def test_a_comparison_without_flips(tmp_path):
-    made = plain(compare([evaluation(tmp_path, key, {"t": ONES}) for key in "ab"]).content())
-    for one in made["evaluations"]:
-        one["marks"] = ["PARTIAL"]
+    made = compare([evaluation(tmp_path, key, {"t": ONES}) for key in "ab"])
+    made = replace(made, evaluations=[replace(one, marks=("PARTIAL",)) for one in made.evaluations])
     root = tree(write_comparison_page(made, tmp_path / "comparison.html"))
     assert "No document is right in one evaluation and wrong in another." in root.text_content()
     assert (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.pages.page import csv_of_rows, latex_of_rows
+from moe_lab.reports.csv_rows import csv_text
+from moe_lab.reports.pages.page import latex_of_rows
 
 ROWS = [{"task": "a_b", "value": "61.0%"}, {"task": "c", "value": "1 & 2"}]
 
@@ -16,4 +17,4 @@ def test_latex_has_booktabs_and_escapes():
 
 
 def test_csv():
-    assert csv_of_rows(ROWS) == "task,value\na_b,61.0%\nc,1 & 2\n"
+    assert csv_text(ROWS) == "task,value\na_b,61.0%\nc,1 & 2\n"

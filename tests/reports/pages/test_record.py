@@ -29,12 +29,12 @@ def record():
 
 def test_cells_have_the_stored_numbers_and_the_published_ones():
     _, made, _ = record()
-    first, second = made["cells"]
-    assert first["score"]["value"] == 0.625 and first["score"]["interval"] == (0.525, 0.725)
-    assert first["published"]["fraction"] == 0.555 and first["runs"] == ["r"]
-    assert second["score"] is None and second["problem"] == "the disk is full"
-    assert [each["cell"] for each in made["unmatched"]] == [{"task": "gsm8k"}]
-    assert made["runs"]["r"]["documents"] == {"t": "0-3"}
+    first, second = made.cells
+    assert first.score.value == 0.625 and first.score.interval == (0.525, 0.725)
+    assert first.published.fraction == 0.555 and first.runs == ["r"]
+    assert second.score is None and second.problem == "the disk is full"
+    assert [each.cell for each in made.unmatched] == [{"task": "gsm8k"}]
+    assert made.runs["r"].documents == {"t": "0-3"}
 
 
 def test_a_number_that_a_design_does_not_have_is_no_empty_cell():
@@ -47,9 +47,7 @@ def test_a_number_that_a_design_does_not_have_is_no_empty_cell():
         )
     ]
     made = table_record(cell_table(rows=["task"]).experiment, "tiny", cells)
-    assert [(cell["coordinates"]["task"], cell["score"]["value"]) for cell in made["cells"]] == [
-        ("expert", 0.5)
-    ]
+    assert [(cell.coordinates["task"], cell.score.value) for cell in made.cells] == [("expert", 0.5)]
 
 
 def test_what_is_written_is_read_again(tmp_path, capsys):
@@ -57,7 +55,9 @@ def test_what_is_written_is_read_again(tmp_path, capsys):
     path = write_record(experiment, "tiny", cells, tmp_path / "tables")
     (tmp_path / "tables" / "other.json").write_text('{"version": 0}')
     (tmp_path / "tables" / "torn.json").write_text("{")
-    assert read_records(path.parent) == [json.loads(json.dumps(made))]
+    assert read_records(path.parent) == [made]
+    cell = json.loads(path.read_text())["cells"][0]
+    assert cell["published"]["fraction"] == 0.555 and "absent" not in cell
     assert "other.json is of another version" in capsys.readouterr().err
 
 
@@ -85,8 +85,8 @@ def test_what_the_text_states_stands_beside_the_measured_quantity():
         Stated(published=published, where="", measured=None),
     ]
     made = table_record(table.experiment, "tiny", [], stated)
-    first, second = made["cells"]
-    assert first["coordinates"] == {"model": "tiny", "task": "toy_math", "quantity": "memory"}
-    assert (first["score"]["value"], first["published"]["fraction"]) == (0.25, 0.12)
-    assert second["coordinates"]["model"] == "olmoe" and second["score"] is None
-    assert made["unmatched"] == []
+    first, second = made.cells
+    assert first.coordinates == {"model": "tiny", "task": "toy_math", "quantity": "memory"}
+    assert (first.score.value, first.published.fraction) == (0.25, 0.12)
+    assert second.coordinates["model"] == "olmoe" and second.score is None
+    assert made.unmatched == []

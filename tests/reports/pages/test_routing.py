@@ -37,6 +37,6 @@ def test_counterfactual_routes_stand_by_confidence(tmp_path):
     (table,) = routing_of(own, "roe").tables
     assert [row[0] for row in table.rows] == ["all", "0.4 to 0.6", "0.9 to 1"]
     gains = content["all"]["gain"]
-    assert table.rows[0][3:6] == [gains["roe"], gains["mean"], gains["best"]]
+    assert [cell.to_json() for cell in table.rows[0][3:6]] == [gains["roe"], gains["mean"], gains["best"]]
     assert len(table.rows[0]) == len(table.columns)
     assert routing_of(base, "base") is None

@@ -13,4 +13,4 @@ def test_the_baseline_is_found_by_its_whole_id(tmp_path):
     stored_run(tmp_path, "b" * 8 + "c" * 56, [generated_line(0, ("3", 0.0))], "another")
     assert baseline_of(own).folder == base.folder and baseline_of(base) is None
     assert find_run(tmp_path / "runs", "b" * 8 + "d" * 56) is None
-    assert read_samples(own)["t"][0]["resps"] == [["2"]]
+    assert read_samples(own)["t"][0].responses == [["2"]]

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.pages.tables_page import compared_scores, write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published, Scale
@@ -144,11 +145,11 @@ def test_the_ranking_names_an_interval_over_seeds(tmp_path):
 def test_a_difference_of_an_expert_metric_has_no_verdict():
     """More collaboration is neither better nor worse."""
     difference = {"load_balance/all": {"difference": 0.1, "ci95": [0.05, 0.15]}}
-    metrics = EXPERT_METRICS | {"differences": {"baseline": difference}}
+    metrics = StoredMetrics(EXPERT_METRICS | {"differences": {"baseline": difference}})
     told = TableCell(coordinates={"measure": "acc"}, run_id="r", results=[results_of(**COMPARED)])
     balance = {"coordinates": {"measure": "balance"}, "metric": "expert.load_balance", "expert": [metrics]}
     record = table_record(cell_table().experiment, "tiny", [told, replace(told, **balance)])
-    assert [cell["score"]["difference"] for cell in record["cells"]] == [0.125, 0.1]
+    assert [cell.score.difference for cell in record.cells] == [0.125, 0.1]
     assert [one.score.metric for one in compared_scores([record])] == ["acc,none"]
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.errors import ConfigError
+from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.reports.papers.metrics import expert_score
@@ -32,7 +33,7 @@ from tests.support.views import csv_text, markdown
     ],
 )
 def test_each_metric_is_found(metric, value, interval):
-    row = expert_score(expert_results(), EXPERT_METRICS, f"expert.{metric}")
+    row = expert_score(expert_results(), StoredMetrics(EXPERT_METRICS), f"expert.{metric}")
     assert (row.value, row.interval, row.n, row.stderr) == (value, interval, 4, None)
 
 
@@ -42,7 +43,7 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
         "capacity/most/tasks/t/acc,none": {"difference": 0.2, "ci95": None},
         "specialization/tasks/all/acc,none": {"difference": 0.3, "ci95": [0.25, 0.35]},
     }
-    found = EXPERT_METRICS | {"differences": {"full": difference}}
+    found = StoredMetrics(EXPERT_METRICS | {"differences": {"full": difference}})
     assert expert_score(expert_results(), found, "expert.load_balance").difference is None, "that is to base"
     rows = {
         name: expert_score(expert_results(), found, f"expert.{name}", "full")
@@ -58,7 +59,7 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
 
 def test_an_unknown_metric_is_told():
     with pytest.raises(ConfigError, match="expert.load_balance, expert.collaboration"):
-        expert_score(expert_results(), EXPERT_METRICS, "expert.balance")
+        expert_score(expert_results(), StoredMetrics(EXPERT_METRICS), "expert.balance")
 
 
 def experiment(**more) -> Experiment:
@@ -74,7 +75,7 @@ def test_several_metrics_are_columns():
             run_id="r1",
             metric=metric,
             results=[expert_results()],
-            expert=[EXPERT_METRICS],
+            expert=[StoredMetrics(EXPERT_METRICS)],
         )
         for name, metric in experiment().metrics("tiny").items()
     ]
@@ -105,7 +106,7 @@ def test_seeds_without_expert_metrics_are_left_out():
         run_id="r1",
         metric="expert.capacity",
         results=[expert_results(), second],
-        expert=[None, EXPERT_METRICS],
+        expert=[None, StoredMetrics(EXPERT_METRICS)],
     )
     row = cell.score()
     assert row is not None and (row.run_id, row.seeds) == ("r2", 1)

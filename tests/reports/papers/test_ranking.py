@@ -12,7 +12,7 @@ from scipy.stats import ttest_1samp
 
 from moe_lab.reports.papers import ranking as ranked
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.ranking import chance_of, ranks
+from moe_lab.reports.papers.ranking import chance_of
 from moe_lab.results.score_table import NO_COMPARISONS
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of
@@ -29,7 +29,7 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
         *design_cells("2/8", [ROWS.tolist()], accuracy=0.4),
     ]
     first, second = ranking(experiment(), cells)
-    assert (first.name, second.name) == ("2/8", "16/64"), "both are token choice"
+    assert (first.design, second.design) == ("2/8", "16/64"), "both are token choice"
     assert first.difference is None and second.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
     assert second.interval is not None and 0.1 < second.interval[0] < second.interval[1] < 0.11
     assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, (
@@ -78,8 +78,8 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
         *design("8/32", (0.4, 0.41, 0.42)),
     ]
     found = ranking(experiment(), cells)
-    assert [one.name for one in found] == ["2/8", "4/16", "8/32"]
-    assert ranks(found) == [1, 1, 3] and [one.told for one in found] == [False, False, True]
+    assert [one.design for one in found] == ["2/8", "4/16", "8/32"]
+    assert [one.rank for one in found] == [1, 1, 3] and [one.told for one in found] == [False, False, True]
     assert found[2].p == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
     lines = ranking_lines(experiment(), cells)
     assert lines[5].startswith("| 1 | 4/16 |") and "**" not in lines[5]
@@ -88,7 +88,7 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
 
 def test_one_seed_ranks_nothing() -> None:
     found = ranking(experiment(), [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[9.0, 9.0]])])
-    assert ranks(found) == [1, 1]
+    assert [one.rank for one in found] == [1, 1]
 
 
 def test_designs_on_other_rows_are_not_subtracted() -> None:
@@ -99,7 +99,7 @@ def test_designs_on_other_rows_are_not_subtracted() -> None:
 def test_expert_choice_is_named_as_what_it_is() -> None:
     cells = design_cells("2/8", [[2.0, 2.0]], router="expert", leak=0.2)
     cells += design_cells("2/8", [[3.0, 3.0]])
-    assert [one.name for one in ranking(experiment(), cells)] == ["expert (reads later tokens)", "token"]
+    assert [one.design for one in ranking(experiment(), cells)] == ["expert (reads later tokens)", "token"]
 
 
 def test_without_accuracy_there_is_no_column_of_it() -> None:

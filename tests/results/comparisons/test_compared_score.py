@@ -34,7 +34,7 @@ def test_right_and_wrong(better: bool | None) -> None:
     assert (found.n, found.test) == (60, MCNEMAR)
     assert (found.a, found.b) == tuple(np.mean(BINARY, axis=0))
     assert found.difference == pytest.approx(found.b - found.a)
-    assert found.ci95 is not None and found.ci95[0] < found.difference < found.ci95[1]
+    assert found.interval is not None and found.interval[0] < found.difference < found.interval[1]
 
 
 def test_other_scores_have_a_randomization_test_and_no_flips() -> None:
@@ -49,7 +49,7 @@ def test_an_aggregate_that_is_no_mean() -> None:
 
 
 def test_one_document_has_no_interval() -> None:
-    assert row([(0.0, 1.0)]).ci95 is None
+    assert row([(0.0, 1.0)]).interval is None
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
 
 def test_the_content_is_plain_json(tmp_path: Path) -> None:
     a, b = evaluation(tmp_path, "a", {"t": ZEROS}), evaluation(tmp_path, "b", {"t": HALF})
-    content = compare([a, b]).content()
-    assert json.loads(json.dumps(plain(content), allow_nan=False)) == plain(content)
+    content = plain(compare([a, b]))
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
     [row] = content["scores"]
     assert row["flips"]["to_right"] == [1, 3, 5, 7, 9, 11]
     assert row["verdict"] == "better"

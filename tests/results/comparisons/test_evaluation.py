@@ -9,6 +9,7 @@ import pytest
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.evaluation import read_evaluation
+from moe_lab.results.samples import Sample
 from moe_lab.results.stored_files import DamagedError
 from tests.support.lm_eval_logs import DATE, samples_of, write_log
 
@@ -19,12 +20,16 @@ def test_a_result_of_lm_eval(tmp_path: Path) -> None:
     better = {"t": {"acc": False}}
     arguments = {"model_args": {"pretrained": "/models/mine/", "dtype": "float32"}}
     file = write_log(
-        tmp_path, {"t": LINES}, model_name="/models/mine/", higher_is_better=better, config=arguments
+        tmp_path,
+        {"t": LINES},
+        model_name="/models/mine/",
+        higher_is_better=better,
+        config=arguments,
     )
     found = read_evaluation("b", tmp_path)
     assert (found.key, found.label, found.file) == ("b", "mine", file)
     assert found.settings == "pretrained=/models/mine/,dtype=float32"
-    assert found.samples == {"t": LINES}
+    assert found.samples == {"t": list(map(Sample.of, LINES))}
     assert found.scores("t")["acc,none"] == 0.5
     assert found.higher_is_better("t", "acc,none") is False
     assert found.higher_is_better("t", "f1,none") is None
@@ -39,7 +44,7 @@ def test_a_run_of_this_package(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results | {"moe_lab": block}))
     (tmp_path / f"samples_t_{DATE}.jsonl").rename(tmp_path / "samples_t.jsonl")
     found = read_evaluation("a", tmp_path)
-    assert (found.label, found.samples) == ("tiny-roe", {"t": LINES})
+    assert (found.label, found.samples) == ("tiny-roe", {"t": list(map(Sample.of, LINES))})
     assert found.settings == "method.n=8 limit=2"
 
 

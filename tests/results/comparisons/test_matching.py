@@ -22,20 +22,24 @@ def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_pat
     theirs = [sample(10 + i, text=f"text {i}", acc=float(-i)) for i in (2, 3, 0)]
     [(name, pairs)] = pairs_of(tmp_path, mine, theirs).items()
     assert name == "none"
-    assert [(x["doc_id"], x["acc"], y["acc"]) for x, y in pairs] == [(0, 0, 0), (2, 2, -2), (3, 3, -3)]
+    assert [(x.document, x.values["acc"], y.values["acc"]) for x, y in pairs] == [
+        (0, 0, 0),
+        (2, 2, -2),
+        (3, 3, -3),
+    ]
 
 
 def test_equal_documents_are_paired_in_their_order(tmp_path: Path) -> None:
     mine = [sample(i, text="same", acc=float(i)) for i in range(3)]
     pairs = pairs_of(tmp_path, mine, mine)["none"]
-    assert [(x["acc"], y["acc"]) for x, y in pairs] == [(0, 0), (1, 1), (2, 2)]
+    assert [(x.values["acc"], y.values["acc"]) for x, y in pairs] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_each_filter_is_paired_on_its_own(tmp_path: Path) -> None:
     strict, flexible = samples_of("strict", acc=[0.0, 1.0]), samples_of("flexible", acc=[1.0, 1.0])
     pairs = pairs_of(tmp_path, strict + flexible, flexible + samples_of("other", acc=[0.0, 0.0]))
     assert list(pairs) == ["flexible"]
-    assert [(x["filter"], y["filter"]) for x, y in pairs["flexible"]] == [("flexible", "flexible")] * 2
+    assert [(x.filter, y.filter) for x, y in pairs["flexible"]] == [("flexible", "flexible")] * 2
 
 
 def test_other_documents_are_refused_with_the_first_of_each(tmp_path: Path) -> None:

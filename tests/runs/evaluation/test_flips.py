@@ -28,7 +28,7 @@ def asked(output, method, **keys):
 def flips_of(run):
     """{document: to_right or to_wrong} by a plain loop over both sample logs."""
     samples = [read_samples(one.stored())["toy_choice"] for one in (run.baseline, run)]
-    before, after = ({line["doc_id"]: line["acc"] for line in lines} for lines in samples)
+    before, after = ({one.document: one.values["acc"] for one in lines} for lines in samples)
     return {
         number: "to_right" if after[number] else "to_wrong"
         for number in after
@@ -42,20 +42,19 @@ def test_every_flip_has_its_routing_and_is_stored_once(tmp_path, loads, capsys, 
     run = asked(tmp_path, "roe", **keys)
     results = execute(run, ModelPool()).results
     flips, expected = read_flips(run.folder), flips_of(run)
-    assert expected and {flip["document"]: flip["kind"] for flip in flips} == expected
+    assert expected and {flip.document: flip.kind for flip in flips} == expected
     facts = results.model_facts
-    lines = {line["doc_id"]: line for line in read_samples(results)["toy_choice"]}
+    lines = {one.document: one for one in read_samples(results)["toy_choice"]}
     for flip in flips:
-        scores = [float(resps[0][0]) for resps in lines[flip["document"]]["resps"]]
-        picked = lines[flip["document"]]["arguments"][f"gen_args_{scores.index(max(scores))}"]["arg_1"]
-        assert picked.startswith(flip["tokens"][1]) and flip["tokens"][0] != flip["tokens"][1]
-        assert len(flip["before"]) == len(flip["after"]) == facts["moe_layers"]
+        scores = [float(resps[0][0]) for resps in lines[flip.document].responses]
+        picked, own = lines[flip.document].requests[scores.index(max(scores))][1], flip.routing
+        assert picked.startswith(own.tokens[1]) and own.tokens[0] != own.tokens[1]
+        assert len(own.before) == len(own.after) == facts["moe_layers"]
         assert all(
-            sum(share for _, share in layer) == pytest.approx(facts["top_k"], abs=0.01)
-            for layer in flip["after"]
+            sum(share for _, share in layer) == pytest.approx(facts["top_k"], abs=0.01) for layer in own.after
         )
-        assert flip["numbers"] == "share of samples"
-        assert flip["after"][0] == [[expert, 1.0] for expert, _ in flip["before"][0]], "no noise there"
+        assert own.numbers == "share of samples"
+        assert own.after[0] == [[expert, 1.0] for expert, _ in own.before[0]], "no noise there"
     assert loads == ["tiny"]
     samples = run.folder / "samples_toy_choice.jsonl"
     samples.unlink()
@@ -81,7 +80,7 @@ def _check_a_kill(run, flips, monkeypatch):
     assert run.done and not run.measured and run_state(run, None) == ("routing at flips missing", 0.0)
     monkeypatch.setattr(module, "MOST_ROUTED", 2)
     execute(run, ModelPool())
-    listed = [{key: flip[key] for key in ("task", "document", "kind")} for flip in flips]
+    listed = [replace(flip, routing=None) for flip in flips]
     assert read_flips(run.folder) == flips[:2] + listed[2:] and run.measured
 
 

@@ -20,6 +20,7 @@ from moe_lab.runs.experiments import equivalent
 from moe_lab.runs.experiments import equivalent as generation
 from moe_lab.runs.experiments.equivalent import (
     Generation,
+    Repeated,
     measure_in_turns,
     non_embedding_parameters,
     of_depth,
@@ -68,8 +69,7 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch) -> None:
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    once = {"memory": 7, "energy": 5.0}
-    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: once | {"seconds": next(seconds)})
+    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: Generation(next(seconds), 7, 5.0))
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert (found.seconds, found.fastest, found.slowest) == (2.0, 1.0, 3.0)
     assert (found.memory_bytes, found.energy_joules) == (7, 5.0)
@@ -115,7 +115,7 @@ def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.Mo
             with opened() as lm:
                 layers[name] = len(lm.model.model.layers)
                 rows[name] = lm.ensemble.n
-        return dict.fromkeys(settings, Generation(1.0, 1.0, 1.0, 1, None))
+        return dict.fromkeys(settings, Repeated(1.0, 1.0, 1.0, 1, None))
 
     monkeypatch.setattr(equivalent, "measure_in_turns", look)
     found = equivalent.measured(roe, ModelPool(), 2.0)

@@ -61,7 +61,7 @@ Answers = dict[str, Any]
 
 
 class ResponseLog:
-    """Answers by request key, stored in `path`. `header` identifies the run (`answers_header`)."""
+    """Answers by request key, stored in `path`. `header` identifies the run (`Run.answers_header`)."""
 
     def __init__(self, path: Path, header: Header):
         self.path = path

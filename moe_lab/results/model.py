@@ -16,7 +16,7 @@ from typing import Any
 from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
 from moe_lab.results.measured import Interval, Paired, limits
-from moe_lab.results.shapes import report_key, results_misfit
+from moe_lab.results.shapes import leaves, report_key, results_misfit
 from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
 
 Block = Mapping[str, Any]
@@ -219,9 +219,7 @@ class RunResult(Mapping[str, Any]):
 
     def tasks_of(self, name: str) -> list[str]:
         """A task itself; the tasks of a group, and of the groups in it."""
-        if name in self.samples:
-            return [name]
-        return [task for child in self.content["group_subtasks"][name] for task in self.tasks_of(child)]
+        return leaves(self.content, self.samples, name)
 
     def interval(self, task: str, metric: str) -> Interval | None:
         return limits(self._block.get("intervals", {}).get(task, {}).get(metric))

@@ -6,7 +6,7 @@ A results.json may come from anywhere. Its readers index into it freely, so that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,7 +169,7 @@ def lm_eval_misfit(results: Any) -> str | None:
     return misfit(results, LM_EVAL) or _odd_names(results) or _odd_groups(results)
 
 
-def leaves(results: dict[str, Any], samples: Any, name: str) -> list[str]:
+def leaves(results: Mapping[str, Any], samples: Any, name: str) -> list[str]:
     """A task itself; the tasks of a group, and of the groups in it."""
     children = results.get("group_subtasks", {}).get(name, [])
     if name in samples or not children:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -110,6 +110,12 @@ def write_index(folder: Path) -> Path:
             )
             lines.append(f"- [{heading}]({file.name}) ([csv]({file.with_suffix('.csv').name})){figures}")
     return write_file(folder / "index.md", "\n".join(lines) + "\n")
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
 
 
 def write_rows_table(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moe_lab.reports.papers.cells import NOTE, TableCell, averages, compared_names, published_of, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
-from moe_lab.reports.papers.files import cells_csv, file_stem, title, typed_lines
+from moe_lab.reports.papers.files import cells_csv, file_stem, table_lines, title, typed_lines
 from moe_lab.reports.papers.ranking import chance_of, ranking_lines
 from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
 from moe_lab.reports.papers.told_apart import (
@@ -107,7 +107,7 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell], told: Mapping[Plac
     header, body = _only(columns_left, header, body)
     columns_left = [index for index in range(len(header)) if any(line[index] for line in body)]
     header, body = _only(columns_left, header, body)  # base has no difference to itself
-    return [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+    return table_lines(header, body)
 
 
 def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
@@ -240,7 +240,3 @@ def _runs(cells: Sequence[TableCell]) -> list[str]:
 
 def _key(cell: TableCell, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(cell.coordinates[name] for name in names)
-
-
-def _line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

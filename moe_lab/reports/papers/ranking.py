@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
+from moe_lab.reports.papers.files import table_lines
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
 from moe_lab.reports.papers.told_apart import seed_bounds_text, uncorrected_scores
 from moe_lab.results.measured import Interval, bounds_text
@@ -83,7 +84,7 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell], family: Fa
         return []
     scored = any(one.accuracy for one in ranked)
     header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
-    lines = [EXPLAINED, "", f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
+    rows = []
     for one in ranked:
         spread = "" if one.loss.std is None else f" ± {one.loss.std:.4f}"
         texts = [
@@ -96,8 +97,8 @@ def ranking_lines(experiment: Experiment, cells: Sequence[TableCell], family: Fa
             value = one.accuracy
             texts += ["" if value is None else f"{value.value:.4f}{bounds_text(value.interval)}"]
             texts += ["" if one.chance is None else f"{one.chance:.3g}"]
-        lines.append(f"| {' | '.join(texts)} |")
-    return [*lines, ""]
+        rows.append(texts)
+    return [EXPLAINED, "", *table_lines(header, rows), ""]
 
 
 def _difference_text(one: Ranked) -> str:

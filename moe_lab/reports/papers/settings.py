@@ -8,7 +8,7 @@ from typing import Any
 
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.reports.papers.files import file_stem, title, typed_lines, write_rows_table
+from moe_lab.reports.papers.files import file_stem, table_lines, title, typed_lines, write_rows_table
 from moe_lab.results.scores import scores_of
 
 # Table 7 of the C3PO paper: benchmarks and reference sets with their sizes here and in the paper
@@ -85,9 +85,9 @@ def _lines(
         experiment.source,
         "",
         *typed_lines(experiment),
-        f"| {' | '.join(COLUMNS.values())} |",
-        "|" + " --- |" * len(COLUMNS),
-        *(f"| {' | '.join(_reference_text(row[key]) for key in COLUMNS)} |" for row in rows),
+        *table_lines(
+            list(COLUMNS.values()), ([_reference_text(row[key]) for key in COLUMNS] for row in rows)
+        ),
     ]
     problems = [f"- {cell.name}: {cell.problem}" for cell in cells if cell.problem]
     return lines + (["", "Failed cells:", "", *problems] if problems else [])
@@ -135,20 +135,15 @@ def _setup_lines(experiment: Experiment, rows: Sequence[Mapping[str, object]]) -
     by_place = {(row.category, row.model, row.quantity): row for row in DataFrame(list(rows)).itertuples()}
     places = list(dict.fromkeys((category, model) for category, model, _ in by_place))
     quantities = [name for name in HEADINGS if any(quantity == name for *_, quantity in by_place)]
-    lines = [
-        f"# {experiment.title}",
-        "",
-        experiment.source,
-        "",
-        "What tuning uses where nothing else is given; where the paper has another number, it follows in brackets.",
-        "",
-        f"| category | model | {' | '.join(HEADINGS[name] for name in quantities)} |",
-        "|" + " --- |" * (len(quantities) + 2),
+    explained = (
+        "What tuning uses where nothing else is given; where the paper has another number, "
+        "it follows in brackets."
+    )
+    texts = [
+        [*place, *(_setting_text(by_place.get((*place, name))) for name in quantities)] for place in places
     ]
-    for category, model in places:
-        texts = [_setting_text(by_place.get((category, model, name))) for name in quantities]
-        lines.append(f"| {category} | {model} | {' | '.join(texts)} |")
-    return lines
+    header = ["category", "model", *(HEADINGS[name] for name in quantities)]
+    return [f"# {experiment.title}", "", experiment.source, "", explained, "", *table_lines(header, texts)]
 
 
 def _setting_text(row: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.reports.papers.experiment import Experiment, Published
-from moe_lab.reports.papers.files import file_stem
+from moe_lab.reports.papers.files import file_stem, table_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -62,13 +62,15 @@ def stated_lines(stated: Sequence[Stated]) -> list[str]:
     """The numbers as a table in Markdown; none without one."""
     if not stated:
         return []
-    lines = [
-        f"| {each.quantity} | {each.where or '-'} | {_text(each)} | {each.published.value:g} {each.published.unit} "
-        f"| {each.published.place}{f' {each.published.mark}' if each.published.mark else ''} |"
-        for each in stated
-    ]
-    head = ["| quantity | model, task | measured | published | place |", "| --- | --- | --- | --- | --- |"]
-    return ["What the text of the paper states, next to the same quantity here:", "", *head, *lines, ""]
+    header = ["quantity", "model, task", "measured", "published", "place"]
+    lines = table_lines(header, (_row(each, each.published) for each in stated))
+    return ["What the text of the paper states, next to the same quantity here:", "", *lines, ""]
+
+
+def _row(stated: Stated, published: Published) -> list[str]:
+    place = " ".join(filter(None, [published.place, published.mark]))
+    number = f"{published.value:g} {published.unit}"
+    return [stated.quantity, stated.where or "-", _text(stated), number, place]
 
 
 def _text(stated: Stated) -> str:

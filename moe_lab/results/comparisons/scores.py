@@ -14,6 +14,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.measured import Interval, Measured
 from moe_lab.results.samples import Sample, reported
+from moe_lab.results.shapes import leaves
 from moe_lab.results.significance import ALPHA, paired
 from moe_lab.results.statistics import Aggregate
 
@@ -332,7 +333,11 @@ def compare_group(
     """
     rows = []
     for metric in (key for key in reported(a.scores(group)) if key in b.scores(group)):
-        parts = [values.get((task, metric)) for task in _tasks_of(a, group) if metric in a.scores(task)]
+        parts = [
+            values.get((task, metric))
+            for task in leaves(a.results, a.samples, group)
+            if metric in a.scores(task)
+        ]
         known = [part for part in parts if part is not None]
         pooled = [pair for _, pairs in known for pair in pairs]
         if len(known) < len(parts) or not _is_mean(a, b, group, metric, pooled):
@@ -359,11 +364,3 @@ def _is_mean(a: Evaluation, b: Evaluation, group: str, metric: str, pooled: Valu
         )
         for side, one in enumerate((a, b))
     )
-
-
-def _tasks_of(evaluation: Evaluation, name: str) -> list[str]:
-    """A task itself; the tasks of a group, and of the groups in it."""
-    if name in evaluation.samples:
-        return [name]
-    children = evaluation.results.get("group_subtasks", {}).get(name, [])
-    return [task for child in children for task in _tasks_of(evaluation, child)]

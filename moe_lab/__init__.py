@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config import __version__ as __version__
 
 if TYPE_CHECKING:
+    from moe_lab.api.c3po import C3PO as C3PO
     from moe_lab.api.compare import compare as compare
     from moe_lab.api.functions import expert_metrics as expert_metrics
     from moe_lab.api.functions import freeze as freeze
     from moe_lab.api.functions import override as override
     from moe_lab.api.lm import lm as lm
-    from moe_lab.api.methods import C3PO as C3PO
-    from moe_lab.api.methods import RoE as RoE
     from moe_lab.api.plan import plan as plan
+    from moe_lab.api.roe import RoE as RoE
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
     from moe_lab.api.tiny import tiny as tiny
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from moe_lab.routing.record import replay as replay
 
 _MODULES = {
-    "C3PO": "moe_lab.api.methods",
-    "RoE": "moe_lab.api.methods",
+    "C3PO": "moe_lab.api.c3po",
+    "RoE": "moe_lab.api.roe",
     "compare": "moe_lab.api.compare",
     "expert_metrics": "moe_lab.api.functions",
     "freeze": "moe_lab.api.functions",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moe_lab.api.command import composed
+from moe_lab.api.command import composed, output
 from moe_lab.api.frames import settings_of, with_counts
 from moe_lab.api.shown import Shown, text
 from moe_lab.config.overrides import OWN_GRID
@@ -87,7 +87,7 @@ def plan(overrides: Sequence[str]) -> PlannedRuns:
     Raises ConfigError for what the command refuses.
     """
     cells = composed("plan", overrides)
-    with task_cache():
+    with task_cache(), output(quiet=True):
         configs = to_configs(cells)
         if any(config.mode not in ("run", "plan") for config in configs):
             raise ConfigError(f"mode={configs[0].mode}: moe_lab.plan plans runs. Leave mode= out.")

@@ -115,8 +115,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
         """One row per example of every run, base runs included, by the filter of the task's headline metric.
 
         Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number of the example in
-        the task), `prompt` as the model saw it, `answer` (the generated text; of choices the chosen one, missing
-        where the metric's choice is not known), `target`, `score` (the value of `metric`) and `run`.
+        the task), `prompt` (as lm-eval asks it, with few-shot examples and chat template), `answer` (the generated
+        text; of choices the chosen one, missing where the metric's choice is not known), `target`, `score` (the value
+        of `metric`) and `run`.
 
         Raises DamagedError for a sample log that cannot be read.
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,18 +48,16 @@ class LocalData:
     def _split(self, split: str, purpose: str) -> Dataset:
         file = self.path / f"{split}.jsonl"
         rows = read_jsonl(file, f"{self.task} needs it {purpose}")
-        shown = sorted(self.shown)
-        for number, row in enumerate(rows, start=1):
-            for column in shown:
-                if row.get(column, "") is None:
-                    raise TaskError(f"{file}, row {number}: {column!r} is null, but {self.task} shows it.")
+        stat = file.stat()
+        state = (file.resolve(), stat.st_mtime_ns, stat.st_size)
+        if null := _first_null(*state, self.shown):
+            raise TaskError(f"{file}, row {null[0]}: {null[1]!r} is null, but {self.task} shows it.")
         if self.column is not None:
             if self.column not in rows[0]:
                 raise TaskError(f"{file} has no column {self.column!r}, which task.data_filter names.")
-            if not any(row[self.column] == self.value for row in rows):
+            if self.value not in _by_value(*state, self.column):
                 raise TaskError(f"{file} has no row with {self.column}={self.value!r} for {self.task}.")
-        stat = file.stat()
-        return _dataset(file.resolve(), stat.st_mtime_ns, stat.st_size, self.column, self.value)
+        return _dataset(*state, self.column, self.value)
 
 
 class _Splits(dict):
@@ -124,13 +123,37 @@ def _read(file: Path, _mtime_ns: int, _size: int) -> Rows:
     return rows
 
 
+# The tasks of a group, MMLU's 57 for example, are parts of one file: what holds for all of them is found out once
+
+
+@lru_cache(maxsize=64)
+def _first_null(file: Path, mtime_ns: int, size: int, columns: frozenset[str]) -> tuple[int, str] | None:
+    """The number of the first row with null in one of some columns, and the column; None if there is none."""
+    ordered = sorted(columns)
+    for number, row in enumerate(_read(file, mtime_ns, size), start=1):
+        for column in ordered:
+            if row.get(column, "") is None:
+                return number, column
+    return None
+
+
+@lru_cache(maxsize=4)
+def _by_value(file: Path, mtime_ns: int, size: int, column: str) -> dict[Any, Rows]:
+    """The rows of a file by their value in a column; rows whose value cannot be a key are left out."""
+    rows: dict[Any, Rows] = {}
+    for row in _read(file, mtime_ns, size):
+        if isinstance(row[column], Hashable):
+            rows.setdefault(row[column], []).append(row)
+    return rows
+
+
 @lru_cache(maxsize=32)
 def _dataset(file: Path, mtime_ns: int, size: int, column: str | None, value: str | None) -> Dataset:
     """The rows of a file, or those with a value in a column. Several tasks, and views of one task, share them."""
     from datasets import Dataset
 
-    rows = _read(file, mtime_ns, size)
-    return Dataset.from_list([row for row in rows if column is None or row[column] == value])
+    state = (file, mtime_ns, size)
+    return Dataset.from_list(_read(*state) if column is None else _by_value(*state, column)[value])
 
 
 def _row(line: str, first: dict[str, Any] | None, place: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ columns: [task]
 average: task
 paper:
   - {cell: {task: toy_math, method: roe}, value: 55.5, unit: percent, place: "Table 9", mark: "(?)"}
+  - {cell: {task: gsm8k, method: base}, value: 0.5, place: "Section 3"}
 """
 NEIGHBOURS = """\
 # Neighbours

@@ -44,14 +44,6 @@ def test_the_same_command_writes_the_same_file(logs: Path, capsys: pytest.Captur
     assert row["flips"] == {"to_right": [0, 1], "to_wrong": [3]}
 
 
-def test_several_are_separated_by_commas(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run_command(capsys, "mode=compare", "a=mine", "b=theirs,same", "output_dir=elsewhere")
-    assert ended.code == 0
-    content = json.loads((logs / ended.out.splitlines()[-1]).read_text())
-    assert [one["key"] for one in content["evaluations"]] == ["a", "b1", "b2"]
-    assert [row["other"] for row in content["scores"]] == ["b1", "b2"]
-
-
 def test_paths_with_blanks_and_equal_signs(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("my run (1)", "seed=1"):
         write_log(logs / name, {"t": MINE})

@@ -272,38 +272,6 @@ def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
     assert len(runs.prepared) == len(runs.executed) == 4
 
 
-def test_a_table_shows_measured_beside_published(runs, tables, capsys):
-    ended = run_command(capsys, "experiment=table_t")
-    assert ended.code == 0
-    assert len(runs.executed) == 4
-    text = (tables / "paper-table_t-tiny.md").read_text()
-    header, _, math, choice = [line for line in text.splitlines() if line.startswith("|")]
-    assert (
-        header == "| model | task | documents | base | base, published | roe | roe, published | roe - base |"
-    )
-    measured = "0.5000 (0.1000) [0.2373, 0.7627] PARTIAL untuned"
-    difference = "+0.1000 [-0.1000, +0.3000] (p=0.31, Holm 0.62)"
-    base = "0.5000 (0.1000) [0.2373, 0.7627] PARTIAL"
-    assert math == f"| tiny | toy_math | 10 | {base} | - | {measured} | 0.555 (?) | {difference} |"
-    assert choice == f"| tiny | toy_choice | 10 | {base} | - | {measured} | - | {difference} |"
-    assert "4 of 4 cells are measured" in text
-    assert "- gpt, toy_math: 0.5 fraction (Section 3)" in text, (
-        "published numbers without a cell are not lost"
-    )
-    assert "no number is the paper's" in text
-    rows = list(csv.DictReader((tables / "paper-table_t-tiny.csv").open()))
-    assert [row["method"] for row in rows] == ["base", "roe", "base", "roe"]
-    assert (rows[1]["value"], rows[1]["published"], rows[1]["published_unit"]) == ("0.5", "55.5", "percent")
-    assert rows[1]["run_id"] == "tiny-roe-toy_math-0"
-    assert "[Table T (scale tiny)](paper-table_t-tiny.md)" in (tables / "index.md").read_text()
-    shown = tree(tables / "index.html").xpath("//tr[@data-row]")
-    assert [row.get("data-state") for row in shown] == [
-        "no published number", "not comparable", "no published number", "no published number", "not at this scale"
-    ]  # fmt: skip
-    assert shown[1].xpath("td/@data-run") == ["tiny-roe-toy_math-0"]
-    assert shown[1].xpath("td/@data-value") == ["0.5", "10", "0.1", "0.555"]
-
-
 def test_roe_at_temperature_0_is_a_column_of_its_own(runs, tables, capsys, tmp_path):
     """What rounding alone changes stands beside RoE and is not taken for it."""
     file = tmp_path / "experiments" / "paper" / "table_t.yaml"
@@ -340,17 +308,6 @@ def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
     runs.executed.clear()
     assert run_command(capsys, "experiment=table_t").code == 0
     assert runs.executed == ["tiny-base-toy_choice-0", "tiny-roe-toy_choice-0"]
-
-
-@pytest.mark.slow
-def test_a_failed_cell_does_not_stop_the_others(runs, tables, capsys):
-    runs.errors["tiny-base-toy_math-0"] = ResultsError("the disk\nis full")
-    assert run_command(capsys, "experiment=table_t").code == 1
-    assert len(runs.executed) == 3
-    text = (tables / "paper-table_t-tiny.md").read_text()
-    assert "| failed |" in text
-    assert "- tiny, toy_math, base: the disk is full" in text
-    assert "failed: the disk is full" in tree(tables / "index.html").text_content()
 
 
 @pytest.mark.slow

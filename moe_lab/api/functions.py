@@ -142,12 +142,14 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     """
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
     from moe_lab.methods.finetune_freeze.trainer import Freezing
+    from moe_lab.routing.hook import require_routers
 
     for name in groups:
         if not isinstance(name, str):
             raise wrong(
                 "freeze(model, group)", name, 'give names one by one: freeze(model, "router", "experts")'
             )
+    require_routers(model)
     found = parameter_groups(model)
     freezing = Freezing(found, phases=[], ends=[])
     for name in groups:

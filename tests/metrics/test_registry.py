@@ -29,6 +29,7 @@ from moe_lab.reports.figures.curves import training_rows
 from moe_lab.reports.measures import view_of
 from moe_lab.reports.measures.expert import lines
 from moe_lab.reports.papers.metrics import expert_score, unit_of
+from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.interventions import some_rows
@@ -77,7 +78,7 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
     for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
         row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
-    shown = {(line[0], line[1]) for line in lines(found)}
+    shown = {(line[0], line[1]) for line in lines(found, run.run_id, NO_COMPARISONS)}
     assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
     assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= view_of("expert").values(
         found

@@ -108,7 +108,7 @@ def write_run(run: GoldenRun) -> None:
         changes["c3po"] = {"upper_bound": oracle, "epsilon": 0.5, "reference": {"questions_without": 3}}
     if base is not None:
         before = base.values()
-        changes["paired"] = {run.task: {METRIC: paired(values, before)}}
+        changes["paired"] = {run.task: {METRIC: paired(values, before).to_json()}}
         changes |= {"baseline": base.run_id, "base_value": sum(before) / len(before)}
     lines = [
         generated_line(i, (f"answer {value:.0f}", value)) | {"metrics": ["exact_match"]}

@@ -17,7 +17,6 @@ from moe_lab.results.atomic import write_json
 from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import workload_of
-from moe_lab.runs.evaluation.evaluate import answers_header
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
 from moe_lab.tasks.requests import Workload
@@ -47,7 +46,7 @@ def test_what_is_not_begun_is_missing(run: Run) -> None:
 
 
 def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
-    answer(run, "responses.jsonl", answers_header(run), "abb")
+    answer(run, "responses.jsonl", run.answers_header, "abb")
     assert run_state(run, ASKED) == ("interrupted, 2 of 4 answered", 0.5)
     with run.store.held():
         pass
@@ -56,24 +55,24 @@ def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
     assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
     again = replace(run, config=replace(run.config, rerun=True))
     assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
-    answer(run, "responses.rerun.jsonl", answers_header(run), "abc")
+    answer(run, "responses.rerun.jsonl", run.answers_header, "abc")
     assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
 
 
 def test_answers_of_other_versions_do_not_count(run: Run) -> None:
-    answer(run, "responses.jsonl", answers_header(run) | {"versions": {}}, "ab")
+    answer(run, "responses.jsonl", run.answers_header | {"versions": {}}, "ab")
     assert run_state(run, ASKED) == ("missing", 1.0)
 
 
 def test_a_running_run_is_told_by_its_lock(run: Run) -> None:
     with run.store.held():
-        answer(run, "responses.jsonl", answers_header(run), "a")
+        answer(run, "responses.jsonl", run.answers_header, "a")
         assert run_state(run, ASKED) == ("running, 1 of 4 answered", 0.75)
     assert os.listdir(run.folder.parent) == [run.folder.name]
 
 
 def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
-    answer(run, "responses.jsonl", answers_header(run), "abcdef")
+    answer(run, "responses.jsonl", run.answers_header, "abcdef")
     assert run_state(run, ASKED) == ("interrupted, 6 of 6 answered", 0.0)
 
 

@@ -128,9 +128,6 @@ def _of_task(task: Any, numbers: list[int], config: Config) -> Workload:
 
 
 def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> Workload:
-    def count(text: str) -> int:
-        return len(tokenizer(text, add_special_tokens=False).input_ids)
-
     context = task.fewshot_context(
         document,
         num_fewshot=task.get_config("num_fewshot"),
@@ -138,18 +135,26 @@ def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> Wo
         gen_prefix=task.doc_to_prefix(document),
     )
     built = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, 0, 1))
+    built = built if isinstance(built, list) else [built]
+    count = _lengths(built, tokenizer)
     repeats = task.get_config("repeats") or 1
     prompts: dict[str, int] = {}
     answers = requests = 0
-    for request in built if isinstance(built, list) else [built]:
+    for request in built:
         generated = request.request_type == "generate_until"
         requests += repeats if generated else 1
         if request.request_type == "loglikelihood_rolling":
-            answers += count(request.args[0])
+            answers += count[request.args[0]]
             continue
-        prompts.setdefault(request.args[0], count(request.args[0]))
+        prompts[request.args[0]] = count[request.args[0]]
         if generated:
             answers += int(request.args[1].get("max_gen_toks", NEW_TOKENS)) * repeats
         else:
-            answers += count(request.args[1])
+            answers += count[request.args[1]]
     return Workload(documents=1, requests=requests, prompts=sum(prompts.values()), answers=answers)
+
+
+def _lengths(requests: list[Instance], tokenizer: Any) -> dict[str, int]:
+    """The number of tokens of each text in some requests, counted in one call."""
+    texts = list(dict.fromkeys(text for one in requests for text in one.args if isinstance(text, str)))
+    return dict(zip(texts, map(len, tokenizer(texts, add_special_tokens=False).input_ids), strict=True))

@@ -79,6 +79,7 @@ def test_other_documents_end_with_the_first(logs: Path, capsys: pytest.CaptureFi
     ended = run_command(capsys, "mode=compare", "a=mine", "b=longer")
     assert ended.code == 2
     assert "2 of 6 are only in b.\nThe first only in b is document 4" in ended.err
+    assert "Evaluate both on the same documents: samples=[0,1,2,3]." in ended.err
 
 
 @pytest.mark.slow

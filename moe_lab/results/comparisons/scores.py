@@ -20,6 +20,8 @@ from moe_lab.results.statistics import Aggregate
 
 # One metric of a task in two evaluations of the same documents
 
+MOST_PASTED = 300
+"""Numbers of documents that a message lists."""
 MCNEMAR, RANDOMIZATION = "McNemar", "randomization"
 
 
@@ -187,8 +189,17 @@ def _check_documents(
         for key, lines in alone.items()
         if lines
     ]
-    advice = "Evaluate both on the same documents (limit=, samples=, data_dir=)."
+    common = [line.document for key, line in mine.items() if key in theirs]
+    wanted = common or [line.document for line in mine.values()]
+    advice = f"Evaluate both on the same documents{_to_paste(sorted(wanted))}."
     raise ConfigError("\n".join([f"Other documents of {task}: {counts}.", *firsts, advice]))
+
+
+def _to_paste(documents: Sequence[int]) -> str:
+    """`samples=` of these documents; for many of them the keys that choose documents."""
+    if len(documents) > MOST_PASTED:
+        return " (limit=, samples=, data_dir=)"
+    return f": samples=[{','.join(map(str, documents))}]"
 
 
 def _check_prompts(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:

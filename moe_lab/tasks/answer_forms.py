@@ -74,7 +74,7 @@ def _add_columns(own: dict[str, Any], split: Any) -> Any:
     if own["process_docs"] is not None:
         split = own["process_docs"](split)
     rows = [lettered(own, document) for document in all_rows(split)]
-    # add_column would hash each column's values for a cache that nobody reads
+    # add_column would hash each column's values for a cache that nothing reads
     return concatenate_datasets([split, Dataset.from_list(rows)], axis=1)
 
 

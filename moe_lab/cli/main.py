@@ -93,7 +93,7 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     except REQUEST_ERRORS as error:
         from moe_lab.methods import methods_with
 
-        raise ConfigError(explain(error, methods_with)) from error
+        raise ConfigError(explain(error, methods_with)) from None
     for cell in cells:
         check_launcher(cell)
     return cells

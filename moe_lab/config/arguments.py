@@ -9,8 +9,6 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import coerce
 from moe_lab.errors import ConfigError
 
-_SETTINGS = ("seed", "batch_size", "max_batch_size", "max_length")
-
 
 def shown(value: Any) -> str:
     """A value on one line, cut off where it is long."""

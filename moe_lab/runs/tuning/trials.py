@@ -30,7 +30,7 @@ from moe_lab.runs.tuning.search import Search
 WORKER = "worker"
 """User attribute of a trial: the number of its process."""
 STARTUP_TRIALS = 10
-"""Random trials before the sampler's model decides."""
+"""Random trials before TPE's model decides. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
 """Written from the storage after every trial. A value that differs between the two is damaged."""
@@ -172,16 +172,19 @@ class Trials:
         return self.search.temperatures(trial.params)
 
     def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
-        """The paper's sampler: the defaults of Optuna's TPE at that time, written out.
+        """The paper's sampler: the defaults of Optuna's TPE at that time, written out. The control draws uniformly.
 
         Every temperature has its own seed, so that an interrupted study draws the same values as an unbroken one.
         """
+        one = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        if self.search.tuning == "random":
+            return optuna.samplers.RandomSampler(seed=one)
         return optuna.samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS,
             n_ei_candidates=24,
             multivariate=False,
             constant_liar=others,
-            seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+            seed=one,
         )
 
     def _register(self) -> tuple[int, BaseFileLock]:

@@ -158,7 +158,7 @@ def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     Those are the untuned model, the steps of tuning=uniform, which are the points of a curve, and all trials with a
     scale, whose perplexity is known at the end alone.
     """
-    bounded = study.search.tuning == "tpe" and not study.search.logit_scale
+    bounded = study.search.tuning in ("tpe", "random") and not study.search.logit_scale
     return trials.worst() if trial.number and bounded else None
 
 

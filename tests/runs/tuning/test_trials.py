@@ -51,6 +51,15 @@ def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
 
 
 @pytest.mark.slow
+def test_random_is_the_uniform_start_of_tpe_and_stays_uniform(tmp_path):
+    """Broken by a control with another space or seed, or one that learns: TPE's values leave it after ten trials."""
+    drawn = run(tmp_path / "random", search(13, tuning="random"))
+    tpe = run(tmp_path / "tpe", search(13))
+    assert drawn[0] == (0, [0.0] * 5) and drawn[:10] == tpe[:10]
+    assert all(mine != others for (_, mine), (_, others) in zip(drawn[10:], tpe[10:], strict=True))
+
+
+@pytest.mark.slow
 def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path):
     unbroken = run(tmp_path / "a", search(25))
     pieces = [trial for _ in range(9) for trial in run(tmp_path / "b", search(25), most=3)]

@@ -141,6 +141,10 @@ class TuningConfig:
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: int = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
+    storage: PathText | None = None
+    """URL of the database with the trials; null: `storage.db` in the study's folder."""
+    timeout: float | None = None
+    """Seconds after which no further trial begins; null: no limit."""
 
     def __post_init__(self) -> None:
         one_of("tuning", self.name, TUNINGS)
@@ -151,6 +155,7 @@ class TuningConfig:
         one_of("tuning.text", self.text, TUNING_TEXTS)
         above_zero("tuning.max_temperature", self.max_temperature)
         above_zero("tuning.step", self.step)
+        above_zero("tuning.timeout", self.timeout)
 
 
 @dataclass(kw_only=True)

@@ -139,6 +139,12 @@ WRONG = {
     ),
     "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
     "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
+    "a password in an override": (
+        ["-m", "seed=1,2", "tuning=tpe", "tuning.storage=postgresql://me:pw@host/db"],
+        "Error: tuning.storage has a password",
+    ),
+    "a database without its driver": (["tuning=tpe", "tuning.storage=nodb://host/db"], "no such database"),
+    "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
     "a distance that nothing is within": (
         ["method=c3po", "task=toy_choice", "method.abstain=0.3"],
         "Give a larger distance",

@@ -15,7 +15,7 @@ _FUSED = (
 _STORED = "Nothing to set: answers are stored as they come, and the same command continues."
 INSTEAD = {
     "adapter": _MERGE,
-    "attn_implementation": "Nothing to set: models run with sdpa, which takes the masks of routing samples.",
+    "attn_implementation": "Use model.attn_implementation=sdpa or eager.",
     "cache_requests": _STORED,
     "confirm_run_unsafe_code": "Nothing to set: generated code runs in a sandbox (docs/tasks.md).",
     "dtype": "The dtype is a key of its own: dtype=bfloat16.",

@@ -31,6 +31,7 @@ LARGEST_SEED = 2**63
 MOST_SEEDS = 1000
 PLACEMENTS = ("auto",)
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
+ATTENTIONS = ("eager", "sdpa")
 
 
 COMPARE = "mode=compare, a=<file or folder> and b=<file or folder>[,<another>] go together."
@@ -51,6 +52,8 @@ class ModelConfig:
     revision: str | None = None
     tokenizer: PathText | None = None
     experts_implementation: str | None = None
+    attn_implementation: str | None = None
+    """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
     device_map: str | None = None
@@ -74,6 +77,11 @@ class ModelConfig:
                 "split over several processes."
             )
         one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
+        if self.attn_implementation not in (None, *ATTENTIONS):
+            raise ConfigError(
+                f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
+                "which flash and flex kernels do not take.\nChoices: eager, sdpa."
+            )
 
 
 @dataclass(kw_only=True)

@@ -29,7 +29,14 @@ from moe_lab.models.checks import (
     prove_seam,
 )
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
-from moe_lab.models.facts import ModelFacts, loading_options, model_facts, quantization_of, resolve_device
+from moe_lab.models.facts import (
+    ModelFacts,
+    attention_options,
+    loading_options,
+    model_facts,
+    quantization_of,
+    resolve_device,
+)
 from moe_lab.models.files import NO_CODE, check_generation_file, first_line
 from moe_lab.models.source import load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
@@ -122,7 +129,9 @@ def load_model(
             folder,
             config,
             facts,
-            _experts(model, config, facts, place) | placement(model, config, place, disk, shard),
+            _experts(model, config, facts, place)
+            | attention_options(model, config)
+            | placement(model, config, place, disk, shard),
         )
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)

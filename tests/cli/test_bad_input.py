@@ -121,6 +121,11 @@ WRONG = {
     "another key of transformers": (["model.dtype=bfloat16"], "dtype=bfloat16"),
     "a key about code of others": (["trust_remote_code=true"], "never run"),
     "a key that is not needed": (["log_samples=true"], "always written"),
+    "an attention without masks": (
+        ["model.attn_implementation=flash_attention_2"],
+        "which flash and flex kernels do not take",
+    ),
+    "the attention of transformers": (["attn_implementation=eager"], "Use model.attn_implementation=sdpa"),
     "a key of adapters": (["+model.peft=x"], "merge_and_unload"),
     "another sweeper": (["-m", "hydra/sweeper=optuna"], "tuning=tpe"),
     "two flags that exclude each other": (["--cfg", "job", "--info", "config"], "Only one of"),

@@ -127,6 +127,7 @@ class Pretrain(TrainingMethod):
         """All that determines the weights."""
         from moe_lab.results.identity import decisive_versions
 
+        attention = config.model.attn_implementation
         return {
             "method": "pretrain",
             "numerics": self.version,
@@ -135,6 +136,7 @@ class Pretrain(TrainingMethod):
             "seed": config.seed,
             "dtype": facts.dtype,
             "experts_implementation": config.model.experts_implementation,
+            **({"attn_implementation": attention} if attention else {}),
             "versions": decisive_versions(),
         }
 

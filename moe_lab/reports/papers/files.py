@@ -25,6 +25,7 @@ from moe_lab.results.stored_files import damaged, read_bytes, read_csv
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers nor the contents of a table."""
 SAME_NUMBERS = (
+    "model.attn_implementation",
     "model.device_map",
     "model.experts_implementation",
     "model.tp_plan",

@@ -51,6 +51,8 @@ class ModelConfig:
     path: PathText | None = None
     revision: str | None = None
     tokenizer: PathText | None = None
+    peft: PathText | None = None
+    """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: str | None = None
     attn_implementation: str | None = None
     """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""

@@ -13,7 +13,8 @@ import torch
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.source import load_config, model_commit, model_source
+from moe_lab.models.adapters import check_adapter
+from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
 from moe_lab.models.transformers_internals import can_use_sdpa
 from moe_lab.routing import Family, family_of_type
 
@@ -161,6 +162,8 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])
     attention_options(model, config)
+    if (adapter := adapter_folder(model, offline=offline)) is not None:
+        check_adapter(model, adapter, quantized=quantization_of(config) is not None)
     if routing["moe_layers"] and not 1 <= routing["top_k"] <= routing["experts"]:
         raise ModelError(
             f"{model_source(model)} chooses {routing['top_k']} of {routing['experts']} experts by its config.json, "
@@ -183,8 +186,8 @@ def attention_options(model: ModelConfig, config: PreTrainedConfig) -> dict[str,
         return {}
     if chosen == "sdpa" and not can_use_sdpa(config):
         raise ConfigError(
-            f"model.attn_implementation=sdpa: transformers has no sdpa attention for models of type {config.model_type}. "
-            "Use eager, or leave it out."
+            "model.attn_implementation=sdpa: transformers has no sdpa attention for models of type "
+            f"{config.model_type}. Use eager, or leave it out."
         )
     return {"attn_implementation": chosen}
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.adapters import check_fit, merged
 from moe_lab.models.checks import (
     check_complete,
     check_experts,
@@ -38,7 +39,7 @@ from moe_lab.models.facts import (
     resolve_device,
 )
 from moe_lab.models.files import NO_CODE, check_generation_file, first_line
-from moe_lab.models.source import load_config, model_folder, model_source
+from moe_lab.models.source import adapter_folder, load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import can_set_experts, reading_once
 from moe_lab.routing import find_routers
@@ -119,10 +120,11 @@ def load_model(
     """
     place = resolve_device(device)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
+    config = load_config(model, offline=offline)
+    adapter = _adapter(model, config, offline, shard)
     folder = model_folder(model, offline=offline, weights=True)
     check_generation_file(folder)
     start = time.perf_counter()
-    config = load_config(model, offline=offline)
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     with reading_once() if place.type == "cpu" else nullcontext():
         loaded = _load_weights(
@@ -133,6 +135,8 @@ def load_model(
             | attention_options(model, config)
             | placement(model, config, place, disk, shard),
         )
+    if adapter is not None:
+        loaded = merged(loaded, adapter, str(model.peft))
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)
     _check_routers(loaded, facts, model_source(model))
@@ -146,6 +150,18 @@ def load_model(
     tokenizer = load_tokenizer(model, offline=offline)
     check_vocabulary(tokenizer, loaded, model.tokenizer or model_source(model))
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+
+
+def _adapter(model: ModelConfig, config: PreTrainedConfig, offline: bool, shard: bool) -> Path | None:
+    """The folder of the adapter, which fits the model. Raises ModelError if it does not, ConfigError with FSDP."""
+    folder = adapter_folder(model, offline=offline)
+    if folder is not None:
+        if shard:
+            raise ConfigError(
+                "model.peft is merged into whole weights, which FSDP splits. Use DDP (docs/finetuning.md)."
+            )
+        check_fit(config, folder, str(model.peft))
+    return folder
 
 
 def _experts(

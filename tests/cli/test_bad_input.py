@@ -126,7 +126,7 @@ WRONG = {
         "which flash and flex kernels do not take",
     ),
     "the attention of transformers": (["attn_implementation=eager"], "Use model.attn_implementation=sdpa"),
-    "a key of adapters": (["+model.peft=x"], "merge_and_unload"),
+    "the adapter of lm-eval": (["peft=x"], "Use model.peft="),
     "another sweeper": (["-m", "hydra/sweeper=optuna"], "tuning=tpe"),
     "two flags that exclude each other": (["--cfg", "job", "--info", "config"], "Only one of"),
     "an unknown hydra key": (["hydra.foo=1"], "Unknown key 'hydra.foo'"),

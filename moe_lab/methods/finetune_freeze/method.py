@@ -149,7 +149,7 @@ class FinetuneFreeze(TrainingMethod):
         data = self._training_data(config, facts)
         content = self._training_content(config, facts)
         record = load_or_train(config, self.config.recipe(), content, data, facts, free)
-        model = replace(config.model, path=str(record["folder"] / "model"), revision=None)
+        model = replace(config.model, path=str(record["folder"] / "model"), revision=None, peft=None)
         return replace(config, model=model, dtype=facts.dtype)
 
     def _training_content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:

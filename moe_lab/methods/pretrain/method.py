@@ -105,6 +105,8 @@ class Pretrain(TrainingMethod):
                 "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
                 "trained model with method=base."
             )
+        if config.model.peft is not None:
+            raise ConfigError("model.peft: method=pretrain begins with random weights. Leave it out.")
         if sharded():
             raise ConfigError(
                 "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."

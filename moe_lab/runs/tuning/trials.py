@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import acquire, check_lease_on, is_locked, lock_on
@@ -52,7 +53,7 @@ def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         if storage is not None:
             raise ResultsError(
-                f"tuning.storage={without_password(storage)} could not be read or written: {reason}\n"
+                f"tuning.storage={without_passwords(storage)} could not be read or written: {reason}\n"
                 "The same command continues once the database answers."
             ) from error
         raise ResultsError(
@@ -285,17 +286,9 @@ def check_url(storage: str) -> None:
             f"its driver {missing} is not installed: pip install {missing}" if missing else "no such database"
         )
         raise ConfigError(
-            f"tuning.storage={without_password(storage)}: {reason}.\n"
+            f"tuning.storage={without_passwords(storage)}: {reason}.\n"
             "Use a URL as postgresql://host/optuna (docs/tuning.md)."
         ) from error
-
-
-def without_password(storage: str) -> str:
-    """The URL with *** for its password."""
-    try:
-        return make_url(storage).render_as_string(hide_password=True)
-    except SQLAlchemyError:
-        return "<no URL>"
 
 
 def _sqlite(path: Path) -> str:

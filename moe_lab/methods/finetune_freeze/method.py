@@ -167,7 +167,7 @@ class FinetuneFreeze(TrainingMethod):
         if not self.training_left(config, facts):
             return None
         model = empty_model(load_config(config.model, offline=config.offline)).float()
-        return most_memory(model, self.config.recipe().phases)
+        return most_memory(model, self.config.recipe().phases, self.config.optimizer)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

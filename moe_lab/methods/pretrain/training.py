@@ -241,7 +241,7 @@ def _arguments(training: Training) -> TrainingArguments:
     return training_arguments(
         training.folder,
         device=resolve_device(config.device).type,
-        dtype=training.dtype,
+        bf16=training.dtype == "bfloat16",
         seed=config.seed,
         max_steps=design.steps,
         per_device_train_batch_size=design.batch_size,

@@ -49,6 +49,10 @@ class ResultsError(MoeLabError):
     """Results could not be written or read."""
 
 
+class StudyStoppedError(MoeLabError):
+    """A study reached its timeout before its last trial. Nothing is evaluated."""
+
+
 class RunHeldError(MoeLabError):
     """The requested run is held by another live process."""
 

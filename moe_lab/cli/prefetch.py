@@ -47,7 +47,7 @@ def prefetch(configs: Sequence[Config]) -> int:
     for config in configs:
         model, task = config.model, config.task
         weights = get_method(config.method.name).reads_weights
-        source = f"{model.path} {model.revision} {model.tokenizer} {weights}"
+        source = f"{model.path} {model.revision} {model.tokenizer} {model.peft} {weights}"
         steps.setdefault(source, partial(_model, model, weights))
         steps.setdefault(repr((task, config.data_dir)), partial(_task, config))
         steps.setdefault(repr((config.method, task, config.data_dir)), partial(_method, config))
@@ -71,7 +71,13 @@ def prefetch_experiments(config: Config, cell: Cell) -> int:
 
 
 def _model(model: ModelConfig, weights: bool) -> Item:
-    from moe_lab.models.source import load_config, model_folder, model_repository, tokenizer_folder
+    from moe_lab.models.source import (
+        adapter_folder,
+        load_config,
+        model_folder,
+        model_repository,
+        tokenizer_folder,
+    )
     from moe_lab.models.tokenizer import load_tokenizer
 
     repository = model_repository(model, offline=False)
@@ -81,6 +87,7 @@ def _model(model: ModelConfig, weights: bool) -> Item:
     folders = {
         model_folder(model, offline=False, weights=weights),
         tokenizer_folder(model, offline=False),
+        *([adapter] if (adapter := adapter_folder(model, offline=False)) is not None else []),
     }
     size = sum(_size(folder) for folder in folders)
     where = ", ".join(sorted(map(str, folders)))

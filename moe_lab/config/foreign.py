@@ -7,15 +7,17 @@ from dataclasses import fields
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.errors import ConfigError
 
-_MERGE = "Merge the adapter into the model with peft's merge_and_unload(), save both, and give model.path=<folder>."
+_ADAPTER = (
+    "Use model.peft=<adapter folder or hub id>: base and methods on the merged adapter (docs/models.md)."
+)
 _FUSED = (
     "bitsandbytes quantizes linear layers, and the experts of transformers 5 are fused tensors.\n"
     "Use dtype=bfloat16, or an MXFP4 or FP8 checkpoint (docs/hardware.md)."
 )
 _STORED = "Nothing to set: answers are stored as they come, and the same command continues."
 INSTEAD = {
-    "adapter": _MERGE,
-    "attn_implementation": "Nothing to set: models run with sdpa, which takes the masks of routing samples.",
+    "adapter": _ADAPTER,
+    "attn_implementation": "Use model.attn_implementation=sdpa or eager.",
     "cache_requests": _STORED,
     "confirm_run_unsafe_code": "Nothing to set: generated code runs in a sandbox (docs/tasks.md).",
     "dtype": "The dtype is a key of its own: dtype=bfloat16.",
@@ -25,11 +27,11 @@ INSTEAD = {
     "load_in_4bit": _FUSED,
     "load_in_8bit": _FUSED,
     "log_samples": "Nothing to set: samples_<task>.jsonl is always written, next to results.json.",
-    "lora": _MERGE,
+    "lora": _ADAPTER,
     "model_args": "Use model.path=<hub id or folder>, dtype= and the other keys of --help model=.",
     "model_name_or_path": "Use model.path=<hub id or folder>.",
     "output_path": "Use output_dir=<folder>.",
-    "peft": _MERGE,
+    "peft": _ADAPTER,
     "pretrained": "Use model.path=<hub id or folder>.",
     "tasks": "Use task=gsm8k, or task=lm_eval task.name=[piqa,sciq] for any tasks of lm-eval.",
     "torch_dtype": "Use dtype=bfloat16.",

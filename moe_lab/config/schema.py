@@ -20,7 +20,7 @@ SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
 ANSWERS = ("text", "letters")
 METRICS = ("none", "expert", "counterfactual")
-TUNINGS = ("none", "tpe", "uniform", "scale")
+TUNINGS = ("none", "tpe", "random", "uniform", "scale")
 TUNING_METRICS = ("perplexity", "accuracy")
 TUNING_TEXTS = ("data", "gsm8k", "equations", "own")
 LOGGERS = ("none", "wandb")
@@ -31,6 +31,7 @@ LARGEST_SEED = 2**63
 MOST_SEEDS = 1000
 PLACEMENTS = ("auto",)
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
+ATTENTIONS = ("eager", "sdpa")
 
 
 COMPARE = "mode=compare, a=<file or folder> and b=<file or folder>[,<another>] go together."
@@ -50,7 +51,11 @@ class ModelConfig:
     path: PathText | None = None
     revision: str | None = None
     tokenizer: PathText | None = None
+    peft: PathText | None = None
+    """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: str | None = None
+    attn_implementation: str | None = None
+    """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
     device_map: str | None = None
@@ -74,6 +79,11 @@ class ModelConfig:
                 "split over several processes."
             )
         one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
+        if self.attn_implementation not in (None, *ATTENTIONS):
+            raise ConfigError(
+                f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
+                "which flash and flex kernels do not take.\nChoices: eager, sdpa."
+            )
 
 
 @dataclass(kw_only=True)
@@ -141,6 +151,10 @@ class TuningConfig:
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: int = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
+    storage: PathText | None = None
+    """URL of the database with the trials; null: `storage.db` in the study's folder."""
+    timeout: float | None = None
+    """Seconds after which no further trial begins; null: no limit."""
 
     def __post_init__(self) -> None:
         one_of("tuning", self.name, TUNINGS)
@@ -151,6 +165,7 @@ class TuningConfig:
         one_of("tuning.text", self.text, TUNING_TEXTS)
         above_zero("tuning.max_temperature", self.max_temperature)
         above_zero("tuning.step", self.step)
+        above_zero("tuning.timeout", self.timeout)
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ class Profile:
     study: str
     """Name of the study's folder in `outputs/studies/`."""
     tuning: str
-    """tpe, uniform or scale."""
+    """tpe, random, uniform or scale."""
     metric: str
     """perplexity or accuracy, of the tuning documents."""
     n: int

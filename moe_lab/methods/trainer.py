@@ -116,12 +116,14 @@ class Steps(TrainerCallback):
             self._progress.close()
 
 
-def training_arguments(folder: Path, *, device: str, dtype: str, **own: Any) -> TrainingArguments:
-    """TrainingArguments for `folder`, with `own` further ones. Weights are float32; dtype="bfloat16" is autocast."""
+def training_arguments(
+    folder: Path, *, device: str, bf16: bool, max_grad_norm: float = 1.0, **own: Any
+) -> TrainingArguments:
+    """TrainingArguments for `folder`, with `own` further ones. Weights are float32; `bf16` is autocast."""
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
-        max_grad_norm=1.0,
-        bf16=dtype == "bfloat16",
+        max_grad_norm=max_grad_norm,
+        bf16=bf16,
         logging_nan_inf_filter=False,
         save_total_limit=2,
         remove_unused_columns=False,

@@ -13,7 +13,9 @@ import torch
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.source import load_config, model_commit, model_source
+from moe_lab.models.adapters import check_adapter
+from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
+from moe_lab.models.transformers_internals import can_use_sdpa
 from moe_lab.routing import Family, family_of_type
 
 if TYPE_CHECKING:
@@ -159,6 +161,9 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     config = load_config(model, offline=offline)
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])
+    attention_options(model, config)
+    if (adapter := adapter_folder(model, offline=offline)) is not None:
+        check_adapter(model, adapter, quantized=quantization_of(config) is not None)
     if routing["moe_layers"] and not 1 <= routing["top_k"] <= routing["experts"]:
         raise ModelError(
             f"{model_source(model)} chooses {routing['top_k']} of {routing['experts']} experts by its config.json, "
@@ -172,6 +177,19 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         dtype=resolve_dtype(dtype, resolve_device(device), config),
         **routing,
     )
+
+
+def attention_options(model: ModelConfig, config: PreTrainedConfig) -> dict[str, str]:
+    """The attention function, as an option of `from_pretrained`. Raises ConfigError if the model does not have it."""
+    chosen = model.attn_implementation
+    if chosen is None:
+        return {}
+    if chosen == "sdpa" and not can_use_sdpa(config):
+        raise ConfigError(
+            "model.attn_implementation=sdpa: transformers has no sdpa attention for models of type "
+            f"{config.model_type}. Use eager, or leave it out."
+        )
+    return {"attn_implementation": chosen}
 
 
 def routing_facts(config: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from moe_lab.errors import ModelError
 
 ADAPTER = "adapter_config.json"
 """transformers loads such an adapter with a model that has one in its folder."""
+ADAPTER_TENSORS = "adapter_model.safetensors"
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """An option of every `from_pretrained`. Without it transformers asks on the terminal, and runs the code on a `y`."""
@@ -32,7 +33,7 @@ def refuse_adapter(folder: Path, source: str) -> None:
     if (folder / ADAPTER).exists():
         raise ModelError(
             f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "
-            "Merge it into the weights first (peft's merge_and_unload), or remove it."
+            "Move it to a folder of its own and give model.peft=<folder>, or remove it."
         )
 
 

@@ -147,20 +147,21 @@ TEMPLATES = "additional_chat_templates"
 
 
 def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
-    """The identity of the model at `source`, a hub id or a local folder, and of its tokenizer.
+    """The identity of the model at `source`, a hub id or a local folder, of its tokenizer and its adapter.
 
     Weight files are represented by the digest of their whole content, which is computed once.
     """
     return {
         "model": source_identity(source, model.revision),
-        "tokenizer": _tokenizer_identity(model.tokenizer) if model.tokenizer else None,
+        "tokenizer": _current_identity(model.tokenizer) if model.tokenizer else None,
         "experts_per_token": model.experts_per_token,
         "add_bos_token": model.add_bos_token,
+        **({"peft": _current_identity(model.peft)} if model.peft else {}),
     }
 
 
-def _tokenizer_identity(source: str) -> dict[str, Any]:
-    """The identity of a tokenizer; on the hub with the current commit of the default branch."""
+def _current_identity(source: str) -> dict[str, Any]:
+    """The identity of a tokenizer or an adapter; on the hub with the current commit of the default branch."""
     folder = Path(source).expanduser().is_dir()
     return source_identity(source, None if folder else find(source).commit)
 

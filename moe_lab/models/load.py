@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.adapters import check_fit, merged
 from moe_lab.models.checks import (
     check_complete,
     check_experts,
@@ -29,9 +30,16 @@ from moe_lab.models.checks import (
     prove_seam,
 )
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
-from moe_lab.models.facts import ModelFacts, loading_options, model_facts, quantization_of, resolve_device
+from moe_lab.models.facts import (
+    ModelFacts,
+    attention_options,
+    loading_options,
+    model_facts,
+    quantization_of,
+    resolve_device,
+)
 from moe_lab.models.files import NO_CODE, check_generation_file, first_line
-from moe_lab.models.source import load_config, model_folder, model_source
+from moe_lab.models.source import adapter_folder, load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import can_set_experts, reading_once
 from moe_lab.routing import find_routers
@@ -112,18 +120,23 @@ def load_model(
     """
     place = resolve_device(device)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
+    config = load_config(model, offline=offline)
+    adapter = _adapter(model, config, offline, shard)
     folder = model_folder(model, offline=offline, weights=True)
     check_generation_file(folder)
     start = time.perf_counter()
-    config = load_config(model, offline=offline)
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     with reading_once() if place.type == "cpu" else nullcontext():
         loaded = _load_weights(
             folder,
             config,
             facts,
-            _experts(model, config, facts, place) | placement(model, config, place, disk, shard),
+            _experts(model, config, facts, place)
+            | attention_options(model, config)
+            | placement(model, config, place, disk, shard),
         )
+    if adapter is not None:
+        loaded = merged(loaded, adapter, str(model.peft))
     weakref.finalize(loaded, disk.cleanup)
     place = main_device(loaded, place)
     _check_routers(loaded, facts, model_source(model))
@@ -137,6 +150,18 @@ def load_model(
     tokenizer = load_tokenizer(model, offline=offline)
     check_vocabulary(tokenizer, loaded, model.tokenizer or model_source(model))
     return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+
+
+def _adapter(model: ModelConfig, config: PreTrainedConfig, offline: bool, shard: bool) -> Path | None:
+    """The folder of the adapter, which fits the model. Raises ModelError if it does not, ConfigError with FSDP."""
+    folder = adapter_folder(model, offline=offline)
+    if folder is not None:
+        if shard:
+            raise ConfigError(
+                "model.peft is merged into whole weights, which FSDP splits. Use DDP (docs/finetuning.md)."
+            )
+        check_fit(config, folder, str(model.peft))
+    return folder
 
 
 def _experts(

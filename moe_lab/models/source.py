@@ -16,6 +16,8 @@ import moe_lab.models.designs  # noqa: F401 - registers this package's models wi
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.files import (
+    ADAPTER,
+    ADAPTER_TENSORS,
     NO_CODE,
     check_mappings,
     first_line,
@@ -190,6 +192,22 @@ def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
     if _is_folder(source):
         return Path(source)
     return _fetch(_find(source, None, "tokenizer", offline), small_files, "tokenizer", offline)
+
+
+def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
+    """The folder of the adapter in `model.peft`, of the hub at its default revision; None without one."""
+    if model.peft is None:
+        return None
+    source = str(Path(model.peft).expanduser())
+    if _is_folder(source):
+        return Path(source)
+    return _fetch(_find(source, None, "adapter", offline), adapter_files, "adapter", offline)
+
+
+def adapter_files(repository: Repository) -> list[str]:
+    """The names of an adapter's files; those that the repository lacks are left out."""
+    names = (ADAPTER, ADAPTER_TENSORS)
+    return [name for name in names if repository.files is None or repository.holds(name)]
 
 
 def small_files(repository: Repository) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,12 +23,15 @@ LONGEST_NAME = 255
 """Characters of a file name."""
 TEXTS = ("system_instruction", "experiment", "gen_kwargs")
 """Keys whose text is no file or option name."""
+TYPED_PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@")
+"""In a URL; an interpolation is not one."""
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configurations of a grid. An error names its cell."""
     configs = []
     for cell in cells:
+        _check_storage(cell)
         with in_cell(cell.overrides, alone=len(cells) == 1):
             configs.append(to_config(cell))
     return configs
@@ -42,6 +46,19 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
         if alone:
             raise
         raise type(error)(f"In the cell {' '.join(overrides)}:\n{error}") from error
+
+
+def _check_storage(cell: Cell) -> None:
+    """Raise ConfigError for a typed password in `tuning.storage`: overrides are stored with every run.
+
+    The message is outside of `in_cell`, which prints the overrides.
+    """
+    typed = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
+    if isinstance(typed, str) and TYPED_PASSWORD.search(typed):
+        raise ConfigError(
+            "tuning.storage has a password, which would be stored with every run.\n"
+            "Give the URL by an environment variable: 'tuning.storage=${oc.env:STORAGE}'."
+        )
 
 
 def to_config(cell: Cell) -> Config:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, exit_code
 from moe_lab.methods import get_method
@@ -196,7 +197,7 @@ def _check_tuning_keys(configs: Sequence[Config]) -> None:
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())
-    for key, value in asdict(configs[0].tuning).items():
+    for key, value in recorded(configs[0])["tuning"].items():
         if value != defaults[key]:
             raise ConfigError(
                 f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "

@@ -121,7 +121,12 @@ WRONG = {
     "another key of transformers": (["model.dtype=bfloat16"], "dtype=bfloat16"),
     "a key about code of others": (["trust_remote_code=true"], "never run"),
     "a key that is not needed": (["log_samples=true"], "always written"),
-    "a key of adapters": (["+model.peft=x"], "merge_and_unload"),
+    "an attention without masks": (
+        ["model.attn_implementation=flash_attention_2"],
+        "which flash and flex kernels do not take",
+    ),
+    "the attention of transformers": (["attn_implementation=eager"], "Use model.attn_implementation=sdpa"),
+    "the adapter of lm-eval": (["peft=x"], "Use model.peft="),
     "another sweeper": (["-m", "hydra/sweeper=optuna"], "tuning=tpe"),
     "two flags that exclude each other": (["--cfg", "job", "--info", "config"], "Only one of"),
     "an unknown hydra key": (["hydra.foo=1"], "Unknown key 'hydra.foo'"),
@@ -139,6 +144,12 @@ WRONG = {
     ),
     "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
     "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
+    "a password in an override": (
+        ["-m", "seed=1,2", "tuning=tpe", "tuning.storage=postgresql://me:pw@host/db"],
+        "Error: tuning.storage has a password",
+    ),
+    "a database without its driver": (["tuning=tpe", "tuning.storage=nodb://host/db"], "no such database"),
+    "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
     "a distance that nothing is within": (
         ["method=c3po", "task=toy_choice", "method.abstain=0.3"],
         "Give a larger distance",

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from transformers import modeling_utils
+from transformers import GptOssConfig, modeling_utils
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
@@ -128,6 +128,25 @@ def test_experts_implementation_is_taken(tiny_olmoe_dir):
         load_model(config, dtype="auto", device="cpu", offline=True).model.config._experts_implementation
         == "eager"
     )
+
+
+def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
+    """With the same numbers: it is no part of a run's id."""
+    tokens = torch.arange(10, 22)[None]
+    logits = {}
+    for name in ("eager", "sdpa"):
+        config = ModelConfig(path=str(tiny_olmoe_dir), attn_implementation=name)
+        loaded = load_model(config, dtype="auto", device="cpu", offline=True)
+        assert environment(loaded)["attn_implementation"] == name
+        logits[name] = loaded.model(tokens).logits
+    rounding.assert_close(logits["eager"], logits["sdpa"])
+
+
+def test_an_attention_that_a_family_does_not_have_is_refused_without_weights(tmp_path):
+    GptOssConfig().save_pretrained(tmp_path)
+    assert facts_of(tmp_path, attn_implementation="eager").family == "gpt_oss"
+    with pytest.raises(ConfigError, match="no sdpa attention for models of type gpt_oss"):
+        facts_of(tmp_path, attn_implementation="sdpa")
 
 
 def test_experts_are_computed_weights_first_on_a_cpu(tiny_olmoe_dir):

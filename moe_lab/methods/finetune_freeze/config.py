@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean
+from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.models.distributed import num_processes
@@ -34,7 +34,13 @@ AT_LEAST = {
     "routing_noise": 0,
     "partners": 0,
 }
-ABOVE_ZERO = ("learning_rate", "router_lr")
+ABOVE_ZERO = ("learning_rate", "router_lr", "max_grad_norm")
+MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
+"""`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
+SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
+"""`lr_scheduler_type` of transformers' TrainingArguments."""
+USUAL = {"optimizer": "adamw_torch", "scheduler": "linear", "max_grad_norm": 1.0, "bf16": None}
+"""Values with which a key is no part of a recipe's identity: results that are older keep their ids."""
 NOT_WEIGHTS = (
     *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
     *("save_steps", "compare_with_full", "profile"),
@@ -151,7 +157,7 @@ def phase_at(ends: Sequence[int], step: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then linear decay to zero."""
+    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule."""
 
     steps: int
     warmup_steps: int
@@ -159,12 +165,16 @@ class Rate:
     peaks: tuple[float, ...]
     """The peak learning rate of each phase."""
     ends: tuple[int, ...]
+    scheduler: str = "linear"
 
     def __call__(self, step: int) -> float:
         peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
         if step < self.warmup_steps:
             return peak * step / self.warmup_steps
-        return peak * max(0.0, (self.steps - step) / max(1, self.steps - self.warmup_steps))
+        left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup_steps))
+        if self.scheduler == "constant_with_warmup":
+            return peak
+        return peak * (left if self.scheduler == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
 
 
 @dataclass(kw_only=True)
@@ -193,6 +203,10 @@ class FinetuneConfig:
     length: int = 2048
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
+    optimizer: str = "adamw_torch"
+    scheduler: str = "linear"
+    max_grad_norm: float | None = 1.0
+    bf16: bool | None = None
     early_stop_patience: int | None = None
     save_steps: int = 250
     compare_with_full: bool = True
@@ -202,6 +216,8 @@ class FinetuneConfig:
             at_least(f"method.{key}", getattr(self, key), least)
         for key in ABOVE_ZERO:
             above_zero(f"method.{key}", getattr(self, key))
+        one_of("method.optimizer", self.optimizer, tuple(MOMENTS))
+        one_of("method.scheduler", self.scheduler, SCHEDULERS)
         if not self.warmup_ratio < 1:
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         phases_of(self.schedule, self.phases)
@@ -265,6 +281,13 @@ class Recipe:
     weight_decay: float
     partners: int | None
     """T: the partners of each expert in C2R's constraint; None: none."""
+    optimizer: str
+    """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
+    scheduler: str
+    max_grad_norm: float | None
+    """Largest norm of the gradient; None: not clipped."""
+    bf16: bool | None
+    """Whether passes are computed by autocast to bfloat16; None: with dtype=bfloat16."""
     early_stop_patience: int | None
     """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
 
@@ -302,13 +325,16 @@ class Recipe:
             learning_rate=own or self.learning_rate,
             peaks=tuple(peaks),
             ends=tuple(self.ends(rows)),
+            scheduler=self.scheduler,
         )
 
     def identity(self) -> dict[str, Any]:
         """The recipe as plain values, the same for all spellings of one schedule.
 
-        Keys of noise and of a constraint are left out if unused, so that older results keep their ids.
+        Keys of noise and of a constraint are left out if unused, and `USUAL` values, so that older results keep their
+        ids.
         """
         unread = set() if self.routing_noise else {"routing_noise", "routing_noise_schedule"}
         unread |= {"partners"} if self.partners is None else set()
+        unread |= {key for key, value in USUAL.items() if getattr(self, key) == value}
         return {key: value for key, value in asdict(self).items() if key not in unread}

@@ -149,7 +149,7 @@ class FinetuneFreeze(TrainingMethod):
         data = self._training_data(config, facts)
         content = self._training_content(config, facts)
         record = load_or_train(config, self.config.recipe(), content, data, facts, free)
-        model = replace(config.model, path=str(record["folder"] / "model"), revision=None)
+        model = replace(config.model, path=str(record["folder"] / "model"), revision=None, peft=None)
         return replace(config, model=model, dtype=facts.dtype)
 
     def _training_content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class FinetuneFreeze(TrainingMethod):
         if not self.training_left(config, facts):
             return None
         model = empty_model(load_config(config.model, offline=config.offline)).float()
-        return most_memory(model, self.config.recipe().phases)
+        return most_memory(model, self.config.recipe().phases, self.config.optimizer)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

@@ -10,15 +10,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
-from moe_lab.methods.finetune_freeze.config import Phase
+from moe_lab.methods.finetune_freeze.config import MOMENTS, Phase
 from moe_lab.routing.hook import Router, find_routers
 from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]
 """Parameters by group: "router", "experts", "shared_experts" (may be empty) and "other". Each parameter is in one."""
 
-ADAM_MOMENTS = 2
-"""Numbers that AdamW keeps for each trained number."""
 OWN_FORWARD = (
     "transformers.models.dbrx.modeling_dbrx.DbrxExperts",
     "transformers.models.jetmoe.modeling_jetmoe.JetMoeParallelExperts",
@@ -93,26 +91,27 @@ def trainable(groups: Groups) -> Groups:
     return {name: [each for each in group if each.requires_grad] for name, group in groups.items()}
 
 
-def memory(groups: Groups, phase: Phase) -> dict[str, int]:
-    """Bytes of gradients and of AdamW's moments in a phase, and the bytes that full fine-tuning adds.
+def memory(groups: Groups, phase: Phase, optimizer: str) -> dict[str, int]:
+    """Bytes of gradients and of the optimizer's moments in a phase, and the bytes that full fine-tuning adds.
 
     Args:
         groups: `trainable` ones.
+        optimizer: a name in `MOMENTS`.
     """
     sizes = {name: _bytes(group) for name, group in groups.items()}
     trained = sum(size for name, size in sizes.items() if name not in phase.frozen)
     saved = sum(sizes.values()) - trained
     return {
         "gradient_bytes": trained,
-        "optimizer_bytes": ADAM_MOMENTS * trained,
-        "saved_bytes": (1 + ADAM_MOMENTS) * saved,
+        "optimizer_bytes": MOMENTS[optimizer] * trained,
+        "saved_bytes": (1 + MOMENTS[optimizer]) * saved,
     }
 
 
-def most_memory(model: nn.Module, phases: Sequence[Phase]) -> int:
-    """Bytes of the weights, and of gradients and AdamW's moments in the phase that needs most."""
+def most_memory(model: nn.Module, phases: Sequence[Phase], optimizer: str) -> int:
+    """Bytes of the weights, and of gradients and the optimizer's moments in the phase that needs most."""
     groups = trainable(parameter_groups(model))
-    phase_memory = [memory(groups, phase) for phase in phases]
+    phase_memory = [memory(groups, phase, optimizer) for phase in phases]
     added = max(phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in phase_memory)
     return _bytes(model.parameters()) + added
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -178,7 +179,10 @@ def _course(training: Training, state: TrainerState, groups: Groups) -> dict[str
         "last_loss": lines[-1]["loss"],
         "validation": held_out if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [asdict(phase) | memory(groups, phase) for phase in training.recipe.phases],
+        "phases": [
+            asdict(phase) | memory(groups, phase, training.recipe.optimizer)
+            for phase in training.recipe.phases
+        ],
     }
 
 
@@ -195,14 +199,15 @@ def _arguments(training: Training) -> TrainingArguments:
     return training_arguments(
         training.folder,
         device=resolve_device(config.device).type,
-        dtype=training.dtype,
         seed=config.seed,
         max_steps=steps,
         per_device_train_batch_size=recipe.batch_size,
         gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
-        optim="adamw_torch",
+        optim=recipe.optimizer,
+        max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
+        bf16=training.dtype == "bfloat16" if recipe.bf16 is None else recipe.bf16,
         logging_steps=min(LOGGING_STEPS, steps),
         save_steps=config.method.save_steps,
         save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model

@@ -105,6 +105,8 @@ class Pretrain(TrainingMethod):
                 "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
                 "trained model with method=base."
             )
+        if config.model.peft is not None:
+            raise ConfigError("model.peft: method=pretrain begins with random weights. Leave it out.")
         if sharded():
             raise ConfigError(
                 "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."
@@ -127,6 +129,7 @@ class Pretrain(TrainingMethod):
         """All that determines the weights."""
         from moe_lab.results.identity import decisive_versions
 
+        attention = config.model.attn_implementation
         return {
             "method": "pretrain",
             "numerics": self.version,
@@ -135,6 +138,7 @@ class Pretrain(TrainingMethod):
             "seed": config.seed,
             "dtype": facts.dtype,
             "experts_implementation": config.model.experts_implementation,
+            **({"attn_implementation": attention} if attention else {}),
             "versions": decisive_versions(),
         }
 

@@ -33,7 +33,7 @@ from moe_lab.methods.trained import Trained, last_checkpoint, save_model, steps_
 from moe_lab.methods.trainer import Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
-from moe_lab.models.facts import resolve_device
+from moe_lab.models.facts import attention_options, resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
 from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
@@ -186,7 +186,9 @@ def train(training: Training) -> PretrainTrainer:
     """Train in this process."""
     design, config = training.design, training.config
     set_seed(config.seed)
-    model = AutoModelForCausalLM.from_config(new_architecture(training), dtype=torch.float32)
+    architecture = new_architecture(training)
+    attention = attention_options(config.model, architecture)
+    model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, **attention)
     if design.router != "expert" and design.backbone != "dense":
         set_experts_in_training(model, config.model.experts_implementation)
     model.config.use_cache = False
@@ -239,7 +241,7 @@ def _arguments(training: Training) -> TrainingArguments:
     return training_arguments(
         training.folder,
         device=resolve_device(config.device).type,
-        dtype=training.dtype,
+        bf16=training.dtype == "bfloat16",
         seed=config.seed,
         max_steps=design.steps,
         per_device_train_batch_size=design.batch_size,

@@ -24,7 +24,14 @@ from moe_lab.results.stored_files import damaged, read_bytes, read_csv
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
 """Keys that change neither the numbers nor the contents of a table."""
-SAME_NUMBERS = ("model.device_map", "model.experts_implementation", "model.tp_plan")
+SAME_NUMBERS = (
+    "model.attn_implementation",
+    "model.device_map",
+    "model.experts_implementation",
+    "model.tp_plan",
+    "tuning.storage",
+    "tuning.timeout",
+)
 LONGEST = 60
 """Characters of what was typed in a file's name."""
 

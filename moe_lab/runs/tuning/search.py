@@ -91,7 +91,7 @@ class Search:
     """A search with all settings, by default those of Table 1."""
 
     tuning: str
-    """tpe: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are given."""
+    """tpe, random: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are given."""
     metric: str
     n_trials: int
     num_samples: int

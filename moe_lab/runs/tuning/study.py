@@ -183,6 +183,10 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}; {does}. Leave it out."
         )
+    if config.tuning.storage is not None:
+        from moe_lab.runs.tuning.trials import check_url
+
+        check_url(config.tuning.storage)
     if config.predict_only:
         raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
 

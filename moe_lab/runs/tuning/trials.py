@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,10 +20,12 @@ import optuna
 from filelock import BaseFileLock
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from moe_lab.errors import ResultsError
-from moe_lab.results.atomic import writing
+from moe_lab.config.terminal import without_passwords
+from moe_lab.errors import ConfigError, ResultsError
+from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import acquire, check_lease_on, is_locked, lock_on
 from moe_lab.results.stored_files import damaged, read_csv, tidy
 from moe_lab.runs.tuning.search import Search
@@ -30,22 +33,29 @@ from moe_lab.runs.tuning.search import Search
 WORKER = "worker"
 """User attribute of a trial: the number of its process."""
 STARTUP_TRIALS = 10
-"""Random trials before the sampler's model decides."""
+"""Random trials before TPE's model decides. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
 """Written from the storage after every trial. A value that differs between the two is damaged."""
 ANEW = "Move the study's folder away; the same command starts it again."
+OWNER, OWNER_FILE = "folder", ".storage"
+"""A study in a database is of one output folder, whose file locks coordinate its processes: a token in both."""
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
 
 
 @contextmanager
-def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of Optuna's storage (full disk, damaged file) into a ResultsError that names the file."""
+def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
+    """Turn errors of Optuna's storage (full disk, damaged file, no database) into a ResultsError that names it."""
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
+        if storage is not None:
+            raise ResultsError(
+                f"tuning.storage={without_passwords(storage)} could not be read or written: {reason}\n"
+                "The same command continues once the database answers."
+            ) from error
         raise ResultsError(
             f"{folder / STORAGE} could not be read or written: {reason}\n"
             f"Free some disk space, and the same command continues. A damaged file: {ANEW[0].lower()}{ANEW[1:]}"
@@ -53,10 +63,14 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 class Trials:
-    """The trials of the study in `folder`. As a context manager it registers this process as a worker."""
+    """The trials of the study in `folder`. As a context manager it registers this process as a worker.
 
-    def __init__(self, folder: Path, search: Search, seed: int):
-        self.folder, self.search, self.seed = folder, search, seed
+    Args:
+        storage: URL of the database with the trials; None: a file in `folder`.
+    """
+
+    def __init__(self, folder: Path, search: Search, seed: int, storage: str | None = None):
+        self.folder, self.search, self.seed, self.storage = folder, search, seed, storage
         self._lock = lock_on(folder / ".lock")
 
     def __enter__(self) -> Trials:
@@ -66,19 +80,22 @@ class Trials:
         with self.locked():
             with writing(self.folder):
                 tidy(self.folder)
-            known = check_storage(self.folder / STORAGE) and _values(self.folder / TABLE)
-            with writing(self.folder):
-                (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
+            self._check_place()
+            known = check_storage(self.folder / STORAGE) or self.storage
+            if self.storage is None:
+                with writing(self.folder):
+                    (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
             self.worker, self._mine = self._register()
-            storage = optuna.storages.RDBStorage(_sqlite(self.folder / STORAGE))
             self.study = optuna.create_study(
-                storage=storage,
-                study_name="study",
+                storage=optuna.storages.RDBStorage(self.storage or _sqlite(self.folder / STORAGE)),
+                study_name="study" if self.storage is None else self.folder.name,
                 direction=self.search.direction,
                 sampler=self._sampler([self.seed], others=False),
                 load_if_exists=True,
             )
-            self._check(known or {})
+            if self.storage is not None:
+                self._own()
+            self._check(_values(self.folder / TABLE) if known else {})
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -133,15 +150,46 @@ class Trials:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
 
+    def _check_place(self) -> None:
+        """Raise ConfigError if the study was begun in a database and goes on in a file, or the other way round."""
+        if self.storage is None and (self.folder / OWNER_FILE).exists():
+            raise ConfigError(
+                f"The trials of {self.folder} are in a database. Give the same tuning.storage=."
+            )
+        if self.storage is not None and (self.folder / STORAGE).exists():
+            raise ConfigError(
+                f"The trials of {self.folder} are in {STORAGE}. Leave tuning.storage out, or move the folder away."
+            )
+
+    def _own(self) -> None:
+        """Make the study in the database this folder's. Raises ConfigError if it is another folder's."""
+        owner, file = self.study.user_attrs.get(OWNER), self.folder / OWNER_FILE
+        mine = file.read_text() if file.exists() else None
+        if owner is None:
+            mine = mine or uuid.uuid4().hex
+            write_atomically(file, mine)
+            self.study.set_user_attr(OWNER, mine)
+        elif owner != mine:
+            raise ConfigError(
+                f"The database of tuning.storage has the study {self.folder.name} of another output folder.\n"
+                "Share that folder (output_dir=), or remove the study: optuna delete-study --study-name "
+                f"{self.folder.name} --storage <URL>."
+            )
+
     def _check(self, known: dict[int, float]) -> None:
         """Raise DamagedError for a stored trial that cannot be read, or with another value than in `known`."""
         try:
             values = {trial.number: trial.value for trial in self._of(TrialState.COMPLETE)}
         except Exception as error:  # Optuna fails in many ways on a damaged row
-            raise damaged(self.folder / STORAGE, repr(error), ANEW) from error
+            raise damaged(self._place, repr(error), ANEW) from error
         for number, value in known.items():
             if values.get(number) != value:
-                raise damaged(self.folder / STORAGE, f"trial {number} is not the one of {TABLE}", ANEW)
+                raise damaged(self._place, f"trial {number} is not the one of {TABLE}", ANEW)
+
+    @property
+    def _place(self) -> Path:
+        """For messages: where the trials are."""
+        return self.folder / STORAGE if self.storage is None else Path("tuning.storage")
 
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
@@ -172,16 +220,19 @@ class Trials:
         return self.search.temperatures(trial.params)
 
     def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
-        """The paper's sampler: the defaults of Optuna's TPE at that time, written out.
+        """The paper's sampler: the defaults of Optuna's TPE at that time, written out. The control draws uniformly.
 
         Every temperature has its own seed, so that an interrupted study draws the same values as an unbroken one.
         """
+        one = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        if self.search.tuning == "random":
+            return optuna.samplers.RandomSampler(seed=one)
         return optuna.samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS,
             n_ei_candidates=24,
             multivariate=False,
             constant_liar=others,
-            seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+            seed=one,
         )
 
     def _register(self) -> tuple[int, BaseFileLock]:
@@ -223,6 +274,21 @@ def _values(table: Path) -> dict[int, float]:
         return {int(row["number"]): float(row["value"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return {}
+
+
+def check_url(storage: str) -> None:
+    """Raise ConfigError for a `tuning.storage` that is no URL of a database, or whose driver is not installed."""
+    try:
+        make_url(storage).get_dialect().import_dbapi()
+    except (SQLAlchemyError, ImportError, NotImplementedError) as error:
+        missing = error.name if isinstance(error, ImportError) else None
+        reason = (
+            f"its driver {missing} is not installed: pip install {missing}" if missing else "no such database"
+        )
+        raise ConfigError(
+            f"tuning.storage={without_passwords(storage)}: {reason}.\n"
+            "Use a URL as postgresql://host/optuna (docs/tuning.md)."
+        ) from error
 
 
 def _sqlite(path: Path) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.errors import StudyStoppedError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.profile import Profile
 from moe_lab.progress import Progress, naming
@@ -47,8 +49,9 @@ def _tune(study: Study, models: ModelPool) -> Profile:
 
     with ExitStack() as stack:
         stack.enter_context(memory_errors(study))
-        stack.enter_context(storage_errors(study.folder))
-        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
+        storage = study.config.tuning.storage
+        stack.enter_context(storage_errors(study.folder, storage))
+        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed, storage))
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=None)
         )
@@ -71,6 +74,7 @@ def _tune(study: Study, models: ModelPool) -> Profile:
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
     loaded = None
     initial = len(trials.finished())
+    deadline = time.monotonic() + (study.config.tuning.timeout or math.inf)
     with Progress(study.search.n_trials, "tuning", "trial", initial=initial) as progress:
         while (claimed := trials.claim()) is not None:
             if loaded is None:
@@ -88,6 +92,18 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
                 write_trials(study, trials)
             logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
             _show(progress, trials)
+            if time.monotonic() >= deadline:
+                _check_finished(study, len(trials.finished()))
+
+
+def _check_finished(study: Study, finished: int) -> None:
+    """Raise StudyStoppedError if trials are missing when the time is over."""
+    total = study.search.n_trials
+    if finished < total:
+        raise StudyStoppedError(
+            f"tuning.timeout={study.config.tuning.timeout:g} stopped the study after {finished} of {total} trials. "
+            f"The same command continues.\nThe best so far: method.temperature={study.folder / 'best.yaml'}"
+        )
 
 
 def _open(study: Study, loaded: Any) -> EngineLM:
@@ -158,7 +174,7 @@ def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     Those are the untuned model, the steps of tuning=uniform, which are the points of a curve, and all trials with a
     scale, whose perplexity is known at the end alone.
     """
-    bounded = study.search.tuning == "tpe" and not study.search.logit_scale
+    bounded = study.search.tuning in ("tpe", "random") and not study.search.logit_scale
     return trials.worst() if trial.number and bounded else None
 
 

@@ -5,7 +5,7 @@ bad phases that are accepted.
 from __future__ import annotations
 
 import pytest
-from transformers import get_linear_schedule_with_warmup
+from transformers import get_linear_schedule_with_warmup, get_scheduler
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import (
@@ -81,6 +81,9 @@ def test_an_unknown_schedule_names_the_closest():
         {"router_lr": float("inf")},
         {"weight_decay": -1.0},
         {"warmup_ratio": 1.0},
+        {"optimizer": "adam_mini"},
+        {"scheduler": "constant"},
+        {"max_grad_norm": 0.0},
     ]
     + [{key: 0} for key in ("max_steps", "batch_size", "gradient_accumulation", "length", "dataset_size")],
 )
@@ -104,6 +107,24 @@ def test_the_rate_is_transformers_linear_schedule():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_linear_schedule_with_warmup(optimizer, 4, 40).lr_lambdas[0]
     assert [rate(step) for step in range(41)] == [theirs(step) for step in range(41)]
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])
+def test_every_scheduler_is_the_one_of_transformers(name):
+    import torch
+
+    recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1, scheduler=name).recipe()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler(name, optimizer, 4, 40).lr_lambdas[0]
+    rate = recipe.rate(160, router=False)
+    assert [rate(step) for step in range(41)] == pytest.approx([theirs(step) for step in range(41)])
+
+
+def test_usual_values_of_the_optimizer_leave_ids_as_they_were():
+    usual = FinetuneConfig().recipe().identity()
+    assert not usual.keys() & {"optimizer", "scheduler", "max_grad_norm", "bf16"}
+    given = {"optimizer": "sgd", "scheduler": "cosine", "max_grad_norm": None, "bf16": True}
+    assert FinetuneConfig(**given).recipe().identity() == usual | given
 
 
 def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():

@@ -22,6 +22,11 @@ def test_a_scale_at_the_bound_is_named():
     assert search.at_bound({}, 1.2) == [] and search.at_bound({}, 4.001) == ["logit_scale"]
 
 
+def test_random_searches_the_space_of_tpe_in_another_study():
+    tpe, drawn = (Search(tuning=name, moe_layers=4, **SEARCH) for name in ("tpe", "random"))
+    assert drawn.parameters == tpe.parameters and drawn.identity == tpe.identity | {"tuning": "random"}
+
+
 def test_studies_from_before_the_new_fields_keep_their_identity():
     assert Search(tuning="tpe", moe_layers=4, **SEARCH).identity == {
         "tuning": "tpe",

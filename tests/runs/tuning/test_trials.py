@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
-from moe_lab.errors import LeaseLostError, ResultsError
+from moe_lab.errors import ConfigError, LeaseLostError, ResultsError
 from moe_lab.results import lock as locks
 from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.tuning.search import Search
-from moe_lab.runs.tuning.trials import Trials, storage_errors
+from moe_lab.runs.tuning.trials import Trials, check_url, storage_errors
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,10 +30,12 @@ def value(temperatures: list[float]) -> float:
     return sum((t - 0.2) ** 2 for t in temperatures)
 
 
-def run(folder: Path, wanted: Search, most: int | None = None) -> list[tuple[int, list[float]]]:
+def run(
+    folder: Path, wanted: Search, most: int | None = None, storage: str | None = None
+) -> list[tuple[int, list[float]]]:
     """Compute up to `most` of what is missing."""
     made = []
-    with Trials(folder, wanted, seed=3) as trials:
+    with Trials(folder, wanted, seed=3, storage=storage) as trials:
         while (most is None or len(made) < most) and (claimed := trials.claim()) is not None:
             trial, temperatures = claimed
             trials.tell(trial, value(temperatures))
@@ -48,6 +51,15 @@ def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
     assert [number for number, _ in run(tmp_path, search(6))] == [4, 5]
     assert run(tmp_path, search(6)) == []
     assert [number for number, _ in run(tmp_path, search(8))] == [6, 7]
+
+
+@pytest.mark.slow
+def test_random_is_the_uniform_start_of_tpe_and_stays_uniform(tmp_path):
+    """Broken by a control with another space or seed, or one that learns: TPE's values leave it after ten trials."""
+    drawn = run(tmp_path / "random", search(13, tuning="random"))
+    tpe = run(tmp_path / "tpe", search(13))
+    assert drawn[0] == (0, [0.0] * 5) and drawn[:10] == tpe[:10]
+    assert all(mine != others for (_, mine), (_, others) in zip(drawn[10:], tpe[10:], strict=True))
 
 
 @pytest.mark.slow
@@ -241,3 +253,32 @@ def test_a_worker_that_has_lost_its_lease_tells_nothing(tmp_path, monkeypatch):
         with pytest.raises(LeaseLostError):
             mine.claim()
         assert mine.finished() == []
+
+
+def test_a_database_has_the_trials_of_one_output_folder(tmp_path):
+    """Broken by a study that two folders share, whose locks do not see each other, and by trials that begin anew."""
+    url = f"sqlite:///{tmp_path}/server.db"
+    mine, other = tmp_path / "mine" / "study", tmp_path / "other" / "study"
+    assert [number for number, _ in run(mine, search(4), most=2, storage=url)] == [0, 1]
+    assert not (mine / "storage.db").exists()
+    assert [number for number, _ in run(mine, search(4), storage=url)] == [2, 3]
+    with pytest.raises(ConfigError, match="study of another output folder"):
+        run(other, search(4), storage=url)
+    with pytest.raises(ConfigError, match="are in a database"):
+        run(mine, search(4))
+    run(tmp_path / "file", search(1))
+    with pytest.raises(ConfigError, match=r"are in storage\.db"):
+        run(tmp_path / "file", search(1), storage=url)
+
+
+def test_no_message_has_the_password_of_a_database(tmp_path):
+    secret = "nodatabase://me:secret@host/db"
+    with pytest.raises(ConfigError) as refused:
+        check_url(secret)
+    with pytest.raises(ResultsError) as failed, storage_errors(tmp_path, secret):
+        raise SQLAlchemyError("no route to host")
+    for error in (refused, failed):
+        assert "...@host" in str(error.value) and "secret" not in str(error.value)
+    with pytest.raises(ConfigError, match="no such database"):
+        check_url("a plain word")
+    check_url("sqlite:///study.db")

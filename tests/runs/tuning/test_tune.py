@@ -11,7 +11,13 @@ from moe_lab.runs.tuning.tune import _limit
 
 @pytest.mark.parametrize(
     "tuning, scaled, number, limit",
-    [("tpe", False, 0, None), ("tpe", False, 12, 1.5), ("uniform", False, 12, None), ("tpe", True, 12, None)],
+    [
+        ("tpe", False, 0, None),
+        ("tpe", False, 12, 1.5),
+        ("uniform", False, 12, None),
+        ("tpe", True, 12, None),
+        ("random", False, 12, 1.5),
+    ],
 )
 def test_only_a_samplers_trial_has_a_limit_and_it_is_the_worst_value(tuning, scaled, number, limit):
     study = SimpleNamespace(search=SimpleNamespace(tuning=tuning, logit_scale=scaled))

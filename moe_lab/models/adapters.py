@@ -1,0 +1,110 @@
+"""Adapters in peft's format that are merged into a model (`model.peft`).
+
+peft ignores tensors of an adapter that match nothing, with a warning at most. Therefore names and shapes are compared
+first, without weights, with those that the adapter's configuration gives an empty model.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.files import ADAPTER, ADAPTER_TENSORS, first_line, read_header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from moe_lab.config.schema import ModelConfig
+
+KINDS = ("IA3", "LOHA", "LOKR", "LORA")
+"""peft's kinds of adapters that can be merged into weights."""
+
+
+def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
+    """Raise ModelError for an adapter that its configuration shows to be unfit, ConfigError for other keys."""
+    if model.tp_plan or model.device_map or quantized:
+        raise ConfigError(
+            f"model.peft={model.peft} is merged into weights on one device, which are not quantized. Leave out "
+            "model.device_map and model.tp_plan, or merge it once with peft's merge_and_unload()."
+        )
+    source, content = f"model.peft={model.peft}", _configuration(folder, str(model.peft))
+    kind = str(content.get("peft_type"))
+    if kind not in KINDS:
+        raise ModelError(f"{source} is of the kind {kind}, which is not merged. Kinds: {', '.join(KINDS)}.")
+    if content.get("task_type") not in (None, "CAUSAL_LM"):
+        raise ModelError(f"{source} was trained for {content['task_type']}, not as a causal language model.")
+    for key in ("megatron_config", "layer_replication"):
+        if content.get(key):
+            raise ModelError(
+                f"{source} has {key} in {ADAPTER}, which names code or layers that are not loaded."
+            )
+    base = content.get("base_model_name_or_path")
+    named, given = (not _is_folder(one) for one in (base, model.path))
+    if named and given and base != model.path:
+        raise ModelError(
+            f"{source} was trained on {base} by its {ADAPTER}, and the model is {model.path}.\n"
+            f"Use model.path={base}, or change base_model_name_or_path in a copy of the adapter."
+        )
+
+
+def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
+    """Raise ModelError for an adapter whose tensors are not those that the model would get. Loads no weights."""
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+
+    try:
+        found = {name: tensor["shape"] for name, tensor in read_header(folder / ADAPTER_TENSORS).items()}
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            empty: Any = AutoModelForCausalLM.from_config(config)
+            wrapped = get_peft_model(empty, PeftConfig.from_pretrained(folder), low_cpu_mem_usage=True)
+            state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    except Exception as error:  # a foreign configuration leads to any exception in peft
+        raise ModelError(f"model.peft={source} does not fit the model: {first_line(error)}.") from error
+    expected = {name: list(tensor.shape) for name, tensor in state.items()}
+    other = sorted(name for name in found | expected if found.get(name) != expected.get(name))
+    if other:
+        name = other[0]
+        raise ModelError(
+            f"model.peft={source} does not fit the model: {name} has the shape {found.get(name, 'none')} in the "
+            f"adapter, and {expected.get(name, 'none')} in the model ({len(other)} of {len(found)} tensors).\n"
+            "Experts of transformers 5 are fused tensors: an adapter of single experts does not match them."
+        )
+
+
+def merged(model: Any, folder: Path, source: str) -> Any:
+    """The model with the adapter merged into its weights. Raises ModelError if it has values that are no numbers."""
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wrapped = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+            return wrapped.merge_and_unload(safe_merge=True).eval()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a damaged file leads to any exception
+        raise ModelError(f"model.peft={source} could not be merged: {first_line(error)}.") from error
+
+
+def _configuration(folder: Path, source: str) -> dict[str, Any]:
+    for name in (ADAPTER, ADAPTER_TENSORS):
+        if not (folder / name).is_file():
+            raise ModelError(f"model.peft={source} is no adapter in peft's format: it has no {name}.")
+    try:
+        content = json.loads((folder / ADAPTER).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{folder / ADAPTER} is damaged: {first_line(error)}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{folder / ADAPTER} is damaged: it is no mapping.")
+    return content
+
+
+def _is_folder(source: Any) -> bool:
+    """Whether a model's name is a folder, here or where an adapter was trained; not an id of the hub."""
+    return not isinstance(source, str) or source.count("/") != 1 or Path(source).expanduser().is_dir()

@@ -1,0 +1,128 @@
+"""Adapters that are merged into a model. Broken by: an adapter that is ignored in part, code that it names, weights that
+load before it is refused, a run's id without its content.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models import load
+from moe_lab.models.identity import model_identity
+from moe_lab.models.load import load_model
+from moe_lab.routing import find_routers
+from tests.support import rounding
+from tests.support.adapters import make_adapter
+from tests.support.command import run_command
+
+TOKENS = torch.arange(10, 22)[None]
+ATTENTION = ["q_proj", "v_proj"]
+
+
+def loaded(model: Path, adapter: Path, **keys: Any) -> Any:
+    config = ModelConfig(path=str(model), peft=str(adapter), **keys)
+    return load_model(config, dtype="auto", device="cpu", offline=True).model
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        peft.LoraConfig(target_modules=ATTENTION, init_lora_weights=False, task_type="CAUSAL_LM"),
+        peft.LoraConfig(target_parameters=["gate.weight"], target_modules=[], init_lora_weights=False),
+        peft.LoHaConfig(target_modules=ATTENTION, init_weights=False),
+        peft.LoKrConfig(target_modules=ATTENTION, init_weights=False),
+        peft.IA3Config(target_modules=ATTENTION, feedforward_modules=[], init_ia3_weights=False),
+    ],
+    ids=["LoRA", "LoRA of routers", "LoHa", "LoKr", "IA3"],
+)
+def test_a_merged_adapter_is_the_wrapped_model(kind, tiny_olmoe_dir, tmp_path):
+    base = load_model(ModelConfig(path=str(tiny_olmoe_dir)), dtype="auto", device="cpu", offline=True).model
+    before = base(TOKENS).logits
+    wrapped = make_adapter(base, kind, tmp_path)
+    model = loaded(tiny_olmoe_dir, tmp_path)
+    assert not isinstance(model, peft.PeftModel) and len(find_routers(model)) == 4
+    logits = model(TOKENS).logits
+    rounding.assert_close(logits, wrapped(TOKENS).logits)
+    assert (logits - before).abs().max() > 1e-3
+
+
+@pytest.fixture
+def adapter(tiny_olmoe_dir, tmp_path):
+    base = load_model(ModelConfig(path=str(tiny_olmoe_dir)), dtype="auto", device="cpu", offline=True).model
+    make_adapter(
+        base, peft.LoraConfig(target_modules=ATTENTION, r=4, init_lora_weights=False), tmp_path / "a"
+    )
+    return tmp_path / "a"
+
+
+def change(folder: Path, **values: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"peft_type": "PREFIX_TUNING"}, "is of the kind PREFIX_TUNING, which is not merged"),
+        ({"task_type": "SEQ_CLS"}, "was trained for SEQ_CLS"),
+        ({"megatron_config": {"x": 1}, "megatron_core": "payload"}, "names code or layers"),
+        ({"layer_replication": [[0, 2]]}, "names code or layers"),
+        ({"r": 8}, r"lora_A.weight has the shape \[4, 48\] in the adapter, and \[8, 48\]"),
+        ({"target_modules": ["q_proj"]}, "and none in the model"),
+        ({"target_modules": ["c_attn"]}, "does not fit the model: Target modules"),
+    ],
+)
+def test_a_wrong_adapter_is_refused_without_weights(adapter, values, message, tiny_olmoe_dir, monkeypatch):
+    change(adapter, **values)
+    monkeypatch.setattr(load, "_load_weights", lambda *args: pytest.fail("the weights are loaded"))
+    with pytest.raises(ModelError, match=message):
+        loaded(tiny_olmoe_dir, adapter)
+
+
+def test_other_refusals(adapter, tiny_olmoe_dir):
+    with pytest.raises(ConfigError, match="weights on one device"):
+        loaded(tiny_olmoe_dir, adapter, device_map="auto")
+    with pytest.raises(ModelError, match="no adapter in peft's format: it has no adapter_config.json"):
+        loaded(tiny_olmoe_dir, tiny_olmoe_dir)
+    with pytest.raises(ModelError, match="There is no folder .*nowhere"):
+        loaded(tiny_olmoe_dir, adapter / "nowhere")
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match="it has no adapter_model.safetensors"):
+        loaded(tiny_olmoe_dir, adapter)
+
+
+def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_dir):
+    source = str(tiny_olmoe_dir)
+    plain = model_identity(source, ModelConfig(path=source))
+    with_adapter = model_identity(source, ModelConfig(path=source, peft=str(adapter)))
+    assert "peft" not in plain and with_adapter == plain | {"peft": with_adapter["peft"]}
+    change(adapter, lora_alpha=99)
+    assert model_identity(source, ModelConfig(path=source, peft=str(adapter))) != with_adapter
+
+
+@pytest.mark.slow
+def test_base_and_methods_run_on_the_adapted_model(adapter, tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
+    """At temperature 0 RoE's samples are the base model, which has the adapter, too."""
+    monkeypatch.chdir(tmp_path)
+    method = ["method=roe", "method.n=2", "method.temperature=0"]
+    command = [*method, f"model.path={tiny_olmoe_dir}", "task=toy_text", "limit=2"]
+    plain, adapted = (run_command(capsys, *command, *keys) for keys in ([], [f"model.peft={adapter}"]))
+    assert plain.code == 0 and adapted.code == 0, adapted.err
+    (before, _), (base, roe) = (perplexities(ended.out) for ended in (plain, adapted))
+    assert base == pytest.approx(roe, rel=1e-4) and base != pytest.approx(before, rel=1e-3)
+
+
+def perplexities(out: str) -> tuple[float, float]:
+    """(of the base model, of the method)"""
+    file = next(line for line in out.splitlines() if line.endswith("results.json") and "-roe-" in line)
+    result = json.loads(Path(file).read_text())
+    both = result["moe_lab"]["baseline"]["results"], result["results"]
+    base, method = (one["toy_text"]["word_perplexity,none"] for one in both)
+    return base, method

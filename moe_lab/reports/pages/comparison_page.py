@@ -7,7 +7,8 @@ from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.figures.differences import difference_of
-from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, ShownAnswer, answer_of, side_by_side
+from moe_lab.reports.pages.answers import answer_of
+from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, side_by_side
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.pages.verdict import NOT_SIGNIFICANT, Verdict, by_outcome, made_verdict
@@ -50,6 +51,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         verdicts=by_outcome(found),
         forest=forest(rows, [one.outcome for one, _ in drawn]),
         answers=answers,
+        answer_data=answer_data(answers),
         kinds=list(KINDS.values()),
         notes=comparison.notes,
         marks=explained_marks(mark for one in comparison.evaluations for mark in one.marks),
@@ -126,4 +128,5 @@ def _flips(
                 task=score.task,
                 document=number,
                 kind=kind,
+                right=kind == TO_RIGHT,
             )

@@ -10,7 +10,8 @@ from pathlib import Path
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.measures import PageTable, views
-from moe_lab.reports.pages.answers import KINDS, by_confidence, changed_answers
+from moe_lab.reports.pages.answers import by_confidence
+from moe_lab.reports.pages.examples import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
     latex_of_rows,
     number,
@@ -194,7 +195,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
     of_means = [Line(by_id[one.score.run_id.split()[0]], one.names[3], one.score) for one in means]
     found = verdicts([line.named for line in [*lines, *of_means]])
     table = [_row(line.score, line.label) for line in lines]
-    changed = changed_answers(runs, names)
+    examples = examples_of(runs, names)
     return rendered(
         "runs.html.j2",
         title=_title(runs),
@@ -209,9 +210,12 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         seeds=means,
         csv=text_uri(csv_text(table), "csv"),
         latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
-        changed=changed,
-        kinds=KINDS,
-        gains={name: groups for name, pairs in changed.pairs.items() if (groups := by_confidence(pairs))},
+        examples=examples,
+        answer_data=answer_data(examples.answers),
+        kinds=[
+            kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
+        ],
+        gains={name: groups for name, pairs in examples.pairs.items() if (groups := by_confidence(pairs))},
         routing=[each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))],
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),

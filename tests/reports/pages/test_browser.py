@@ -18,7 +18,7 @@ from moe_lab.reports.papers.experiment import Published
 from moe_lab.results.samples import Flip, Routing, write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
-from tests.support.stored_runs import pair_of_runs
+from tests.support.stored_runs import generated_line, pair_of_runs, stored_run
 from tests.support.views import write_record, write_runs_page
 
 pytestmark = pytest.mark.slow
@@ -110,11 +110,30 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
     expected = sum(new[1] > old[1] for old, new in zip(before, after, strict=True))
     tab.select_option("#answer-filters select[name=kind]", "wrong to right")
     assert status.text_content() == f"{expected} of 50 answers"
+    for kind, count in {"right": 17, "wrong": 33, "changed": 50}.items():
+        tab.select_option("#answer-filters select[name=kind]", kind)
+        assert status.text_content() == f"{count} of 50 answers"
     tab.select_option("#answer-filters select[name=kind]", "")
     tab.get_by_role("button", name="Next").click()
     assert tab.text_content(".pager span") == "Page 2 of 5"
     tab.fill("#answer-filters input", "other 49")
     assert status.text_content() == "1 of 50 answers" and tab.locator("article").count() == 1
+
+
+def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
+    """A run that is compared with none; the prompt is whole, few-shot examples included, behind a click."""
+    lines = [generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE) for i in range(4)]
+    run = stored_run(tmp_path, "c" * 64, lines, "base")
+    tab = opened(write_runs_page([run], tmp_path / "report.html"))
+    tab.select_option("#answer-filters select[name=kind]", "right")
+    assert tab.locator("article h3").all_text_contents() == ["t, document 1: right", "t, document 3: right"]
+    first = tab.locator("article").first
+    assert first.locator("h4").all_text_contents() == ["Prompt, its end", "this run", "Target"]
+    whole = first.locator("details pre")
+    assert not whole.is_visible()
+    first.locator("summary").focus()
+    tab.keyboard.press("Enter")
+    assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
 
 
 def test_a_flip_shows_what_routing_changed(opened, tmp_path):

@@ -51,7 +51,7 @@ def test_sentences_and_flips(comparison, tmp_path):
         "6 answers turned right and 0 wrong (McNemar's p = 0.031, 0.062 by Holm for 2 comparisons)" in first
     )
     assert "0 answers turned right and 6 wrong" in second
-    answers = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])
+    answers = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [(each["document"], each["kind"]) for each in answers] == [
         (i, "wrong to right") for i in range(0, 12, 2)
     ] + [(i, "right to wrong") for i in range(1, 12, 2)]

@@ -68,6 +68,7 @@ for (const form of document.querySelectorAll("form.filters[data-rows]")) {
 
 // Answers: the data stands in the page; a screenful of it is shown at a time.
 const PER_PAGE = 10;
+const SEARCHED = 1500; // characters of a prompt: few-shot examples before them would match every search
 const make = (tag, text, className) => {
   const element = document.createElement(tag);
   if (text !== undefined) element.textContent = text;
@@ -86,11 +87,21 @@ const marked = (text, differs) => {
   return shown;
 };
 const sides = () => [document.getElementById("answers").dataset.before, document.getElementById("answers").dataset.after];
+const END = 600;
+const promptBox = ([prompt, cut]) => {
+  if (prompt.length + cut <= END) return box("Prompt", make("pre", prompt));
+  const made = box("Prompt, its end", make("pre", "…" + prompt.slice(-END)));
+  const whole = make("details");
+  const missing = cut ? `The first ${cut.toLocaleString("en")} characters are left out.` : "";
+  whole.append(make("summary", `The prompt as the model saw it, ${(prompt.length + cut).toLocaleString("en")} characters`), make("p", missing, "small soft"), make("pre", prompt));
+  made.append(whole);
+  return made;
+};
 const optionTable = (answer) => {
   const table = make("table");
   table.append(make("caption", "Log-probability of each choice, in nats; * marks the choice that counts as the answer"));
   const head = table.createTHead().insertRow();
-  for (const name of ["choice", ...sides()]) {
+  for (const name of ["choice", ...sides().slice(-answer.picked.length)]) {
     const heading = make("th", name, name === "choice" ? "" : "n");
     heading.scope = "col";
     head.append(heading);
@@ -136,11 +147,10 @@ const routingTable = ({ tokens, position, numbers, before, after }) => {
   made.append(wide);
   return made;
 };
-const article = (answer) => {
+const article = (answer, prompts) => {
   const made = make("article", undefined, "answer");
   made.append(make("h3", `${answer.task}, document ${answer.document}: ${answer.kind}`), make("p", answer.run, "small soft"));
-  if (answer.cut) made.append(make("p", `The first ${answer.cut} characters of the prompt are left out.`, "small soft"));
-  const prompt = box("Prompt", make("pre", answer.prompt));
+  const prompt = promptBox(prompts[answer.prompt]);
   const target = box("Target", make("pre", answer.target));
   const pair = make("div", undefined, "pair");
   if (answer.options) {
@@ -149,14 +159,17 @@ const article = (answer) => {
     pair.append(question, optionTable(answer));
     made.append(pair);
   } else {
-    pair.append(...[answer.base, answer.own].map((text, side) => box(sides()[side], marked(text, answer.differs))));
+    const texts = [answer.base, answer.own];
+    if (answer.base === undefined) pair.append(box(sides()[1], make("pre", answer.own)));
+    else pair.append(...texts.map((text, side) => box(sides()[side], marked(text, answer.differs))));
     made.append(prompt, pair, target);
   }
   if (answer.routing) made.append(routingTable(answer.routing));
-  if (answer.scores) made.append(make("p", `Scores: ${answer.scores[0]} and ${answer.scores[1]}`, "small"));
+  if (answer.scores) made.append(make("p", `Score: ${answer.scores.join(" and ")}`, "small"));
   return made;
 };
-const showAnswers = (data) => {
+const KEPT = { changed: (answer) => answer.changed, right: (answer) => answer.right === true, wrong: (answer) => answer.right === false };
+const showAnswers = ({ prompts, answers: data }) => {
   const form = document.getElementById("answer-filters");
   const place = document.getElementById("answers");
   const pager = document.querySelector(".pager");
@@ -165,12 +178,12 @@ const showAnswers = (data) => {
   let page = 0;
   const text = (index) => {
     const { prompt, base = "", own = "", target, options = [] } = data[index];
-    return (texts[index] ??= [prompt, base, own, target, ...options.map((each) => each[0])].join("\n").toLowerCase());
+    return (texts[index] ??= [prompts[prompt][0].slice(-SEARCHED), base, own, target, ...options.map((each) => each[0])].join("\n").toLowerCase());
   };
   const draw = () => {
     const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
     page = Math.min(Math.max(page, 0), pages - 1);
-    place.replaceChildren(...found.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map((index) => article(data[index])));
+    place.replaceChildren(...found.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map((index) => article(data[index], prompts)));
     form.querySelector("[role=status]").textContent = `${found.length} of ${data.length} answers`;
     pager.querySelector("span").textContent = `Page ${page + 1} of ${pages}`;
     pager.querySelector("[name=back]").disabled = page === 0;
@@ -180,7 +193,7 @@ const showAnswers = (data) => {
     const chosen = [...form.querySelectorAll("select")].filter((each) => each.value !== "");
     const words = form.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
     found = data.map((_, index) => index).filter((index) =>
-      chosen.every((each) => data[index][each.name] === each.value) && words.every((word) => text(index).includes(word)));
+      chosen.every((each) => KEPT[each.value]?.(data[index]) ?? data[index][each.name] === each.value) && words.every((word) => text(index).includes(word)));
     page = 0;
     draw();
   };

@@ -30,10 +30,10 @@ def test_numbers_are_those_of_the_file(comparison, tmp_path):
     assert [row.get("data-other") for row in rows] == ["b1", "b2"]
     for row, score in zip(rows, plain(comparison)["scores"], strict=True):
         shown = [float(value) for value in row.xpath("td/@data-value")]
-        names = ("n", "a", "b", "difference")
         assert shown == [
-            *(score[name] for name in names),
+            score["difference"],
             score["ci95"][0],
+            *(score[name] for name in ("a", "b", "n")),
             score["p"],
             score["p_holm"],
             score["to_right"],

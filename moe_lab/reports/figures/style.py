@@ -155,7 +155,7 @@ MARGIN = 0.98
 
 
 def fit(figure: Figure) -> None:
-    """Widen vertical axes with less than LEAST_SPAN, show curves that others cover, and wrap titles that are too wide."""
+    """Widen vertical axes with less than LEAST_SPAN, show covered curves, and wrap titles that are too wide."""
     for axis in figure.axes:
         if axis.get_subplotspec() is not None and axis.has_data():
             _widen_y(axis)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moe_lab.reports.figures.style import BLUE, GREY, PAGE_WIDTH, RC, quantity
+from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
 
 if TYPE_CHECKING:
@@ -42,6 +43,37 @@ class Difference:
         return self.p is not None and self.p < ALPHA
 
 
+def difference_of(score: Score, label: str, lower_is_better: bool) -> Difference:
+    """The row of a score that is compared with another run, and whose difference has an interval."""
+    assert score.difference is not None and score.difference_interval is not None, score
+    low, high = score.difference_interval
+    return Difference(
+        label=label,
+        task=score.task,
+        metric=score.metric,
+        difference=score.difference,
+        low=low,
+        high=high,
+        p=score.p_holm,
+        examples=score.n,
+        lower_is_better=lower_is_better,
+    )
+
+
+def panels(rows: Sequence[Difference]) -> list[list[Difference]]:
+    """The rows of each task and metric, the largest difference first."""
+    found: dict[tuple[str, str], list[Difference]] = {}
+    for row in sorted(rows, key=lambda row: -row.difference):
+        found.setdefault((row.task, row.metric), []).append(row)
+    return list(found.values())
+
+
+def panel_title(rows: Sequence[Difference]) -> str:
+    """The task of a panel and its number of examples."""
+    counts = "/".join(dict.fromkeys(f"{row.examples:,}" for row in rows if row.examples))
+    return f"{rows[0].task}, {counts} examples" if counts else rows[0].task
+
+
 def differences_figure(rows: Sequence[Difference], title: str = "") -> Figure:
     """The rows as points with their intervals, the largest difference of a panel first, and a line at 0.
 
@@ -50,15 +82,13 @@ def differences_figure(rows: Sequence[Difference], title: str = "") -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    panels: dict[tuple[str, str], list[Difference]] = {}
-    for row in sorted(rows, key=lambda row: -row.difference):
-        panels.setdefault((row.task, row.metric), []).append(row)
-    heights = [ROW * len(group) + AROUND for group in panels.values()]
+    groups = panels(rows)
+    heights = [ROW * len(group) + AROUND for group in groups]
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.3 * bool(title)), layout="constrained")
         figure.suptitle(title)
-        axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
-        for axis, group in zip(axes, panels.values(), strict=True):
+        axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights).ravel()
+        for axis, group in zip(axes, groups, strict=True):
             _draw_panel(axis, group)
     return figure
 
@@ -81,6 +111,6 @@ def _draw_panel(axis: Axes, rows: Sequence[Difference]) -> None:
     better = " (lower is better)" if first.lower_is_better else ""
     filled = "; filled: significant after Holm" if any(row.p is not None for row in rows) else ""
     axis.set(
-        title=f"{first.task}, {'/'.join(dict.fromkeys(f'{row.examples:,}' for row in rows if row.examples))} examples",
+        title=panel_title(rows),
         xlabel=f"difference of {quantity(first.metric)}{better}, 95% interval{filled}",
     )

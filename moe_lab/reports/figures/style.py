@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
     from matplotlib.text import Text
+    from numpy.typing import NDArray
 
 
 # The common style of figures: size, colours for colour-blind readers, and saving with a CSV
@@ -145,15 +146,20 @@ def _save(figure: Figure, path: Path) -> None:
 
 LEAST_SPAN = 0.05
 """Of a linear axis of measurements, in its unit: accuracies, bits and nats that differ by 0.001 lie close together."""
+NEAR = 0.01
+"""Curves lie on one another where they are apart by less than this share of the axis."""
+COVERED = 2.2
+"""Points that a curve is wider for each curve on it."""
 MARGIN = 0.98
 """Share of the available width that a title or legend may take."""
 
 
 def fit(figure: Figure) -> None:
-    """Widen vertical axes with less than LEAST_SPAN, and wrap titles that are wider than the figure or their panel."""
+    """Widen vertical axes with less than LEAST_SPAN, show covered curves, and wrap titles that are too wide."""
     for axis in figure.axes:
         if axis.get_subplotspec() is not None and axis.has_data():
             _widen_y(axis)
+            _tell_apart(axis)
     figure.draw_without_rendering()  # places the panels
     for text in figure.texts:
         _wrap(text, figure.bbox.width)
@@ -176,6 +182,30 @@ def _widen_y(axis: Axes) -> None:
     """Limits that are set by hand stay."""
     if axis.get_yscale() == "linear" and axis.get_autoscaley_on():
         axis.set_ylim(_widened(*axis.get_ylim()))
+
+
+def _tell_apart(axis: Axes) -> None:
+    """Draw a curve wider for each later one that lies on it, so that it is seen on both sides of that one."""
+    import numpy as np
+
+    named = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+    points = {line: np.asarray(line.get_xydata(), dtype=float) for line in named}
+    curves = [line for line in named if len(points[line]) > 1]
+    bottom, top = sorted(axis.get_ylim())
+    for place, curve in enumerate(curves):
+        later = [points[other] for other in curves[place + 1 :]]
+        covering = sum(_lie_together(points[curve], other, NEAR * (top - bottom)) for other in later)
+        curve.set_linewidth(curve.get_linewidth() + COVERED * covering)
+        curve.set_markersize(curve.get_markersize() + COVERED * covering)
+
+
+def _lie_together(one: NDArray[Any], other: NDArray[Any], near: float) -> bool:
+    """Whether curves, as rows of (x, y), have the same places and nearly the same heights."""
+    import numpy as np
+
+    if one.shape != other.shape or not np.array_equal(one[:, 0], other[:, 0], equal_nan=True):
+        return False
+    return bool(np.allclose(one[:, 1], other[:, 1], rtol=0, atol=near, equal_nan=True))
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

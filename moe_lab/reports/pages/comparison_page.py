@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, ShownAnswer, answer_of, side_by_side
+from moe_lab.reports.figures.differences import difference_of
+from moe_lab.reports.pages.answers import answer_of
+from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, side_by_side
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
+from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.pages.verdict import NOT_SIGNIFICANT, Verdict, by_outcome, made_verdict
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
@@ -28,14 +31,17 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     evaluations = {one.key: one for one in comparison.evaluations}
     scores = comparison.scores
     found = [_verdict(score, evaluations, len(scores)) for score in scores]
-    answers = [answer for score in scores for answer in _flips(score, comparison, evaluations)]
+    drawn = [(one, score) for one, score in zip(found, scores, strict=True) if score.interval is not None]
+    names = told_apart(comparison.evaluations)
     rows = [
+        difference_of(one.score, names[score.other], score.higher_is_better is False) for one, score in drawn
+    ]
+    answers = [answer for score in scores for answer in _flips(score, comparison, evaluations)]
+    lines = [
         {"with": score.other} | {key: value for key, value in score.to_json().items() if key not in LEFT_OUT}
         for score in scores
     ]
-    title = (
-        f"{' and '.join(_name(one) for one in comparison.evaluations[1:])} against {_name(evaluations['a'])}"
-    )
+    title = f"{' and '.join(name for key, name in names.items() if key != 'a')} against {names['a']}"
     return write_page(
         path,
         "comparison.html.j2",
@@ -43,13 +49,33 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         evaluations=evaluations,
         scores=scores,
         verdicts=by_outcome(found),
+        forest=forest(rows, [one.outcome for one, _ in drawn]),
         answers=answers,
+        answer_data=answer_data(answers),
         kinds=list(KINDS.values()),
         notes=comparison.notes,
         marks=explained_marks(mark for one in comparison.evaluations for mark in one.marks),
-        csv=text_uri(csv_text(rows), "csv"),
-        latex=text_uri(latex_of_rows(rows, title), "x-tex"),
+        csv=text_uri(csv_text(lines), "csv"),
+        latex=text_uri(latex_of_rows(lines, title), "x-tex"),
     )
+
+
+def told_apart(evaluations: Sequence[Evaluation]) -> dict[str, str]:
+    """A name for each evaluation, by key: the settings that not all of them have, else its label and key.
+
+    `method=base task=gsm8k` and `method=roe method.n=8 task=gsm8k` are `base` and `roe, method.n=8`.
+    """
+    settings = {one.key: one.settings.split() for one in evaluations}
+    shared = set.intersection(*map(set, settings.values()))
+    own = {key: [text for text in typed if text not in shared] for key, typed in settings.items()}
+    names = {
+        key: ", ".join(text.removeprefix("method=").removeprefix("model=") for text in each)
+        for key, each in own.items()
+    }
+    if all(names.values()) and len(set(names.values())) == len(names):
+        return names
+    labels = {one.label for one in evaluations}
+    return {one.key: one.label if len(labels) == len(evaluations) else _name(one) for one in evaluations}
 
 
 def _name(evaluation: Evaluation) -> str:
@@ -102,4 +128,5 @@ def _flips(
                 task=score.task,
                 document=number,
                 kind=kind,
+                right=kind == TO_RIGHT,
             )

@@ -58,6 +58,8 @@ class Entry:
     """Documents, finished trials, or optimizer steps."""
     metric: str = ""
     score: float | None = None
+    interval: tuple[float, float] | None = None
+    """At 95%, over documents."""
     changed: str
     """When it ended or was written last, in UTC."""
     state: str
@@ -127,6 +129,7 @@ def _run(folder: Path) -> Entry | None:
         n=run.num_documents,
         metric="" if score is None else score.metric,
         score=None if score is None else score.value,
+        interval=None if score is None else score.interval,
         changed=_changed(folder),
         state=DONE,
         command=command(run.overrides),
@@ -275,12 +278,26 @@ def write_listing_page(output: Path) -> Path | None:
         "listing.html.j2",
         folder=output.absolute().name,
         entries=[_line(output, entry) for entry in entries],
+        compared=[_compared(entry) for entry in entries],
         counts=Counter(entry.kind for entry in entries),
         choices={name: _values(name, entries) for name in FILTERS},
         problems=problems,
         tables="tables/index.html" if tables.is_file() else None,
         pages=[f"pages/{page.name}" for page in sorted((output / "pages").glob("*.html"))],
     )
+
+
+def _compared(entry: Entry) -> dict[str, object]:
+    """What the page shows of a ticked entry next to another one."""
+    names = ("kind", "model", "method", "task", "metric", "n", "seed")
+    facts = {name: getattr(entry, name) for name in names}
+    settings = dict(text.split("=", 1) for text in texts(entry.settings))
+    return {
+        "name": entry.folder,
+        "facts": {name: "" if value is None else str(value) for name, value in facts.items()} | settings,
+        "score": entry.score,
+        "interval": entry.interval,
+    }
 
 
 def _line(output: Path, entry: Entry) -> tuple[Entry, str, str, bool]:

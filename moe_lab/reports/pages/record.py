@@ -28,6 +28,9 @@ from moe_lab.results.typed import typed
 RECORD_VERSION = [3, *(one.name for one in fields(Score))]
 """The version of the form, and the fields of a score."""
 
+PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
+"""Names of the papers, by their folders of `experiments/`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellRecord:
@@ -94,6 +97,11 @@ class TableRecord:
     """Published numbers without a cell."""
     runs: dict[str, RunRecord]
     """The runs of the cells by id."""
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether it is a paper's table, or names published numbers."""
+        return self.paper in PAPERS or bool(self.unmatched) or any(cell.published for cell in self.cells)
 
     def to_json(self) -> dict[str, object]:
         content = asdict(self)
@@ -243,6 +251,7 @@ AGREES = "agrees"
 DISAGREES = "disagrees"
 NOT_COMPARABLE = "not comparable"
 NOT_PUBLISHED = "no published number"
+MEASURED = "measured"
 FAILED = "failed"
 NOT_RUN = "not run"
 NOT_AT_SCALE = "not at this scale"
@@ -251,6 +260,7 @@ STATES = {
     DISAGREES: "The published number lies outside the 95% interval of the measured one.",
     NOT_COMPARABLE: "Measured, but at another scale, on part of the documents, or without an interval.",
     NOT_PUBLISHED: "Measured; the paper prints no number for it.",
+    MEASURED: "A number is stored for the cell.",
     FAILED: "The cell was tried and failed.",
     NOT_RUN: "Nothing is stored for the cell.",
     NOT_AT_SCALE: "The paper prints a number; the scale has no such cell.",
@@ -315,12 +325,17 @@ def rows_of(record: TableRecord) -> list[Row]:
         return []
     missing = f"scale {record.scale} has no such cell"
     return [
-        *(Row(cell, *state_of(cell, record.scale)) for cell in record.cells),
+        *(Row(cell, *_state_in(record, cell)) for cell in record.cells),
         *(
             Row(CellRecord(coordinates=each.cell, published=each), NOT_AT_SCALE, missing)
             for each in record.unmatched
         ),
     ]
+
+
+def _state_in(record: TableRecord, cell: CellRecord) -> tuple[str, str]:
+    state, reason = state_of(cell, record.scale)
+    return (MEASURED if state == NOT_PUBLISHED and not record.of_paper else state), reason
 
 
 def axes_of(record: TableRecord, rows: Sequence[Row]) -> list[str]:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
+from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.measures import PageTable, views
-from moe_lab.reports.pages.answers import KINDS, by_confidence, changed_answers
+from moe_lab.reports.pages.answers import by_confidence
+from moe_lab.reports.pages.examples import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
-    Plot,
-    Point,
     latex_of_rows,
     number,
     pictures_in,
-    plot,
     rendered,
     text_uri,
     write_page,
 )
+from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
 from moe_lab.reports.pages.record import RunRecord
-from moe_lab.reports.pages.verdict import Compared, by_outcome, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
 from moe_lab.reports.terminal.results import seed_lines, settings
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
@@ -195,7 +195,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
     of_means = [Line(by_id[one.score.run_id.split()[0]], one.names[3], one.score) for one in means]
     found = verdicts([line.named for line in [*lines, *of_means]])
     table = [_row(line.score, line.label) for line in lines]
-    changed = changed_answers(runs, names)
+    examples = examples_of(runs, names)
     return rendered(
         "runs.html.j2",
         title=_title(runs),
@@ -203,15 +203,19 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         verdicts=by_outcome(found),
         only=found[0] if len(found) == 1 else None,
         count=len(found),
+        forest=_forest([*lines, *of_means], several_models=len({run.model for run in runs}) > 1),
         tests=family.tests,
         lines=lines,
         compared=compared_names(runs),
         seeds=means,
         csv=text_uri(csv_text(table), "csv"),
         latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
-        changed=changed,
-        kinds=KINDS,
-        gains={name: groups for name, pairs in changed.pairs.items() if (groups := by_confidence(pairs))},
+        examples=examples,
+        answer_data=answer_data(examples.answers),
+        kinds=[
+            kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
+        ],
+        gains={name: groups for name, pairs in examples.pairs.items() if (groups := by_confidence(pairs))},
         routing=[each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))],
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
@@ -219,6 +223,21 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         runs=[RunRecord.of(run) for run in runs],
         marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
+
+
+def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
+    """Every difference to another run, the base model's and those of `compared`."""
+    rows, outcomes = [], []
+    for line in lines:
+        named = line.named
+        parts = [line.score.model] * several_models + [line.score.method, line.label]
+        label = ", ".join(part for part in parts if part)
+        for other, score in {"": line.score, **line.compared}.items():
+            if has_verdict(score) and score.difference_interval is not None:
+                to = f", minus {other.replace('_', ' ')}" if other else ""
+                rows.append(difference_of(score, label + to, named.lower_is_better))
+                outcomes.append(outcome(replace(named, score=score)))
+    return forest(rows, outcomes)
 
 
 def _run_name(run: RunResult, label: str) -> str:

@@ -26,6 +26,7 @@ from moe_lab.reports.pages.record import (
     NOT_COMPARABLE,
     NOT_PUBLISHED,
     NOT_RUN,
+    PAPERS,
     STATES,
     CellRecord,
     Row,
@@ -44,8 +45,8 @@ from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import warn_once
 
-PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
-"""Names of the folders of `experiments/`; another folder is its own name."""
+OF_PAPERS = (AGREES, DISAGREES, NOT_COMPARABLE, NOT_PUBLISHED, NOT_AT_SCALE)
+"""States of cells that a paper prints, or could."""
 EMPTY = (FAILED, NOT_RUN)
 SUMMARY = {
     "cells": [state for state in STATES if state != NOT_AT_SCALE],
@@ -93,13 +94,21 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
         papers=papers,
         summary={paper: summary(tables) for paper, tables in papers.items()},
         total=summary([table for tables in papers.values() for table in tables]),
-        states=STATES,
+        columns=[name for name, states in SUMMARY.items() if {*states} & {*_states(records)}],
+        of_papers=any(record.of_paper for record in records),
+        states={state: STATES[state] for state in _states(records)},
         verdicts=by_outcome(found),
         count=len(found),
         marks=explained_marks(mark for score in scores if score for mark in score.marks),
         explained=EXPLAINED,
         scales=list(dict.fromkeys(record.scale for record in records)),
     )
+
+
+def _states(records: Sequence[TableRecord]) -> list[str]:
+    """The states that cells of the records may have."""
+    kinds = {record.of_paper for record in records}
+    return [state for state in STATES if (state in OF_PAPERS) in kinds or state in EMPTY]
 
 
 def compared_scores(records: Sequence[TableRecord]) -> list[Compared]:

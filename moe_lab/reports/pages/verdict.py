@@ -39,9 +39,12 @@ def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     of one run have no p: the interval of the difference decides, which excludes 0 where the difference is significant.
     One of several seeds has no verdict: the mean over the seeds has one.
     """
-    return [
-        _verdict(one) for one in compared if one.score.difference is not None and not _one_seed(one.score)
-    ]
+    return [made_verdict(one.name, one.score, outcome(one)) for one in compared if has_verdict(one.score)]
+
+
+def has_verdict(score: Score) -> bool:
+    """Whether a score is compared with another run, and is not one of several seeds."""
+    return score.difference is not None and not _one_seed(score)
 
 
 def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
@@ -54,12 +57,12 @@ def _one_seed(score: Score) -> bool:
     return score.p is not None and score.p_holm is None
 
 
-def _verdict(one: Compared) -> Verdict:
-    score, outcome = one.score, NOT_SIGNIFICANT
-    assert score.difference is not None
-    if _significant(score):
-        outcome = WORSE if (score.difference > 0) is one.lower_is_better else BETTER
-    return made_verdict(one.name, score, outcome)
+def outcome(one: Compared) -> str:
+    """BETTER, WORSE or NOT_SIGNIFICANT."""
+    score = one.score
+    if not score.difference or not _significant(score):
+        return NOT_SIGNIFICANT
+    return WORSE if (score.difference > 0) is one.lower_is_better else BETTER
 
 
 def made_verdict(
@@ -74,8 +77,6 @@ def made_verdict(
 
 
 def _significant(score: Score) -> bool:
-    if not score.difference:
-        return False
     if score.p_holm is not None:
         return score.significant
     if score.seeds > 1:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import matplotlib
 import pytest
 
-from moe_lab.reports.figures.style import LEAST_SPAN, RC, fit, legend_below, panels, widen_x
+from moe_lab.reports.figures.style import COVERED, LEAST_SPAN, RC, fit, legend_below, panels, widen_x
 
 LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
 
@@ -87,3 +87,15 @@ def test_an_inverted_axis_stays_inverted():
     fit(figure)
     high, low = axis.get_ylim()
     assert high - low == pytest.approx(LEAST_SPAN)
+
+
+def test_curves_that_lie_on_one_another_are_seen():
+    figure, (axis,) = panels(1)
+    values = {"a": [0.0, 1.0, 2.0], "b": [0.0, 1.0, 2.001], "c": [0.0, 1.0, 1.5], "d": [0.0, 1.0, 2.0]}
+    drawn = {name: axis.plot([1, 2, 3], value, marker="o", label=name)[0] for name, value in values.items()}
+    axis.plot([1, 2, 3], values["a"])  # without a name in the legend, such as an interval
+    before = {name: line.get_linewidth() for name, line in drawn.items()}
+    fit(figure)
+    wider = {name: (line.get_linewidth() - before[name]) / COVERED for name, line in drawn.items()}
+    assert wider == pytest.approx({"a": 2, "b": 1, "c": 0, "d": 0})
+    assert drawn["a"].get_markersize() > drawn["b"].get_markersize() > drawn["d"].get_markersize()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.pages.answers import answer_of, first_difference
+from moe_lab.reports.pages.answers import answer_of
+from moe_lab.reports.pages.examples import first_difference
 from moe_lab.results.samples import Sample
 from tests.support.stored_runs import choice_line, generated_line
 

@@ -18,11 +18,12 @@ from moe_lab.reports.papers.experiment import Published
 from moe_lab.results.samples import Flip, Routing, write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
-from tests.support.stored_runs import pair_of_runs
+from tests.support.stored_runs import generated_line, pair_of_runs, stored_run
 from tests.support.views import write_record, write_runs_page
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 10_000
+PAIRED = {"n": 1, "difference": 1.0, "ci95": [-0.2, 1.0], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
 SECONDS = 2.0
 """In which a page of DOCUMENTS opens, and in which it is searched."""
 
@@ -61,10 +62,12 @@ def opened(browser, request):
     tab.close()
 
 
-def visible(tab, rows="[data-row]"):
-    """The first cells of the visible rows, in their order."""
+def visible(tab, cell=0):
+    """A cell of each visible row, in their order."""
     return tab.eval_on_selector_all(
-        rows, "rows => rows.filter(row => row.checkVisibility()).map(row => row.cells[0].textContent)"
+        "[data-row]",
+        "(rows, cell) => rows.filter(row => row.checkVisibility()).map(row => row.cells[cell].textContent)",
+        cell,
     )
 
 
@@ -110,11 +113,30 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
     expected = sum(new[1] > old[1] for old, new in zip(before, after, strict=True))
     tab.select_option("#answer-filters select[name=kind]", "wrong to right")
     assert status.text_content() == f"{expected} of 50 answers"
+    for kind, count in {"right": 17, "wrong": 33, "changed": 50}.items():
+        tab.select_option("#answer-filters select[name=kind]", kind)
+        assert status.text_content() == f"{count} of 50 answers"
     tab.select_option("#answer-filters select[name=kind]", "")
     tab.get_by_role("button", name="Next").click()
     assert tab.text_content(".pager span") == "Page 2 of 5"
     tab.fill("#answer-filters input", "other 49")
     assert status.text_content() == "1 of 50 answers" and tab.locator("article").count() == 1
+
+
+def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
+    """A run that is compared with none; the prompt is whole, few-shot examples included, behind a click."""
+    lines = [generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE) for i in range(4)]
+    run = stored_run(tmp_path, "c" * 64, lines, "base")
+    tab = opened(write_runs_page([run], tmp_path / "report.html"))
+    tab.select_option("#answer-filters select[name=kind]", "right")
+    assert tab.locator("article h3").all_text_contents() == ["t, document 1: right", "t, document 3: right"]
+    first = tab.locator("article").first
+    assert first.locator("h4").all_text_contents() == ["Prompt, its end", "this run", "Target"]
+    whole = first.locator("details pre")
+    assert not whole.is_visible()
+    first.locator("summary").focus()
+    tab.keyboard.press("Enter")
+    assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
 
 
 def test_a_flip_shows_what_routing_changed(opened, tmp_path):
@@ -139,13 +161,45 @@ def test_the_list_is_filtered(opened, tmp_path):
     pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     tab = opened(write_listing_page(tmp_path))
     tab.select_option("select[name=method]", "roe")
-    assert visible(tab) == ["run"]
+    assert visible(tab, cell=1) == ["run"]
     wide = tab.locator(".wide")
     scrolled = wide.evaluate("element => element.scrollWidth > element.clientWidth")
     assert (wide.get_attribute("tabindex") == "0") is scrolled, (
         "what is scrolled can be reached with the keyboard"
     )
     assert scrolled or tab.viewport_size["width"] > 1000
+
+
+def test_two_runs_are_compared(opened, tmp_path):
+    pair_of_runs(tmp_path, [("1", 0.0), ("2", 1.0)], [("1", 1.0), ("2", 1.0)])
+    tab = opened(write_listing_page(tmp_path))
+    boxes = tab.locator("input[type=checkbox]")
+    first = boxes.nth(0)
+    first.focus()
+    tab.keyboard.press("Space")
+    assert tab.text_content("#compared") == "Tick one more entry to see them side by side."
+    boxes.nth(1).check()
+    rows = [row.locator("th, td").all_text_contents() for row in tab.locator("#compared tbody tr").all()]
+    assert ["score", "0.5000", "1.0000"] in rows or ["score", "1.0000", "0.5000"] in rows
+    marked = {row[0] for row in rows if len(set(row[1:])) == 2}
+    assert set(tab.locator("#compared tr:has(mark) th").all_text_contents()) == marked >= {"method", "score"}
+    assert "mode=compare" in tab.text_content("#compared pre")
+    first.uncheck()
+    assert tab.text_content("#compared") == "Tick one more entry to see them side by side."
+
+
+def test_values_are_in_sight_and_the_focus_is_seen(opened, tmp_path):
+    """Broken by a table whose score is beyond the right edge of a phone, and by a control without an outline."""
+    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)], paired={"t": {"exact_match,none": PAIRED}})
+    for page in (write_runs_page(runs, tmp_path / "report.html"), write_listing_page(tmp_path)):
+        tab = opened(page)
+        name = "score" if page.name == "index.html" else "value"
+        box = tab.get_by_role("columnheader", name=name, exact=True).bounding_box()
+        assert box["x"] + box["width"] <= tab.viewport_size["width"], page.name
+        for _ in range(12):
+            tab.keyboard.press("Tab")
+            seen = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert seen != "none" or tab.evaluate("document.activeElement === document.body")
 
 
 def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.comparison_page import write_comparison_page
+from moe_lab.reports.pages.comparison_page import told_apart, write_comparison_page
 from moe_lab.results.atomic import plain
 from moe_lab.results.comparisons.comparison import compare
 from tests.support.lm_eval_logs import evaluation, samples_of
@@ -30,10 +30,10 @@ def test_numbers_are_those_of_the_file(comparison, tmp_path):
     assert [row.get("data-other") for row in rows] == ["b1", "b2"]
     for row, score in zip(rows, plain(comparison)["scores"], strict=True):
         shown = [float(value) for value in row.xpath("td/@data-value")]
-        names = ("n", "a", "b", "difference")
         assert shown == [
-            *(score[name] for name in names),
+            score["difference"],
             score["ci95"][0],
+            *(score[name] for name in ("a", "b", "n")),
             score["p"],
             score["p_holm"],
             score["to_right"],
@@ -51,7 +51,7 @@ def test_sentences_and_flips(comparison, tmp_path):
         "6 answers turned right and 0 wrong (McNemar's p = 0.031, 0.062 by Holm for 2 comparisons)" in first
     )
     assert "0 answers turned right and 6 wrong" in second
-    answers = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])
+    answers = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [(each["document"], each["kind"]) for each in answers] == [
         (i, "wrong to right") for i in range(0, 12, 2)
     ] + [(i, "right to wrong") for i in range(1, 12, 2)]
@@ -68,3 +68,20 @@ def test_a_comparison_without_flips(tmp_path):
         "The difference is not statistically significant. [PARTIAL]"
         in texts(root.xpath("//p[contains(@class, 'lead')]"))[0]
     )
+
+
+def test_the_title_says_what_differs(comparison, tmp_path):
+    settings = ("method=base task=t", "method=roe method.n=8 task=t", "method=roe method.n=16 task=t")
+    named = [
+        replace(one, settings=typed) for one, typed in zip(comparison.evaluations, settings, strict=True)
+    ]
+    page = write_comparison_page(replace(comparison, evaluations=named), tmp_path / "comparison.html")
+    [title] = texts(tree(page).xpath("//h1"))
+    assert title == "roe, method.n=8 and roe, method.n=16 against base"
+
+
+def test_evaluations_without_settings_have_their_labels(comparison):
+    one, other, third = (replace(each, settings="") for each in comparison.evaluations)
+    assert told_apart([one, other]) == {"a": "model (a)", "b1": "model (b1)"}
+    labelled = replace(third, label="better")
+    assert told_apart([one, labelled]) == {"a": "model", "b2": "better"}

@@ -46,8 +46,13 @@ def test_the_training_of_a_run(tmp_path):
 def test_its_page(tmp_path):
     page = write_origin_page(study(tmp_path))
     root = tree(page)
+    facts = {row[0].text: row[1].text for row in root.xpath("//table[@class='facts']//tr")}
+    assert facts["metric"] == "perplexity" and facts["untuned score"] == "1.75"
     assert texts(root.xpath("//h1")) == ["Study s"] and foreign_urls(page) == []
-    assert texts(root.xpath("//tbody/tr")) == ["01.75", "11.5"] and len(root.xpath("//img")) == 1
+    assert (
+        texts(root.xpath("//table[@class='sortable']/tbody/tr")) == ["01.75", "11.5"]
+        and len(root.xpath("//img")) == 1
+    )
 
 
 def test_a_folder_without_a_record_has_none(tmp_path):

@@ -39,8 +39,8 @@ def test_scores_are_those_of_results_json(page, runs):
         stored = json.loads((run.folder / "results.json").read_text())
         value = stored["results"]["t"]["exact_match,none"]
         shown = rows[run.run_id].xpath("td/@data-value")
-        assert [float(one) for one in shown[:3]] == [2, value, value - 0.1]
-        assert shown[3:] == ([""] * 3 if run is runs[0] else ["0.5", "0.5", "1"])
+        assert [float(one) for one in (*shown[:2], shown[-1])] == [value, value - 0.1, 2]
+        assert shown[2:-1] == ([""] * 3 if run is runs[0] else ["0.5", "0.5", "1"])
 
 
 def test_the_verdict_stands_first(page):
@@ -54,16 +54,16 @@ def test_the_verdict_stands_first(page):
 def test_hostile_answers_are_data(page):
     root = tree(page)
     assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]") and not root.xpath("//img")
-    data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])
-    assert [each["own"] for each in data] == [HOSTILE] and data[0]["kind"] == "wrong to right"
+    data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
+    assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
     assert foreign_urls(page) == []
 
 
 def test_each_section_has_its_numbers(page):
     root = tree(page)
-    assert "1 of 2 answers differ from the base model’s." in texts(root.xpath("//p"))
+    assert "1 of 2 answers differ from the base model’s; they come first." in texts(root.xpath("//p"))
     assert root.xpath("//svg[contains(@aria-label, 'Temperature by MoE layer: 0.00 0.10')]")
-    assert "changed fraction: 25.0%" in root.text_content()
+    assert "changed fraction25.0%" in texts(root.xpath("//table[@class='facts']//tr"))
     assert "python -m moe_lab method=roe task=t" in root.text_content()
     assert len(root.xpath("//svg[contains(@aria-label, 'exact_match,none against')]")) == 2
 
@@ -78,7 +78,14 @@ def test_headings_are_in_order_and_tables_have_captions(page):
 def test_runs_without_a_comparison_have_a_page(runs, tmp_path):
     page = write_runs_page(runs[:1], tmp_path / "base.html")
     assert "No stored run is compared with the base model." in tree(page).text_content()
-    assert not tree(page).xpath("//script[@id='answer-data']")
+    data = json.loads(tree(page).xpath("//script[@id='answer-data']/text()")[0])
+    assert [each["kind"] for each in data["answers"]] == ["wrong", "right"]
+
+
+def test_empty_sections_are_left_out(runs, tmp_path):
+    root = tree(write_runs_page(runs[:1], tmp_path / "base.html"))
+    assert texts(root.xpath("//h2")) == ["Scores", "Answers", "Cost", "Provenance"]
+    assert texts(root.xpath("//nav//a")) == ["Scores", "Answers", "Cost", "Provenance"]
 
 
 def test_seeds_have_a_table_of_their_own(runs, tmp_path):

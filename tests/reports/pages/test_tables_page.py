@@ -91,6 +91,18 @@ def test_the_summary_counts_them(page):
     assert texts(tree(page).xpath("//table")[0].xpath(".//tbody/tr/*")) == "RoE 6 2 1 0 1 2 2 2".split()
 
 
+def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
+    cells = [TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)])]
+    write_record(cell_table(rows=["task"], name="mine/first").experiment, "small", cells, tmp_path)
+    root = tree(write_tables_page(tmp_path))
+    shown = " ".join(texts(root.xpath("//main"))).lower()
+    assert "paper" not in shown and "publish" not in shown
+    assert texts(root.xpath("//tr/@data-state/..")[0].xpath("td[@class='state']")) == ["measured"]
+    assert texts(root.xpath("//table")[0].xpath(".//th")) == [
+        *("experiment", "cells", "measured", "failed", "not run", "mine"),
+    ]
+
+
 def test_a_run_in_two_tables_has_one_verdict(page):
     [text] = texts(tree(page).xpath("//ul[@class='verdicts']/li"))
     assert (

@@ -1,5 +1,12 @@
 "use strict";
 
+const make = (tag, text, className) => {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  if (className) element.className = className;
+  return element;
+};
+
 // Elements that do nothing without this script are hidden until it runs.
 for (const element of document.querySelectorAll(".needs-script")) element.hidden = false;
 
@@ -34,6 +41,7 @@ const sortBy = (table, heading, index) => {
 };
 for (const table of document.querySelectorAll("table.sortable")) {
   [...table.tHead.rows[0].cells].forEach((heading, index) => {
+    if (heading.classList.contains("needs-script")) return; // boxes to tick have no order
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);
@@ -66,14 +74,63 @@ for (const form of document.querySelectorAll("form.filters[data-rows]")) {
   filterRows(form);
 }
 
+// The list of runs: two ticked entries stand side by side. Ticking a third one unticks the first.
+const compareEntries = (place, entries) => {
+  const ticked = [];
+  const text = (value) => (value === null ? "" : value.toFixed(4).replace("-", "−"));
+  const line = (body, name, values) => {
+    const row = body.insertRow();
+    const heading = make("th", name);
+    heading.scope = "row";
+    const differ = values.some((value) => value !== values[0]);
+    row.append(heading, ...values.map((value) => (differ ? cellOf(make("mark", value)) : make("td", value))));
+  };
+  const cellOf = (content) => {
+    const cell = make("td");
+    cell.append(content);
+    return cell;
+  };
+  const draw = () => {
+    if (ticked.length < 2) {
+      const more = ticked.length ? "Tick one more entry" : "Tick two entries";
+      place.replaceChildren(make("p", `${more} to see them side by side.`, "soft"));
+      return;
+    }
+    const two = ticked.map((box) => entries[box.value]);
+    const table = make("table");
+    table.append(make("caption", "The two ticked entries; what differs is highlighted."));
+    const head = table.createTHead().insertRow();
+    for (const name of ["", ...two.map((entry) => entry.name)]) {
+      const heading = make("th", name);
+      heading.scope = "col";
+      head.append(heading);
+    }
+    const body = table.createTBody();
+    line(body, "score", two.map((entry) => text(entry.score)));
+    line(body, "95% interval", two.map(({ interval }) => (interval ? `[${text(interval[0])}, ${text(interval[1])}]` : "")));
+    for (const name of new Set(two.flatMap((entry) => Object.keys(entry.facts)))) {
+      const values = two.map((entry) => entry.facts[name] ?? "");
+      if (values.some(Boolean)) line(body, name, values);
+    }
+    const made = [table];
+    if (two.every((entry) => entry.facts.metric === two[0].facts.metric))
+      made.push(make("p", `Second minus first: ${text(two[1].score - two[0].score)}`));
+    if (two.every((entry) => entry.facts.kind === "run"))
+      made.push(make("p", "This command tests their difference example by example:", "small soft"), make("pre", `python -m moe_lab mode=compare a=${place.dataset.folder}/${two[0].name} b=${place.dataset.folder}/${two[1].name}`));
+    place.replaceChildren(...made);
+  };
+  document.addEventListener("change", ({ target }) => {
+    if (target.type !== "checkbox") return;
+    if (target.checked) ticked.push(target);
+    else ticked.splice(ticked.indexOf(target), 1);
+    if (ticked.length > 2) ticked.shift().checked = false;
+    draw();
+  });
+};
+
 // Answers: the data stands in the page; a screenful of it is shown at a time.
 const PER_PAGE = 10;
-const make = (tag, text, className) => {
-  const element = document.createElement(tag);
-  if (text !== undefined) element.textContent = text;
-  if (className) element.className = className;
-  return element;
-};
+const SEARCHED = 1500; // characters of a prompt: few-shot examples before them would match every search
 const box = (title, ...content) => {
   const made = make("div", undefined, "box");
   made.append(make("h4", title), ...content);
@@ -86,11 +143,21 @@ const marked = (text, differs) => {
   return shown;
 };
 const sides = () => [document.getElementById("answers").dataset.before, document.getElementById("answers").dataset.after];
+const END = 600;
+const promptBox = ([prompt, cut]) => {
+  if (prompt.length + cut <= END) return box("Prompt", make("pre", prompt));
+  const made = box("Prompt, its end", make("pre", "…" + prompt.slice(-END)));
+  const whole = make("details");
+  const missing = cut ? `The first ${cut.toLocaleString("en")} characters are left out.` : "";
+  whole.append(make("summary", `The prompt as the model saw it, ${(prompt.length + cut).toLocaleString("en")} characters`), make("p", missing, "small soft"), make("pre", prompt));
+  made.append(whole);
+  return made;
+};
 const optionTable = (answer) => {
   const table = make("table");
   table.append(make("caption", "Log-probability of each choice, in nats; * marks the choice that counts as the answer"));
   const head = table.createTHead().insertRow();
-  for (const name of ["choice", ...sides()]) {
+  for (const name of ["choice", ...sides().slice(-answer.picked.length)]) {
     const heading = make("th", name, name === "choice" ? "" : "n");
     heading.scope = "col";
     head.append(heading);
@@ -136,11 +203,10 @@ const routingTable = ({ tokens, position, numbers, before, after }) => {
   made.append(wide);
   return made;
 };
-const article = (answer) => {
+const article = (answer, prompts) => {
   const made = make("article", undefined, "answer");
   made.append(make("h3", `${answer.task}, document ${answer.document}: ${answer.kind}`), make("p", answer.run, "small soft"));
-  if (answer.cut) made.append(make("p", `The first ${answer.cut} characters of the prompt are left out.`, "small soft"));
-  const prompt = box("Prompt", make("pre", answer.prompt));
+  const prompt = promptBox(prompts[answer.prompt]);
   const target = box("Target", make("pre", answer.target));
   const pair = make("div", undefined, "pair");
   if (answer.options) {
@@ -149,14 +215,17 @@ const article = (answer) => {
     pair.append(question, optionTable(answer));
     made.append(pair);
   } else {
-    pair.append(...[answer.base, answer.own].map((text, side) => box(sides()[side], marked(text, answer.differs))));
+    const texts = [answer.base, answer.own];
+    if (answer.base === undefined) pair.append(box(sides()[1], make("pre", answer.own)));
+    else pair.append(...texts.map((text, side) => box(sides()[side], marked(text, answer.differs))));
     made.append(prompt, pair, target);
   }
   if (answer.routing) made.append(routingTable(answer.routing));
-  if (answer.scores) made.append(make("p", `Scores: ${answer.scores[0]} and ${answer.scores[1]}`, "small"));
+  if (answer.scores) made.append(make("p", `Score: ${answer.scores.join(" and ")}`, "small"));
   return made;
 };
-const showAnswers = (data) => {
+const KEPT = { changed: (answer) => answer.changed, right: (answer) => answer.right === true, wrong: (answer) => answer.right === false };
+const showAnswers = ({ prompts, answers: data }) => {
   const form = document.getElementById("answer-filters");
   const place = document.getElementById("answers");
   const pager = document.querySelector(".pager");
@@ -165,12 +234,12 @@ const showAnswers = (data) => {
   let page = 0;
   const text = (index) => {
     const { prompt, base = "", own = "", target, options = [] } = data[index];
-    return (texts[index] ??= [prompt, base, own, target, ...options.map((each) => each[0])].join("\n").toLowerCase());
+    return (texts[index] ??= [prompts[prompt][0].slice(-SEARCHED), base, own, target, ...options.map((each) => each[0])].join("\n").toLowerCase());
   };
   const draw = () => {
     const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
     page = Math.min(Math.max(page, 0), pages - 1);
-    place.replaceChildren(...found.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map((index) => article(data[index])));
+    place.replaceChildren(...found.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map((index) => article(data[index], prompts)));
     form.querySelector("[role=status]").textContent = `${found.length} of ${data.length} answers`;
     pager.querySelector("span").textContent = `Page ${page + 1} of ${pages}`;
     pager.querySelector("[name=back]").disabled = page === 0;
@@ -180,7 +249,7 @@ const showAnswers = (data) => {
     const chosen = [...form.querySelectorAll("select")].filter((each) => each.value !== "");
     const words = form.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
     found = data.map((_, index) => index).filter((index) =>
-      chosen.every((each) => data[index][each.name] === each.value) && words.every((word) => text(index).includes(word)));
+      chosen.every((each) => KEPT[each.value]?.(data[index]) ?? data[index][each.name] === each.value) && words.every((word) => text(index).includes(word)));
     page = 0;
     draw();
   };
@@ -196,3 +265,5 @@ const showAnswers = (data) => {
 };
 const answerData = document.getElementById("answer-data");
 if (answerData) showAnswers(JSON.parse(answerData.textContent));
+const entryData = document.getElementById("entry-data");
+if (entryData) compareEntries(document.getElementById("compared"), JSON.parse(entryData.textContent));

@@ -10,18 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages import answers as answer
-from moe_lab.reports.pages import answers as module
-from moe_lab.reports.pages.answers import CHANGED, KINDS, changed_answers
+from moe_lab.reports.pages import examples as module
+from moe_lab.reports.pages.examples import CHANGED, KINDS, answer_data, examples_of
 from moe_lab.results.samples import FILE, Flip, Routing, write_flips
 from tests.support.stored_runs import pair_of_runs
 
 
 def kinds(output, before, after, **changes):
     runs = pair_of_runs(output, before, after, **changes)
-    found = changed_answers(runs, ["base", "roe"])
+    found = examples_of(runs, ["base", "roe"])
     assert not found.problems
-    return found, {each.document: each.kind for each in found.answers}
+    return found, {each.document: each.kind for each in found.answers if each.changed}
 
 
 def test_kinds_are_those_of_a_plain_loop(tmp_path):
@@ -66,11 +65,12 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
 
 
 def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(answer, "LONGEST_PROMPT", 6)
+    monkeypatch.setattr(module, "PROMPTS", 6)
+    monkeypatch.setattr(module, "SHORTEST_CUT", 1)
     monkeypatch.setattr(module, "MOST", 1)
     found, shown = kinds(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
     assert shown == {1: "wrong to right"} and found.left_out == 1
-    assert (found.answers[0].prompt, found.answers[0].cut) == ("tion 1", 4)
+    assert answer_data(found.answers)["prompts"] == [["tion 1", 4]]
 
 
 def flip_of(document, **more):
@@ -83,7 +83,7 @@ def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
     runs = pair_of_runs(tmp_path, [("a", 0.0)] * 5, [("b", 1.0)] * 5)
     unknown = Flip("t", 0, "to_right")
     write_flips(runs[1].folder, {}, [unknown, *(flip_of(n, position=n) for n in (4, 2, 3))])
-    found = changed_answers(runs, ["base", "roe"])
+    found = examples_of(runs, ["base", "roe"])
     places = {each.document: each.routing.position for each in found.answers if each.routing}
     assert places == {4: 4, 2: 2} and found.unrouted == 1 and not found.problems
     assert found.answers[4].to_json()["routing"].keys() == {
@@ -94,7 +94,7 @@ def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
         "after",
     }
     (runs[1].folder / FILE).write_text("{")
-    found = changed_answers(runs, ["base", "roe"])
+    found = examples_of(runs, ["base", "roe"])
     assert len(found.answers) == 5 and FILE in found.problems[0]
 
 
@@ -102,8 +102,8 @@ def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
 def test_missing_files_are_named(tmp_path, gone):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("c", 0.0)])
     (base.folder / gone).unlink()
-    found = changed_answers([own], ["roe"])
-    assert not found.answers
+    found = examples_of([own], ["roe"])
+    assert len(found.answers) == (0 if gone.startswith("samples") else 1), "its own answers, not lost"
     assert ("it is gone" if gone.startswith("samples") else "not stored here") in found.problems[0]
 
 
@@ -114,6 +114,33 @@ def test_an_odd_answer_is_named_and_the_others_are_shown(tmp_path):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[1]["resps"] = [[]]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = changed_answers([base, roe], ["base", "roe"])
+    found = examples_of([base, roe], ["base", "roe"])
     assert found.answers == [] and found.documents == 0
     assert len(found.problems) == 1 and roe.folder.name in found.problems[0]
+
+
+def test_all_answers_are_there_and_each_prompt_once(tmp_path):
+    """Broken by an unchanged answer that is lost, and by a base run that is shown next to itself."""
+    base, roe = pair_of_runs(
+        tmp_path, [("1", 1.0), ("2", 0.0), ("3", 0.5)], [("1", 1.0), ("2", 0.0), ("3", 0.5)]
+    )
+    found = examples_of([base, roe, roe], ["base", "roe", "again"])
+    assert [each.kind for each in found.answers if each.run == "roe"] == [
+        "wrong, unchanged",
+        "right, unchanged",
+        "unchanged",
+    ]
+    assert {each.run for each in found.answers} == {"roe", "again"} and found.changed == 0
+    data = answer_data(found.answers)
+    assert [prompt for prompt, _ in data["prompts"]] == ["Question 1", "Question 0", "Question 2"]
+    assert [each["right"] for each in data["answers"] if "right" in each] == [False, False, True, True]
+
+
+def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
+    base, _ = pair_of_runs(tmp_path, [("1", 1.0), ("2", 0.0)], [("1", 1.0), ("2", 0.0)])
+    found = examples_of([base], ["base"])
+    assert [(each.kind, each.base, each.own) for each in found.answers] == [
+        ("wrong", None, "2"),
+        ("right", None, "1"),
+    ]
+    assert not found.problems and found.documents == 0

@@ -1,0 +1,261 @@
+"""All answers of stored runs as pages show them, next to those of the base model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from moe_lab.reports.pages.answers import (
+    Answer,
+    AnswerPair,
+    Paired,
+    answer_pairs,
+    baseline_of,
+    confidence,
+    scored_answers,
+)
+from moe_lab.reports.pages.page import UNEXPECTED, left_out
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import MOST_ROUTED, Routing, Sample, read_flips, read_samples
+from moe_lab.results.stored_files import DamagedError
+
+PROMPTS = 8_000_000
+"""Characters of all prompts on a page, so that one with 10,000 answers still opens at once."""
+SHORTEST_CUT = 1500
+"""Characters of each prompt that a page has in any case, its last ones."""
+LONGEST_ANSWER = 2000
+MOST = 20_000
+"""Answers on one page."""
+
+TO_RIGHT, TO_WRONG = "wrong to right", "right to wrong"
+STILL_RIGHT, STILL_WRONG = "right, with another answer", "wrong, with another answer"
+CHANGED = "changed"
+CHANGES = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
+"""Kinds of answers that differ from the base model's."""
+SAME_RIGHT, SAME_WRONG, UNCHANGED = "right, unchanged", "wrong, unchanged", "unchanged"
+RIGHT, WRONG, ANSWERED = "right", "wrong", "answered"
+KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, WRONG, RIGHT, ANSWERED)
+"""How an answer and that of the base model differ; the last three are of a run that is compared with none."""
+
+
+def first_difference(one: str, other: str) -> int:
+    """The position of the first differing character, or the start of the word that contains it."""
+    shared = zip(one, other, strict=False)
+    same = next((i for i, (mine, theirs) in enumerate(shared) if mine != theirs), min(len(one), len(other)))
+    if (one[same : same + 1] + other[same : same + 1]).strip():
+        while same and not one[same - 1].isspace():
+            same -= 1
+    return same
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownAnswer:
+    """Two answers to a document, cut to what a page shows. Its script reads what is not None."""
+
+    run: str
+    task: str
+    document: int
+    kind: str
+    """One of KINDS."""
+    prompt: str
+    """The whole prompt as the model saw it, with few-shot examples and chat template."""
+    target: str
+    right: bool | None = None
+    """Whether the run's own answer is right; None of scores that are not 0 or 1."""
+    scores: list[Any] | None = None
+    """The metric's values, of both runs where there are two; None where all are 0 or 1."""
+    base: str | None = None
+    own: str | None = None
+    """Generated texts, and where they begin to differ."""
+    differs: int | None = None
+    options: list[list[Any]] | None = None
+    """Choices, each with its log-probability in both runs, or in the one."""
+    picked: list[int | None] | None = None
+    routing: Routing | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.kind in CHANGES
+
+    def to_json(self) -> dict[str, object]:
+        """Without its prompt, which `answer_data` has once for all runs, and without what is None."""
+        found = {name: value for name, value in vars(self).items() if value is not None and name != "prompt"}
+        routing = {} if self.routing is None else {"routing": asdict(self.routing)}
+        return found | routing | {"changed": self.changed}
+
+
+def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
+    """What the script of a page reads: `prompts`, each once with the characters left out of it, and `answers`.
+
+    Prompts are cut at their beginning, where few-shot examples are, to equal shares of PROMPTS characters.
+    """
+    numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one.prompt for one in answers))}
+    longest = max(SHORTEST_CUT, PROMPTS // max(1, len(numbers)))
+    prompts = [[prompt[-longest:], max(0, len(prompt) - longest)] for prompt in numbers]
+    return {
+        "prompts": prompts,
+        "answers": [one.to_json() | {"prompt": numbers[one.prompt]} for one in answers],
+    }
+
+
+def side_by_side(
+    before: Answer, after: Answer, target: str, scores: tuple[Any, ...], **place: Any
+) -> ShownAnswer:
+    """Two answers as a page shows them.
+
+    Args:
+        target: the right answer as lm-eval logs it: a text, or the number of the right choice.
+        scores: the metric's values of both.
+        place: `run`, `task`, `document`, `kind` and `right`.
+    """
+    shown = _shown(after, target, scores, place)
+    if before.text is not None and after.text is not None:
+        texts = before.text[:LONGEST_ANSWER], after.text[:LONGEST_ANSWER]
+        return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
+    options = zip(after.choices, before.scores, after.scores, strict=True)
+    return replace(shown, options=[list(each) for each in options], picked=[before.picked, after.picked])
+
+
+def one_side(answer: Answer, target: str, score: Any, **place: Any) -> ShownAnswer:
+    """An answer that no other one is next to; the arguments are those of `side_by_side`."""
+    shown = _shown(answer, target, (score,), place)
+    if answer.text is not None:
+        return replace(shown, own=answer.text[:LONGEST_ANSWER])
+    options = zip(answer.choices, answer.scores, strict=True)
+    return replace(shown, options=[list(each) for each in options], picked=[answer.picked])
+
+
+def _shown(answer: Answer, target: str, scores: tuple[Any, ...], place: dict[str, Any]) -> ShownAnswer:
+    if target.isdecimal() and int(target) < len(answer.choices) > 1:
+        target = answer.choices[int(target)].strip()
+    return ShownAnswer(
+        prompt=answer.prompt,
+        target=target[:LONGEST_ANSWER],
+        scores=list(scores) if any(score not in (0, 1) for score in scores) else None,
+        **place,
+    )
+
+
+# All answers of the runs of a page, next to those of the base model where they are compared with it
+
+
+@dataclass
+class Examples:
+    """What a page shows of them."""
+
+    answers: list[ShownAnswer] = field(default_factory=list)
+    """By KINDS: changed ones first."""
+    documents: int = 0
+    """Documents that were compared."""
+    changed: int = 0
+    """Documents whose answer differs, `left_out` ones included."""
+    left_out: int = 0
+    """Answers beyond MOST."""
+    problems: list[str] = field(default_factory=list)
+    """Why the answers of a run cannot be compared."""
+    unrouted: int = 0
+    """Flips beyond MOST_ROUTED, whose routing is not shown."""
+    pairs: dict[str, list[Paired]] = field(default_factory=dict)
+    """By run: all questions with choices that are right or wrong."""
+
+
+def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
+    """The answers of all runs. Those of a baseline that is among the runs are next to the other runs' answers alone.
+
+    Args:
+        labels: a name for each run.
+    """
+    found, read = Examples(), dict[str, dict[str, list[Sample]]]()
+    baselines = {run.other_id() for run in runs}
+    for run, label in zip(runs, labels, strict=True):
+        if run.run_id in baselines:
+            continue
+        try:
+            _add_run(found, run, label, read)
+        except DamagedError as error:
+            found.problems.append(f"{label}: {error.problem}")
+        except UNEXPECTED as error:
+            found.problems.append(f"{label}: {left_out(run.stored_in, error)}")
+    found.answers.sort(key=lambda each: KINDS.index(each.kind))
+    found.changed = sum(each.changed for each in found.answers)
+    found.left_out = max(0, len(found.answers) - MOST)
+    del found.answers[MOST:]
+    return found
+
+
+def _add_run(found: Examples, run: RunResult, label: str, read: dict[str, dict[str, list[Sample]]]) -> None:
+    """Add a run's answers, all or none. `read` has the sample logs of baselines by run id."""
+    own, baseline = read_samples(run), baseline_of(run)
+    if baseline is None:
+        if run.other_id() is not None:
+            found.problems.append(f"{label}: the run of the base model is not stored here.")
+        found.answers += [one for task, lines in own.items() for one in _alone(run, label, task, lines)]
+        return
+    if baseline.run_id not in read:
+        read[baseline.run_id] = read_samples(baseline)
+    of_run = Examples()
+    for task, lines in own.items():
+        _add_pairs(of_run, run, label, task, read[baseline.run_id].get(task, []), lines)
+    found.answers += of_run.answers
+    found.documents += of_run.documents
+    found.pairs |= of_run.pairs
+    _add_routing(found, run, label)
+
+
+def _alone(run: RunResult, label: str, task: str, samples: Sequence[Sample]) -> Iterator[ShownAnswer]:
+    kinds = {True: RIGHT, False: WRONG, None: ANSWERED}
+    for one in scored_answers(run, task, samples):
+        place = {"run": label, "task": task, "document": one.number, "kind": kinds[one.right]}
+        yield one_side(one.answer, str(one.sample.target), one.score, right=one.right, **place)
+
+
+def _add_pairs(
+    found: Examples,
+    run: RunResult,
+    label: str,
+    task: str,
+    before: Sequence[Sample],
+    after: Sequence[Sample],
+) -> None:
+    """Add the answers to the documents of one task."""
+    for pair in answer_pairs(run, task, before, after):
+        found.documents += 1
+        sure = confidence(pair.before)
+        if sure is not None and pair.right is not None:
+            found.pairs.setdefault(label, []).append(Paired(sure, *pair.right))
+        target, right = str(pair.sample.target), None if pair.right is None else pair.right[1]
+        place = {"run": label, "task": task, "document": pair.number, "kind": _kind(pair), "right": right}
+        found.answers.append(side_by_side(pair.before, pair.after, target, pair.scores, **place))
+
+
+def _add_routing(found: Examples, run: RunResult, label: str) -> None:
+    """Add to a run's answers what routing changed there, where that is stored."""
+    try:
+        flips = read_flips(run.stored_in) or []
+    except DamagedError as error:
+        found.problems.append(f"{label}: {error.problem}")
+        return
+    found.unrouted += len(flips[MOST_ROUTED:])
+    routing = {(flip.task, flip.document): flip.routing for flip in flips[:MOST_ROUTED]}
+    found.answers = [
+        replace(one, routing=routing.get((one.task, one.document))) if one.run == label else one
+        for one in found.answers
+    ]
+
+
+def _kind(pair: AnswerPair) -> str:
+    """One of KINDS."""
+    same = _same(pair.before, pair.after) and pair.scores[0] == pair.scores[1]
+    if pair.right is None:
+        return UNCHANGED if same else CHANGED
+    before, after = pair.right
+    if before is not after:
+        return TO_RIGHT if after else TO_WRONG
+    if same:
+        return SAME_RIGHT if after else SAME_WRONG
+    return STILL_RIGHT if after else STILL_WRONG
+
+
+def _same(before: Answer, after: Answer) -> bool:
+    return before.text == after.text and before.picked == after.picked

@@ -147,7 +147,7 @@ def did_you_mean(word: str, choices: Any) -> str:
     from difflib import get_close_matches
 
     leaves = {str(choice).rpartition(".")[2]: str(choice) for choice in choices}
-    matches = get_close_matches(str(word).rpartition(".")[2], list(leaves), n=1, cutoff=0.6)
+    matches = get_close_matches(str(word).rpartition(".")[2], list(leaves), n=1, cutoff=0.52)
     return f" Did you mean {leaves[matches[0]]!r}?" if matches else ""
 
 

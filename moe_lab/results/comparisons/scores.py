@@ -67,9 +67,9 @@ class ComparedScore(Measured):
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse` or `different` where it is significant, else `not told from chance`."""
+        """`better`, `worse` or `different` where it is significant, else `not significant`."""
         if not self.told_from_chance:
-            return "not told from chance"
+            return "not significant"
         if self.higher_is_better is None:
             return "different"
         return "better" if (self.difference > 0) == self.higher_is_better else "worse"

@@ -55,7 +55,7 @@ def test_one_document_has_no_interval() -> None:
 @pytest.mark.parametrize(
     ("p_holm", "better", "difference", "verdict"),
     [
-        (0.05, True, 0.1, "not told from chance"),
+        (0.05, True, 0.1, "not significant"),
         (0.049, True, 0.1, "better"),
         (0.049, True, -0.1, "worse"),
         (0.049, False, 0.1, "worse"),
@@ -65,4 +65,4 @@ def test_one_document_has_no_interval() -> None:
 )
 def test_verdict(p_holm: float, better: bool | None, difference: float, verdict: str) -> None:
     changed = replace(row(BINARY), p_holm=p_holm, higher_is_better=better, difference=difference)
-    assert (changed.verdict, changed.told_from_chance) == (verdict, verdict != "not told from chance")
+    assert (changed.verdict, changed.told_from_chance) == (verdict, verdict != "not significant")

@@ -11,6 +11,7 @@ from moe_lab.methods.method import Context, Method
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
 
@@ -34,6 +35,17 @@ class Base(Method):
         from moe_lab.engine.lm import EngineLM
 
         yield EngineLM(model.model, model.tokenizer, **engine_options(context.config))
+
+
+def ensemble_lm(model: LoadedModel, context: Context, ensemble: Ensemble, seed: int = 0) -> EngineLM:
+    """The LM of a method's ensemble, or of the trials of a study; `seed` is that of sampling."""
+    from moe_lab.engine.lm import EngineLM
+
+    options = engine_options(context.config)
+    if context.study is not None:
+        ensemble = context.study.first
+        options |= {"reuse": context.study.reuse, "progress": False}
+    return EngineLM(model.model, model.tokenizer, ensemble=ensemble, seed=seed, **options)
 
 
 def engine_options(config: RunConfig) -> dict:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import above_zero
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.base import ensemble_lm
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.profile import Profile, read_profile
 
@@ -96,10 +96,7 @@ class Calibration(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        from moe_lab.engine.lm import EngineLM
-
-        ensemble = self.ensemble([], 0, 0)
-        yield EngineLM(model.model, model.tokenizer, ensemble=ensemble, **engine_options(context.config))
+        yield ensemble_lm(model, context, self.ensemble([], 0, 0))
 
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]

@@ -30,11 +30,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
     from moe_lab.results.model import RunResult
     from moe_lab.tasks.requests import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyStart:
+    """What an LM needs whose ensemble changes from trial to trial of a study (`EngineLM.set_ensemble`)."""
+
+    first: Ensemble
+    """The ensemble to open with, in place of the method's own."""
+    reuse: bool
+    """Whether trials share the passes that do not depend on temperatures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +56,8 @@ class Context:
     """The run's configuration; its `model` is the one that was loaded."""
     folder: Path | None = None
     """The run's folder, for files next to the answers; None if none is kept, and in processes that do not write."""
+    study: StudyStart | None = None
+    """How the trials of a study begin; None for a run."""
 
 
 class Method(ABC):

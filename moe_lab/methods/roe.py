@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.base import ensemble_lm
 from moe_lab.methods.calibration import Calibration
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.profile import Profile, read_profile
@@ -279,14 +279,10 @@ class RoE(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        from moe_lab.engine.lm import EngineLM
-
         config = context.config
         temperatures = self.temperatures(model.facts.moe_layers)
         ensemble = self.ensemble(temperatures, self.first_noisy(model.facts.moe_layers), config.seed)
-        yield EngineLM(
-            model.model, model.tokenizer, ensemble=ensemble, seed=config.seed, **engine_options(config)
-        )
+        yield ensemble_lm(model, context, ensemble, config.seed)
 
     def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,25 @@ from moe_lab.results.atomic import writing
 _current: ContextVar[Board | None] = ContextVar("board", default=None)
 
 
+@dataclass
+class _Read:
+    """The whole lines of a file that grows, as far as they were read."""
+
+    size: int = 0
+    """Bytes of these lines."""
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def lines_of(self, file: Path) -> list[dict[str, Any]]:
+        """All whole lines of the file; the last one may be under way."""
+        with file.open("rb") as stream:
+            stream.seek(self.size)
+            new, end, _ = stream.read().rpartition(b"\n")
+        if end:
+            self.size += len(new) + len(end)
+            self.lines += map(json.loads, new.splitlines())
+        return self.lines
+
+
 @dataclass(frozen=True)
 class Board:
     """The folder of a command's workers."""
@@ -27,6 +46,8 @@ class Board:
     folder: Path
     worker: int | None = None
     """Number of this worker; None: the command that started the workers."""
+    _read: dict[Path, _Read] = field(default_factory=dict, compare=False, repr=False)
+    """What was read of each worker's file before: a file is read on from there, as it is asked for at every step."""
 
     def begin(self, total: int, stored: list[str]) -> None:
         """Say how many steps there are, and the names of those with a stored result."""
@@ -77,9 +98,8 @@ class Board:
         """The whole lines of all workers with the worker's number."""
         for file in sorted(self.folder.glob("worker-*.jsonl")):
             number = int(file.stem.rpartition("-")[2])
-            for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n"):  # else it is being written
-                    yield number, json.loads(line)
+            for line in self._read.setdefault(file, _Read()).lines_of(file):
+                yield number, line
 
 
 def log_file(folder: Path, worker: int) -> Path:

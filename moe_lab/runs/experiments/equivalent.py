@@ -20,6 +20,7 @@ from moe_lab.methods.method import Context
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
+from moe_lab.results.lock import lock_on
 from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
 from moe_lab.runs.evaluation.result_block import energy_joules
 
@@ -172,7 +173,10 @@ def measured(
         return stored
     layers = key["equivalent_layers"]
     assert isinstance(layers, int)
-    measurement = key | _measure(config, models.get(config), method, layers)
+    loaded = models.get(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock_on(path.parent / "timing.lock"):  # two workers that measure at once would slow each other down
+        measurement = key | _measure(config, loaded, method, layers)
     write_file(path, json_text(measurement))
     return measurement
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import StudyStoppedError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
 from moe_lab.progress import Progress, naming
 from moe_lab.results.atomic import write_atomically, write_json
@@ -26,7 +26,6 @@ NOISE = ("noise", "noise_scale", "adaptive", "bands")
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.memory import ModelPool
     from moe_lab.reports.loggers import Logger
     from moe_lab.runs.tuning.study import Study
@@ -75,11 +74,14 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
     loaded = None
     initial = len(trials.finished())
     deadline = time.monotonic() + (study.config.tuning.timeout or math.inf)
-    with Progress(study.search.n_trials, "tuning", "trial", initial=initial) as progress:
+    bar = Progress(study.search.n_trials, "tuning", "trial", initial=initial)
+    with ExitStack() as opened, bar as progress:
         while (claimed := trials.claim()) is not None:
             if loaded is None:
                 loaded = models.get(study.config)
-                lm = _open(study, loaded)
+                lm = opened.enter_context(study.method.open(loaded, _context(study)))
+                if study.config.apply_chat_template:
+                    lm.tokenizer.chat_template = lm.chat_template(study.config.apply_chat_template)
                 measure = objective(study, lm, loaded)
                 write_study(study)
             trial, temperatures = claimed
@@ -106,22 +108,9 @@ def _check_finished(study: Study, finished: int) -> None:
         )
 
 
-def _open(study: Study, loaded: Any) -> EngineLM:
-    from moe_lab.engine.lm import EngineLM
-
-    config = study.config
-    lm = EngineLM(
-        loaded.model,
-        loaded.tokenizer,
-        ensemble=_ensemble(study, [0.0] * study.search.moe_layers),
-        seed=config.seed,
-        reuse=study.search.given is None,
-        progress=False,
-        **engine_options(config),
-    )
-    if config.apply_chat_template:
-        lm.tokenizer.chat_template = lm.chat_template(config.apply_chat_template)
-    return lm
+def _context(study: Study) -> Context:
+    first = _ensemble(study, [0.0] * study.search.moe_layers)
+    return Context(config=study.config, study=StudyStart(first=first, reuse=study.search.given is None))
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:

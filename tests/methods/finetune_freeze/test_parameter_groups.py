@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.errors import ModelError
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
 from tests.support.families import ZOO
 from tests.support.models import small_config
@@ -63,9 +62,11 @@ def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these():
             assert names_of(model, groups[group]) == expected
 
 
-def test_a_dense_model_is_refused():
+def test_a_dense_model_has_other_parameters_alone():
     from transformers import LlamaConfig
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(ModelError, match="No router"):
-        parameter_groups(empty_model(LlamaConfig(vocab_size=30, **sizes)))
+    model = empty_model(LlamaConfig(vocab_size=30, **sizes))
+    groups = parameter_groups(model)
+    assert {name for name, group in groups.items() if group} == {"other"}
+    assert len(groups["other"]) == len(list(model.parameters()))

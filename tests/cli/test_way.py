@@ -16,12 +16,13 @@ BESIDE = {
     "tasks/loading.py",
     "runs/plan.py",
     "config/catalog.py",
+    "config/foreign.py",
     "config/overrides.py",
     "config/recorded.py",
     "config/terminal.py",
 }
-"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, how overrides are
-quoted, what is recorded of interpolations, and what the terminal is shown."""
+"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, names of other
+tools, how overrides are quoted, what is recorded of interpolations, and what the terminal is shown."""
 
 
 def documented() -> set[str]:

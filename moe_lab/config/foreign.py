@@ -12,7 +12,8 @@ _ADAPTER = (
 )
 _FUSED = (
     "bitsandbytes quantizes linear layers, and the experts of transformers 5 are fused tensors.\n"
-    "Use dtype=bfloat16, or an MXFP4 or FP8 checkpoint (docs/hardware.md)."
+    "Use dtype=bfloat16, an MXFP4 or FP8 checkpoint, or for a dense model a checkpoint that is stored quantized "
+    "(docs/hardware.md)."
 )
 _STORED = "Nothing to set: answers are stored as they come, and the same command continues."
 INSTEAD = {

@@ -1,12 +1,13 @@
 """Training data of methods: the files of a data set, their rows, and conversations to fine-tune on.
 
-A data set is one of the hub, of `data_dir`, the user's own file, or generated. A conversation is a row with `messages`,
-[{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with LIMA's `conversations`, the texts of user
-and assistant in turn.
+A data set is one of the hub, of `data_dir`, the user's own file or folder, or generated. Files may be compressed (.gz).
+A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with
+LIMA's `conversations`, the texts of user and assistant in turn.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError
 from moe_lab.models.hub_errors import explain
@@ -30,12 +31,18 @@ TRAIN = re.compile(
     r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|json|parquet)"
 )
 """Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a hash."""
+FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+"""Endings of files with rows; all but parquet also with .gz after them."""
+CSV_BLOCK = 2**26
+"""Bytes of a csv file that are read together: a row must be shorter."""
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
 TOY_SIZES = {"toy": 1000, "toy_subtract": 5940}
 """Default number of conversations of the generated data sets; `toy` has as many as LIMA."""
 KNOWN = {"lima": "GAIR/lima"}
 """Data sets of the hub by short name."""
+LISTS = ("messages", "conversations")
+"""Columns of conversations."""
 ROLES = ("system", "user", "assistant")
 
 
@@ -85,24 +92,28 @@ def data_files(
     config: Config,
     dataset: str,
     known: Mapping[str, str],
-    suffixes: tuple[str, ...],
+    formats: tuple[str, ...] = FORMATS,
     generated: Iterable[str] = ("toy",),
 ) -> tuple[list[Path], dict[str, str] | None]:
     """The files of `method.dataset` in their order; for a hub data set also its id and commit.
 
     Args:
         known: ids of the hub by short name.
-        suffixes: those of a user's own file.
+        formats: those of a user's own file or folder.
         generated: names of data sets without files, for the message.
 
     Raises TaskError for an unknown name and for missing files.
     """
-    if dataset.endswith(suffixes):
-        path = Path(dataset).expanduser()
-    elif dataset not in known and not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
+    path = Path(dataset).expanduser()
+    is_id = dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset)
+    if format_of(path) in formats:
+        pass
+    elif not is_id and path.is_dir():
+        return _in_folder(path, formats), None
+    elif not is_id:
         raise TaskError(
-            f"method.dataset={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, or "
-            f"the path of a {' or '.join(suffixes)} file."
+            f"method.dataset={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
+            f"folder (./name), or a file that ends in {', '.join(formats)}; .gz may follow."
         )
     elif config.data_dir is None:
         id = known.get(dataset, dataset)
@@ -115,24 +126,46 @@ def data_files(
     return [path], None
 
 
+def _in_folder(folder: Path, formats: tuple[str, ...]) -> list[Path]:
+    """The files of a train split in a user's folder and below, or all files where none is named so, by path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and format_of(path) in formats)
+    train = [
+        path for path in files if re.match(r"train\b", path.relative_to(folder).as_posix().rpartition("/")[2])
+    ]
+    if not files:
+        raise TaskError(f"method.dataset={folder}: no file in this folder ends in {', '.join(formats)}.")
+    return train or files
+
+
+def format_of(path: Path) -> str:
+    """The ending of a file without `.gz`: ".jsonl" of rows.jsonl and of rows.jsonl.gz."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+def opened(path: Path) -> IO[str]:
+    """A text file, compressed or not, for reading."""
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a .jsonl, .json or .parquet file, each with its file and line for messages.
+    """The rows of a file in one of the `FORMATS`, each with its file and line for messages.
 
     Raises TaskError for a file that cannot be read and for a line that is not JSON.
     """
     try:
-        if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8") as lines:
+        if format_of(path) == ".jsonl":
+            with opened(path) as lines:
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
                         yield _parsed(line, place := f"{path}, line {number}"), place
             return
-        if path.suffix == ".json":
-            content = _parsed(path.read_text(encoding="utf-8"), str(path))
+        if format_of(path) == ".json":
+            with opened(path) as file:
+                content = _parsed(file.read(), str(path))
             rows = iter(content if isinstance(content, list) else [content])
         else:
-            rows = _parquet_rows(path)
-    except (OSError, UnicodeDecodeError) as error:
+            rows = _csv_rows(path) if format_of(path) == ".csv" else _parquet_rows(path)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}.") from error
     for number, row in enumerate(rows, start=1):
         yield row, f"{path}, row {number}"
@@ -146,6 +179,21 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         with ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1000):
                 yield from batch.to_pylist()
+    except (OSError, ArrowException) as error:
+        raise TaskError(f"{path} cannot be read: {error}.") from error
+
+
+def _csv_rows(path: Path) -> Iterator[Any]:
+    """Texts stay texts, also those that look like numbers. Messages are JSON in their cell."""
+    from pyarrow import ArrowException, csv, string
+
+    texts = csv.ConvertOptions(column_types=dict.fromkeys(("text", *LISTS), string()))
+    lines, blocks = csv.ParseOptions(newlines_in_values=True), csv.ReadOptions(block_size=CSV_BLOCK)
+    try:
+        with csv.open_csv(path, blocks, lines, texts) as reader:
+            for batch in reader:
+                for row in batch.to_pylist():
+                    yield row | {key: _parsed(row[key], str(path)) for key in LISTS if row.get(key)}
     except (OSError, ArrowException) as error:
         raise TaskError(f"{path} cannot be read: {error}.") from error
 
@@ -189,7 +237,7 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int) -> Data
     if dataset in TOY_SIZES:
         train = _toy(dataset, "train", size or TOY_SIZES[dataset])
         return Data(train=train, validation=_toy(dataset, "validation", held_out))
-    files, source = data_files(config, dataset, KNOWN, (".jsonl",), TOY_SIZES)
+    files, source = data_files(config, dataset, KNOWN, generated=TOY_SIZES)
     rows = islice((row for file in files for row in read_rows(file)), size)
     found = [_conversation(row, place) for row, place in rows]
     if len(found) <= held_out:

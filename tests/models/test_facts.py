@@ -16,8 +16,9 @@ from torch import nn
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.checks import prove_seam
-from moe_lab.models.facts import model_facts
+from moe_lab.models.facts import loading_options, model_facts, runs_quantized
 from moe_lab.models.load import load_model
+from moe_lab.models.source import load_config
 from moe_lab.routing import record
 from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer
@@ -155,6 +156,19 @@ def test_a_dense_model_may_be_quantized_in_its_linear_layers(tmp_path):
     model = config_only(tmp_path, "llama", quant_method="bitsandbytes", load_in_4bit=True)
     with pytest.raises(ModelError, match="cannot run here: .*bitsandbytes"):
         model_facts(model, dtype="auto", device="cpu", offline=True)
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_a_dense_bitsandbytes_checkpoint_is_left_to_transformers(bits, tmp_path, monkeypatch):
+    """Where its package is there, it passes without a GPU or a word, stays quantized, and loads without options of ours."""
+    from transformers.quantizers import quantizer_bnb_4bit, quantizer_bnb_8bit
+
+    for cls in (quantizer_bnb_4bit.Bnb4BitHfQuantizer, quantizer_bnb_8bit.Bnb8BitHfQuantizer):
+        monkeypatch.setattr(cls, "validate_environment", lambda self, **options: None)
+    model = config_only(tmp_path, "llama", quant_method="bitsandbytes", **{bits: True})
+    assert model_facts(model, dtype="auto", device="cpu", offline=True).moe_layers == 0
+    config = load_config(model, offline=True)
+    assert loading_options(config) == {} and runs_quantized(config)
 
 
 class OwnLogits(nn.Module):

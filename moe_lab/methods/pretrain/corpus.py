@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from moe_lab.errors import ModelError, TaskError
-from moe_lab.methods.data_files import data_files, read_rows
+from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.progress import Progress
 
@@ -73,12 +73,18 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
         from moe_lab.tasks.toy.world import WORLD_VERSION
 
         return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
-    files, source = data_files(config, dataset, KNOWN, (".jsonl", ".txt"))
-    content = source or {"sha256": _digest(files[0]), "format": files[0].suffix}  # one file of the user
+    files, source = data_files(config, dataset, KNOWN, (*FORMATS, ".txt"))
+    content = source or _content(files)
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     if not any(text.strip() for text in islice(corpus.documents(), 1000)):
         raise TaskError(f"method.dataset={dataset} has no text.")
     return corpus
+
+
+def _content(files: list[Path]) -> dict[str, Any]:
+    """The identity of a user's own files, without their names."""
+    own = [{"sha256": _digest(file), "format": format_of(file)} for file in files]
+    return own[0] if len(own) == 1 else {"files": own}
 
 
 def _generated(name: str) -> Iterator[str]:
@@ -89,13 +95,13 @@ def _generated(name: str) -> Iterator[str]:
 
 def _rows(path: Path) -> Iterator[tuple[Any, str]]:
     """Rows with a text each; in a .txt file, empty lines separate documents."""
-    if path.suffix != ".txt":
+    if format_of(path) != ".txt":
         yield from read_rows(path)
         return
     try:
-        with path.open(encoding="utf-8") as lines:
+        with opened(path) as lines:
             yield from _paragraphs(lines, path)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read as text: {error}.") from error
 
 

@@ -7,6 +7,7 @@ loses; a token lost or twice at the end of a row; an epoch that leaves a row out
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import count, islice
 from pathlib import Path
@@ -370,3 +371,12 @@ def test_the_toy_corpus_fills_any_number_of_rows():
     assert (len(train), len(held)) == (40, 3)
     first = next(islice(toy.documents(), 1))
     assert make_tokenizer().decode(held[0]).startswith(first[:20])
+
+
+def test_a_folder_of_compressed_files_is_one_corpus_known_by_all_of_them(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n\ntwo\n"))
+    (tmp_path / "b.csv").write_text("text,number\nthree,3\n")
+    corpus = read_corpus(Config(), str(tmp_path), None)
+    assert list(corpus.documents()) == ["one", "two", "three"]
+    (tmp_path / "b.csv").write_text("text,number\nthree,4\n")
+    assert read_corpus(Config(), str(tmp_path), None) != corpus

@@ -37,6 +37,8 @@ class Difference:
     """Corrected by Holm."""
     examples: int | None
     lower_is_better: bool = False
+    marks: tuple[str, ...] = ()
+    """The notes of the score, which pages show next to the label."""
 
     @property
     def significant(self) -> bool:
@@ -57,6 +59,7 @@ def difference_of(score: Score, label: str, lower_is_better: bool) -> Difference
         p=score.p_holm,
         examples=score.n,
         lower_is_better=lower_is_better,
+        marks=score.marks,
     )
 
 

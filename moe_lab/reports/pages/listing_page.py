@@ -291,7 +291,7 @@ def _compared(entry: Entry) -> dict[str, object]:
     """What the page shows of a ticked entry next to another one."""
     names = ("kind", "model", "method", "task", "metric", "n", "seed")
     facts = {name: getattr(entry, name) for name in names}
-    settings = dict(text.split("=", 1) for text in texts(entry.settings))
+    settings = dict(text.split("=", 1) for text in texts(entry.settings)) | {"notes": " ".join(entry.marks)}
     return {
         "name": entry.folder,
         "facts": {name: "" if value is None else str(value) for name, value in facts.items()} | settings,

@@ -51,6 +51,7 @@ class ForestRow:
     """A row: its texts, and the places of its point and of both ends of its interval."""
 
     label: str
+    marks: tuple[str, ...]
     outcome: str
     """`better`, `worse`, `different` or `not significant`."""
     difference: str
@@ -97,6 +98,7 @@ def _panel(rows: Sequence[Difference], outcomes: Sequence[str]) -> ForestPanel:
         rows=[
             ForestRow(
                 label=row.label,
+                marks=row.marks,
                 outcome=outcome,
                 difference=number(row.difference, True),
                 interval=interval((row.low, row.high), True),

@@ -230,7 +230,7 @@ def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
     rows, outcomes = [], []
     for line in lines:
         named = line.named
-        parts = [line.score.model] * several_models + [line.score.method, line.label]
+        parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
         label = ", ".join(part for part in parts if part)
         for other, score in {"": line.score, **line.compared}.items():
             if has_verdict(score) and score.difference_interval is not None:

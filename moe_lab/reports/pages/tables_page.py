@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moe_lab.reports.figure_kinds import FIGURES
+from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.pages.page import (
     UNEXPECTED,
     latex_of_rows,
@@ -18,6 +19,7 @@ from moe_lab.reports.pages.page import (
     rendered,
     text_uri,
 )
+from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.pages.record import (
     AGREES,
     DISAGREES,
@@ -37,7 +39,7 @@ from moe_lab.reports.pages.record import (
     read_records,
     rows_of,
 )
-from moe_lab.reports.pages.verdict import Compared, by_outcome, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
 from moe_lab.results.atomic import write_file
@@ -87,7 +89,10 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
     papers: dict[str, list[Table]] = {}
     for table in (_table(record, folder) for record in records):
         papers.setdefault(table.paper, []).append(table)
-    found = verdicts(compared_scores(records))
+    compared = compared_scores(records)
+    found = verdicts(compared)
+    drawn = [one for one in compared if has_verdict(one.score) and one.score.difference_interval is not None]
+    rows = [difference_of(one.score, one.name, one.lower_is_better) for one in drawn]
     scores = [cell.score for record in records for cell in record.cells]
     return rendered(
         "tables.html.j2",
@@ -98,6 +103,7 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
         of_papers=any(record.of_paper for record in records),
         states={state: STATES[state] for state in _states(records)},
         verdicts=by_outcome(found),
+        forest=forest(rows, [outcome(one) for one in drawn]),
         count=len(found),
         marks=explained_marks(mark for score in scores if score for mark in score.marks),
         explained=EXPLAINED,

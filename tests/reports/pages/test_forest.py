@@ -39,8 +39,9 @@ def test_the_page_draws_every_difference(tmp_path):
         [("1", 0.0), ("x", 1.0)],
         [("2", 1.0), ("x", 1.0)],
         paired={"t": {"exact_match,none": paired}},
+        untuned=True,
     )
     root = tree(write_runs_page(runs, tmp_path / "page.html"))
     [drawn] = root.xpath("//table[@class='forest']/tbody/tr")
-    assert texts(drawn.xpath("th|td")) == ["roe", "", "+0.5000", "[+0.2000, +0.9000]", "0.01"]
+    assert texts(drawn.xpath("th|td")) == ["roe untuned", "", "+0.5000", "[+0.2000, +0.9000]", "0.01"]
     assert drawn.get("class") == "better"

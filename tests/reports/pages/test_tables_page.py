@@ -88,7 +88,10 @@ def test_every_cell_has_a_state_and_every_empty_one_a_reason(page):
 
 
 def test_the_summary_counts_them(page):
-    assert texts(tree(page).xpath("//table")[0].xpath(".//tbody/tr/*")) == "RoE 6 2 1 0 1 2 2 2".split()
+    assert (
+        texts(tree(page).xpath("//section[@aria-labelledby='summary']//tbody/tr/*"))
+        == "RoE 6 2 1 0 1 2 2 2".split()
+    )
 
 
 def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
@@ -98,7 +101,7 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     shown = " ".join(texts(root.xpath("//main"))).lower()
     assert "paper" not in shown and "publish" not in shown
     assert texts(root.xpath("//tr/@data-state/..")[0].xpath("td[@class='state']")) == ["measured"]
-    assert texts(root.xpath("//table")[0].xpath(".//th")) == [
+    assert texts(root.xpath("//section[@aria-labelledby='summary']//th")) == [
         *("experiment", "cells", "measured", "failed", "not run", "mine"),
     ]
 

@@ -83,7 +83,7 @@ const compareEntries = (place, entries) => {
     const heading = make("th", name);
     heading.scope = "row";
     const differ = values.some((value) => value !== values[0]);
-    row.append(heading, ...values.map((value) => (differ ? cellOf(make("mark", value)) : make("td", value))));
+    row.append(heading, ...values.map((value) => (differ ? cellOf(make("mark", value || "–")) : make("td", value))));
   };
   const cellOf = (content) => {
     const cell = make("td");
@@ -114,7 +114,7 @@ const compareEntries = (place, entries) => {
     }
     const made = [table];
     if (two.every((entry) => entry.facts.metric === two[0].facts.metric))
-      made.push(make("p", `Second minus first: ${text(two[1].score - two[0].score)}`));
+      made.push(make("p", `Second minus first: ${two[1].score > two[0].score ? "+" : ""}${text(two[1].score - two[0].score)}`));
     if (two.every((entry) => entry.facts.kind === "run"))
       made.push(make("p", "This command tests their difference example by example:", "small soft"), make("pre", `python -m moe_lab mode=compare a=${place.dataset.folder}/${two[0].name} b=${place.dataset.folder}/${two[1].name}`));
     place.replaceChildren(...made);

@@ -40,8 +40,8 @@ def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
         for row in tree(tmp_path / "outputs" / "report.html").xpath("//tr[@data-run]")
     }
     for stored in (json.loads(path.read_text()) for path in paths):
-        n, value = rows[stored["moe_lab"]["run_id"]].xpath("td/@data-value")[:2]
-        assert (float(n), float(value)) == (3, stored["results"]["toy_choice"]["acc,none"])
+        value, *others = rows[stored["moe_lab"]["run_id"]].xpath("td/@data-value")
+        assert float(value) == stored["results"]["toy_choice"]["acc,none"] and "3" in others
     loads.clear()
     second = run_command(capsys, *grid)
     assert second.code == 0
